@@ -1,0 +1,62 @@
+"""Which failures do we expect, and with which exit code does each one end a command?
+
+BatchtuneError                        70  never raised itself
+├── UsageError                         2  the command line or a file given on it is wrong
+│   ├── ScenarioError                  2  a scenario does not say what we can do; names file, line and key
+│   ├── BatchingParametersError        2  batching parameters that no server would accept, or a file we cannot read
+│   └── ArchiveError                   2  a results directory that is missing, corrupt or of another schema
+├── NoFeasibleConfigurationError       3  nothing measured meets the SLO
+├── BaselineError                      4  the baseline is missing or not comparable
+├── InconclusiveError                  5  the measurements cannot decide
+├── MeasurementInvalidError            6  the client was the limit, or the host was noisy
+└── TargetError                        7  the server did not start, died, hung or cannot be reached
+"""
+
+from __future__ import annotations
+
+
+class BatchtuneError(Exception):
+    """An expected failure: what was wrong and where; `hint` says what to do next (empty: nothing to add)."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(BatchtuneError):
+    exit_code = 2
+
+
+class ScenarioError(UsageError):
+    """A scenario that cannot be run; the message begins with `file:line: key:`."""
+
+
+class BatchingParametersError(UsageError):
+    """Batching parameters that break a rule of TF Serving, or text that does not parse."""
+
+
+class ArchiveError(UsageError):
+    """A results directory that cannot be read."""
+
+
+class NoFeasibleConfigurationError(BatchtuneError):
+    exit_code = 3
+
+
+class BaselineError(BatchtuneError):
+    exit_code = 4
+
+
+class InconclusiveError(BatchtuneError):
+    exit_code = 5
+
+
+class MeasurementInvalidError(BatchtuneError):
+    exit_code = 6
+
+
+class TargetError(BatchtuneError):
+    exit_code = 7

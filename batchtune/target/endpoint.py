@@ -1,0 +1,192 @@
+"""Where does a served model answer, and what does it take and give?"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from batchtune.errors import TargetError, UsageError
+from batchtune.wire.tensors import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    import httpx
+
+_NUMPY_NAMES = {
+    "DT_FLOAT": "float32",
+    "DT_DOUBLE": "float64",
+    "DT_INT32": "int32",
+    "DT_UINT8": "uint8",
+    "DT_INT16": "int16",
+    "DT_INT8": "int8",
+    "DT_STRING": "object",
+    "DT_INT64": "int64",
+    "DT_BOOL": "bool",
+    "DT_BFLOAT16": "bfloat16",
+    "DT_UINT16": "uint16",
+    "DT_HALF": "float16",
+    "DT_UINT32": "uint32",
+    "DT_UINT64": "uint64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """How to verify the server and, for mutual TLS, to identify ourselves; None: the system's trust store."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    server_name: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """A verifying client context.
+
+        Raises:
+            UsageError: a file that cannot be read as a certificate or key.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
+        return context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The addresses of one served model; a port of None means that protocol is off."""
+
+    model_name: str
+    host: str = "127.0.0.1"
+    grpc_port: int | None = None
+    rest_port: int | None = None
+    model_version: int | None = None
+    tls: TlsOptions | None = None
+    monitoring_path: str = "/monitoring/prometheus/metrics"
+
+    @property
+    def grpc_authority(self) -> str:
+        return f"{self._bracketed_host}:{self.grpc_port}"
+
+    @property
+    def rest_authority(self) -> str:
+        return f"{self._bracketed_host}:{self.rest_port}"
+
+    @property
+    def rest_url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.rest_authority}"
+
+    @property
+    def model_path(self) -> str:
+        version = "" if self.model_version is None else f"/versions/{self.model_version}"
+        return f"/v1/models/{self.model_name}{version}"
+
+    @property
+    def _bracketed_host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Client:
+    """An HTTP client for the control plane: readiness, metadata, metrics, admin. Never used for load."""
+    import httpx
+
+    verify: ssl.SSLContext | bool = endpoint.tls.context() if endpoint.tls else False
+    return httpx.Client(base_url=endpoint.rest_url, timeout=timeout_s, verify=verify, trust_env=False)
+
+
+def wait_until_ready(
+    endpoint: Endpoint, *, limit_s: float = 120.0, still_alive: Callable[[], None] | None = None
+) -> None:
+    """Return when a version of the model is AVAILABLE.
+
+    `still_alive` is called between probes and raises when waiting has become pointless.
+
+    Raises:
+        TargetError: the model failed to load, or is not available after `limit_s` seconds.
+    """
+    import httpx
+
+    give_up = time.monotonic() + limit_s
+    last = "no answer"
+    with control_client(endpoint, timeout_s=2.0) as client:
+        while time.monotonic() < give_up:
+            if still_alive is not None:
+                still_alive()
+            try:
+                answer = client.get(endpoint.model_path)
+            except httpx.HTTPError as error:
+                last = f"no answer ({type(error).__name__})"
+            else:
+                last = _readiness(answer.status_code, answer.text)
+                if last == "AVAILABLE":
+                    return
+            time.sleep(0.02)
+    raise TargetError(
+        f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready after {limit_s:g} s: {last}",
+        hint="see the server's log; a big model may need a longer target.ready_timeout",
+    )
+
+
+def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
+    """The named signature, from the model's own metadata.
+
+    Raises:
+        TargetError: no metadata, or no such signature (the message lists those there are).
+    """
+    import httpx
+
+    try:
+        with control_client(endpoint) as client:
+            answer = client.get(f"{endpoint.model_path}/metadata")
+            document = answer.json()
+        if answer.status_code != 200:
+            raise TargetError(f"{endpoint.rest_url}{endpoint.model_path}/metadata: {document.get('error')}")
+        definitions = document["metadata"]["signature_def"]["signature_def"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TargetError(f"{endpoint.rest_url}{endpoint.model_path}/metadata cannot be read: {error!r}") from error
+    if signature_name not in definitions:
+        raise TargetError(
+            f"model {endpoint.model_name!r} has no signature {signature_name!r}",
+            hint=f"set request.signature to one of: {', '.join(sorted(definitions))}",
+        )
+    definition = definitions[signature_name]
+    return Signature(
+        name=signature_name,
+        method_name=definition.get("method_name", ""),
+        inputs=_tensor_specs(definition.get("inputs", {})),
+        outputs=_tensor_specs(definition.get("outputs", {})),
+    )
+
+
+def _readiness(status_code: int, text: str) -> str:
+    import orjson
+
+    try:
+        versions = orjson.loads(text)["model_version_status"]
+        states = [(one["state"], one["status"]["error_message"]) for one in versions]
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {status_code}: {text[:200].strip()}"
+    if any(state == "AVAILABLE" for state, _ in states):
+        return "AVAILABLE"
+    failed = [message for state, message in states if state == "END" and message]
+    if failed:
+        raise TargetError(f"the model failed to load: {failed[0]}", hint="check target.model and the server's log")
+    return f"state {', '.join(state for state, _ in states) or 'unknown'}"
+
+
+def _tensor_specs(definitions: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(name=name, dtype=_NUMPY_NAMES.get(one["dtype"], one["dtype"]), shape=_shape(one["tensor_shape"]))
+        for name, one in sorted(definitions.items())
+    )
+
+
+def _shape(tensor_shape: dict[str, Any]) -> tuple[int | None, ...] | None:
+    if tensor_shape.get("unknown_rank"):
+        return None
+    sizes = (int(dimension["size"]) for dimension in tensor_shape.get("dim", []))
+    return tuple(None if size < 0 else size for size in sizes)

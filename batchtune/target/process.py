@@ -1,0 +1,146 @@
+"""How does a server process live: started apart from us, watched, and never left behind?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from batchtune.errors import TargetError
+
+_TAIL_BYTES = 16_384
+
+
+class ServerProcess:
+    """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
+
+    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright.
+    """
+
+    def __init__(self, command: Sequence[str], *, log_path: Path, environment: dict[str, str] | None = None) -> None:
+        self.command = tuple(command)
+        self.log_path = log_path
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the command.
+
+        Raises:
+            TargetError: the program does not exist or may not be executed.
+        """
+        setpriv = shutil.which("setpriv")
+        prefix = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
+        if shutil.which(self.command[0]) is None:
+            raise TargetError(f"cannot start {self.command[0]!r}: no such program", hint="check target.command")
+        with self.log_path.open("ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    [*prefix, *self.command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, **(self._environment or {})},
+                )
+            except OSError as error:
+                raise TargetError(f"cannot start {self.command[0]!r}: {error}") from error
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def raise_if_dead(self) -> None:
+        """Raises TargetError, with the log's last lines, when the process has ended."""
+        if self._process is None:
+            raise TargetError("the server is not running")
+        code = self._process.poll()
+        if code is not None:
+            ending = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+            raise TargetError(f"the server {ending}; its last words:\n{self.log_tail()}", hint=f"see {self.log_path}")
+
+    def log_tail(self, lines: int = 8) -> str:
+        """The last lines of the log, indented by two spaces."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, self.log_path.stat().st_size - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return "  (no log)"
+        return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (the log is empty)"
+
+    def cpu_s(self) -> float | None:
+        """User and system seconds of the process and its children so far; None when it is gone."""
+        if self._process is None:
+            return None
+        try:
+            root = psutil.Process(self._process.pid)
+            times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
+        except psutil.Error:
+            return None
+        return float(sum(one.user + one.system for one in times))
+
+    def stop(self, *, grace_s: float = 5.0) -> None:
+        """SIGTERM, then after `grace_s` seconds SIGKILL for the whole session; a stopped process is left alone."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that was free a moment ago."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_to_end(command: Sequence[str], *, limit_s: float) -> str:
+    """Run a short program of ours and return what it printed.
+
+    Raises:
+        TargetError: it failed, or took longer than `limit_s` seconds; with its last words.
+    """
+    try:
+        done = subprocess.run(
+            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TargetError(f"{' '.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise TargetError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr[-2000:].strip()}")
+    return done.stdout

@@ -1,0 +1,203 @@
+"""What did the server itself count between two moments?
+
+Reads the Prometheus page of TensorFlow Serving and of the bundled server, which adds what TensorFlow Serving lacks:
+why batches closed, execution time per batch size, queue depth, device busy time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from batchtune.errors import TargetError
+from batchtune.target.endpoint import Endpoint, control_client
+
+_LINE = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SESSION = ":tensorflow:serving:batching_session:"
+_OURS = ":batchtune:serving:"
+
+_Series = dict[tuple[tuple[str, str], ...], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """One reading: metric name -> label pairs -> value; `monotonic_s` and `server_cpu_s` at the same moment."""
+
+    monotonic_s: float
+    server_cpu_s: float | None
+    series: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerActivity:
+    """The difference of two readings. None or empty: the server does not tell.
+
+    `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
+    of one such batch in seconds; `device_busy_ratio` may exceed 1 when several batches run at once.
+    """
+
+    duration_s: float
+    batches: int = 0
+    rows: int = 0
+    mean_batch_rows: float | None = None
+    batches_by_rows: dict[int, int] = field(default_factory=dict)
+    execution_s_by_rows: dict[int, float] = field(default_factory=dict)
+    queue_wait_mean_s: float | None = None
+    close_reasons: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    requests_by_status: dict[str, int] = field(default_factory=dict)
+    padding_ratio: float | None = None
+    device_busy_ratio: float | None = None
+    server_cpu_s: float | None = None
+    event_loop_lag_p99_s: float | None = None
+    emulated: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ServerActivity:
+        """The inverse of `to_dict`, also after a journey through JSON (whose keys are strings)."""
+        fixed = dict(values)
+        fixed["batches_by_rows"] = {int(rows): count for rows, count in values["batches_by_rows"].items()}
+        fixed["execution_s_by_rows"] = {int(rows): mean for rows, mean in values["execution_s_by_rows"].items()}
+        return cls(**fixed)
+
+
+def parse_prometheus(text: str) -> dict[str, _Series]:
+    """Metric name -> label pairs (sorted) -> value. Lines that are no samples are passed over."""
+    series: dict[str, _Series] = defaultdict(dict)
+    for line in text.splitlines():
+        found = None if line.startswith("#") else _LINE.match(line.strip())
+        if found is None:
+            continue
+        name, labels, value = found.groups()
+        try:
+            series[name][tuple(sorted(_LABEL.findall(labels or "")))] = float(value)
+        except ValueError:
+            continue
+    return dict(series)
+
+
+def read_counters(endpoint: Endpoint, *, server_cpu_s: Callable[[], float | None] = lambda: None) -> Counters:
+    """Read the metrics page; a server without one gives a reading without series.
+
+    Raises:
+        TargetError: the server does not answer.
+    """
+    import httpx
+
+    if endpoint.rest_port is None:
+        return Counters(monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s())
+    try:
+        with control_client(endpoint) as client:
+            answer = client.get(endpoint.monitoring_path)
+    except httpx.HTTPError as error:
+        raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {error!r}") from error
+    series = parse_prometheus(answer.text) if answer.status_code == 200 else {}
+    return Counters(monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), series=series)
+
+
+def activity(before: Counters, after: Counters) -> ServerActivity:
+    """What happened between two readings of the same server process."""
+    change = _Change(before, after)
+    duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
+    batches_by_rows = change.by_rows(f"{_OURS}batch_execution_count") or change.histogram_counts(
+        f"{_SESSION}processed_batch_size_bucket"
+    )
+    micros_by_rows = change.by_rows(f"{_OURS}batch_execution_micros_total")
+    batches = round(change.total(f"{_SESSION}wrapped_run_count")) or sum(batches_by_rows.values())
+    rows = round(change.total(f"{_SESSION}processed_batch_size_sum"))
+    padding = change.total(f"{_SESSION}padding_size_sum")
+    waits = change.total(f"{_SESSION}queuing_latency_count")
+    busy_micros = change.total(f"{_OURS}device_busy_micros_total")
+    cpu = None
+    if before.server_cpu_s is not None and after.server_cpu_s is not None:
+        cpu = after.server_cpu_s - before.server_cpu_s
+    return ServerActivity(
+        duration_s=duration_s,
+        batches=batches,
+        rows=rows,
+        mean_batch_rows=(rows - padding) / batches if batches else None,
+        batches_by_rows=batches_by_rows,
+        execution_s_by_rows={
+            size: micros_by_rows[size] / count / 1e6
+            for size, count in batches_by_rows.items()
+            if count and size in micros_by_rows
+        },
+        queue_wait_mean_s=change.total(f"{_SESSION}queuing_latency_sum") / waits / 1e6 if waits else None,
+        close_reasons=change.by_label(f"{_OURS}batch_close_count", "reason"),
+        rejected=change.by_label(f"{_OURS}rejected_count", "reason"),
+        requests_by_status=change.by_label(":tensorflow:serving:request_count", "status"),
+        padding_ratio=padding / rows if rows else None,
+        device_busy_ratio=busy_micros / 1e6 / duration_s if busy_micros else None,
+        server_cpu_s=cpu,
+        event_loop_lag_p99_s=change.histogram_quantile_s(f"{_OURS}event_loop_lag_bucket", 0.99),
+        emulated=any(value > 0 for value in after.series.get(f"{_OURS}emulated_device", {}).values()),
+    )
+
+
+class _Change:
+    """Differences of counters; a counter that went down (a restarted server) counts from zero."""
+
+    def __init__(self, before: Counters, after: Counters) -> None:
+        self._before = before.series
+        self._after = after.series
+
+    def each(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+        earlier = self._before.get(name, {})
+        changes = {}
+        for labels, value in self._after.get(name, {}).items():
+            start = earlier.get(labels, 0.0)
+            changes[labels] = value - start if value >= start else value
+        return changes
+
+    def total(self, name: str) -> float:
+        return sum(self.each(name).values())
+
+    def by_label(self, name: str, label: str) -> dict[str, int]:
+        counts: dict[str, int] = defaultdict(int)
+        for labels, change in self.each(name).items():
+            if change > 0:
+                counts[dict(labels).get(label, "")] += round(change)
+        return dict(sorted(counts.items()))
+
+    def by_rows(self, name: str) -> dict[int, int]:
+        return {
+            int(rows): count
+            for rows, count in sorted(
+                self.by_label(name, "batch_size").items(), key=lambda item: int(item[0]) if item[0].isdigit() else -1
+            )
+            if rows.isdigit()
+        }
+
+    def histogram_counts(self, name: str) -> dict[int, int]:
+        """Upper bound of each finite bucket -> samples in it; TensorFlow Serving's buckets are powers of two."""
+        edges = self._cumulative(name)
+        counts, below = {}, 0.0
+        for edge, cumulative in edges:
+            if cumulative > below and edge != float("inf"):
+                counts[int(edge)] = round(cumulative - below)
+            below = cumulative
+        return counts
+
+    def histogram_quantile_s(self, name: str, quantile: float) -> float | None:
+        """Upper edge, in seconds, of the bucket that holds the quantile; None without samples."""
+        edges = self._cumulative(name)
+        if not edges or edges[-1][1] <= 0:
+            return None
+        wanted = quantile * edges[-1][1]
+        edge = next(edge for edge, cumulative in edges if cumulative >= wanted)
+        finite = [bound for bound, _ in edges if bound != float("inf")]
+        return min(edge, finite[-1] if finite else edge) / 1e6
+
+    def _cumulative(self, name: str) -> list[tuple[float, float]]:
+        sums: dict[float, float] = defaultdict(float)
+        for labels, change in self.each(name).items():
+            sums[float(dict(labels).get("le", "inf"))] += change
+        return sorted(sums.items())

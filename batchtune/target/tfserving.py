@@ -1,0 +1,249 @@
+"""How is a server that speaks TensorFlow Serving's API launched, given its parameters, and stopped?
+
+Launches the bundled server, or `target.command`, a local `tensorflow_model_server`. The bundled server takes new
+batching parameters between two batches; any other is restarted for them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from batchtune.batching import Configuration, format_tfserving_text, to_dict
+from batchtune.errors import TargetError, UsageError
+from batchtune.target.endpoint import Endpoint, control_client, read_signature, wait_until_ready
+from batchtune.target.process import ServerProcess, free_port, run_to_end
+from batchtune.target.telemetry import Counters, read_counters
+from batchtune.wire.tensors import Signature
+
+TUNING_PATH = "/v1/tuning/batching_parameters"
+_MODEL_FILES = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRecord:
+    """How a configuration came into force, and how many seconds that took."""
+
+    how: Literal["hot", "restart", "unchanged"]
+    seconds: float
+
+
+class TfServingTarget:
+    """A launched server; a context manager that stops it. `flags` are the scenario's server flags."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        flags: Mapping[str, Any] | None = None,
+        command: list[str] | None = None,
+        device: str = "auto",
+        ready_limit_s: float = 120.0,
+        on_event: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._model = model
+        self._flags = {name.lstrip("-"): str(value) for name, value in (flags or {}).items()}
+        self._command = command
+        self._device = device
+        self._ready_limit_s = ready_limit_s
+        self._on_event = on_event
+        self._directory = Path(tempfile.mkdtemp(prefix="batchtune-"))
+        self._process: ServerProcess | None = None
+        self._in_force: Configuration | None = None
+        self._endpoint: Endpoint | None = None
+        self._base_path: Path | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        if self._endpoint is None:
+            raise TargetError("the server has not been launched yet")
+        return self._endpoint
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def apply(self, configuration: Configuration) -> ApplyRecord:
+        """Bring a configuration into force: between two batches where the server can, else by a restart.
+
+        Raises:
+            TargetError: the server refused it, did not start, or died.
+        """
+        started = time.monotonic()
+        running = self._process is not None and self._process.running
+        if running and configuration == self._in_force:
+            return ApplyRecord(how="unchanged", seconds=0.0)
+        same_flags = self._in_force is not None and configuration.flags == self._in_force.flags
+        if running and self._command is None and same_flags:
+            self._apply_hot(configuration)
+            how: Literal["hot", "restart"] = "hot"
+        else:
+            self._restart(configuration)
+            how = "restart"
+        self._in_force = configuration
+        return ApplyRecord(how=how, seconds=time.monotonic() - started)
+
+    def counters(self) -> Counters:
+        """One reading of the server's metrics.
+
+        Raises:
+            TargetError: the server died or does not answer.
+        """
+        process = self._running_process()
+        process.raise_if_dead()
+        return read_counters(self.endpoint, server_cpu_s=process.cpu_s)
+
+    def signature(self, name: str) -> Signature:
+        return read_signature(self.endpoint, name)
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.running
+
+    def log_tail(self) -> str:
+        return self._process.log_tail() if self._process else "  (not started)"
+
+    def close(self) -> None:
+        """Stop the server and remove its scratch files; more than once is fine."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _running_process(self) -> ServerProcess:
+        if self._process is None:
+            raise TargetError("the server has not been launched yet")
+        return self._process
+
+    def _apply_hot(self, configuration: Configuration) -> None:
+        import httpx
+
+        wanted: dict[str, Any] = {"enable_batching": configuration.batching is not None}
+        if configuration.batching is not None:
+            wanted |= to_dict(configuration.batching)
+        try:
+            with control_client(self.endpoint, timeout_s=30.0) as client:
+                answer = client.put(TUNING_PATH, json=wanted)
+        except httpx.HTTPError as error:
+            self._running_process().raise_if_dead()
+            raise TargetError(f"the server did not take new batching parameters: {error!r}") from error
+        if answer.status_code != 200:
+            raise TargetError(f"the server refused {configuration.label()}: {_error_text(answer.text)}")
+
+    def _restart(self, configuration: Configuration) -> None:
+        self._in_force = None
+        if self._process is not None:
+            self._process.stop()
+        flags = {**self._flags, **dict(configuration.flags)}
+        # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
+        grpc_port = int(flags.pop("port", 0)) or free_port()
+        rest_port = int(flags.pop("rest_api_port", 0)) or free_port()
+        model_name = flags.pop("model_name", None) or _served_name(self._model)
+        arguments = [
+            f"--port={grpc_port}",
+            f"--rest_api_port={rest_port}",
+            f"--model_name={model_name}",
+            *self._model_arguments(flags),
+            f"--monitoring_config_file={self._write('monitoring.txt', 'prometheus_config { enable: true }')}",
+            *self._batching_arguments(configuration),
+            *(f"--{name}={value}" for name, value in sorted(flags.items())),
+        ]
+        self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
+        self._process = ServerProcess([*self._program(), *arguments], log_path=self._directory / "server.log")
+        self._process.start()
+        try:
+            wait_until_ready(
+                self._endpoint, limit_s=self._ready_limit_s, still_alive=self._process.raise_if_dead
+            )
+        except BaseException:
+            self._process.stop()
+            raise
+
+    def _program(self) -> list[str]:
+        if self._command is not None:
+            return self._command
+        return [sys.executable, "-m", "batchtune.server", "--enable_tuning_api", f"--device={self._device}"]
+
+    def _model_arguments(self, flags: Mapping[str, str]) -> list[str]:
+        if "model_config_file" in flags:
+            return []
+        if self._base_path is None:
+            self._base_path = resolve_model(self._model, on_event=self._on_event)
+        return [f"--model_base_path={self._base_path}"]
+
+    def _batching_arguments(self, configuration: Configuration) -> list[str]:
+        if configuration.batching is None:
+            return []
+        path = self._write("batching_parameters.txt", format_tfserving_text(configuration.batching))
+        return ["--enable_batching=true", f"--batching_parameters_file={path}"]
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self._directory / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+def resolve_model(model: str, *, on_event: Callable[[str], None] = lambda _text: None) -> Path:
+    """The model base directory for `target.model`: a path, or the name of a sample model, exported on first use.
+
+    Raises:
+        UsageError: neither a sample model nor a directory with a servable version; says what is there instead.
+    """
+    if "/" not in model and not Path(model).exists():
+        return _sample_model(model, on_event)
+    base_path = Path(model).expanduser().resolve()
+    if not base_path.is_dir():
+        raise UsageError(
+            f"target.model: {model!r} does not exist",
+            hint="give a directory with numbered version directories, or a sample model: imdb_transformer",
+        )
+    versions = [one for one in base_path.iterdir() if one.is_dir() and one.name.isdigit()]
+    if any((one / file).exists() for one in versions for file in _MODEL_FILES):
+        return base_path
+    nested = any((base_path / file).exists() for file in _MODEL_FILES)
+    raise UsageError(
+        f"target.model: no version directory with a model in {base_path}",
+        hint=f"move the model into {base_path}/1/" if nested else f"expected <version>/ with one of {_MODEL_FILES}",
+    )
+
+
+def _sample_model(name: str, on_event: Callable[[str], None]) -> Path:
+    names = run_to_end([sys.executable, "-m", "batchtune.sample_models", "--list"], limit_s=30.0).split()
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        suggestion = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(
+            f"target.model: {name!r} is neither a directory nor a sample model",
+            hint=f"{suggestion}sample models: {', '.join(names)}",
+        )
+    on_event(f"preparing the sample model {name} (exported once, then cached)")
+    printed = run_to_end([sys.executable, "-m", "batchtune.sample_models", name], limit_s=300.0)
+    return Path(printed.strip().splitlines()[-1])
+
+
+def _served_name(model: str) -> str:
+    return Path(model).name if "/" in model else model
+
+
+def _error_text(body: str) -> str:
+    import orjson
+
+    try:
+        return str(orjson.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body[:300]

@@ -1,0 +1,226 @@
+"""Which batching parameters are there, and which combinations does TF Serving accept?
+
+Names, defaults, rules and texts: TF Serving's `session_bundle_config.proto` and `bundle_factory_util.cc`,
+TensorFlow's `shared_batch_scheduler.h`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any
+
+from batchtune.errors import BatchingParametersError
+
+DEFAULT_MAX_BATCH_SIZE = 1000
+DEFAULT_BATCH_TIMEOUT_MICROS = 0
+DEFAULT_MAX_ENQUEUED_BATCHES = 10
+
+_INT64_MAX = 2**63 - 1
+
+
+def default_num_batch_threads() -> int:
+    """TF Serving's default for `num_batch_threads`: the number of CPUs."""
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingParameters:
+    """TF Serving's `BatchingParameters`; None or () means absent: the server's default applies.
+
+    `max_batch_size` is in rows, `max_enqueued_batches` counts the batches that wait, the open one included,
+    and `num_batch_threads` is how many batches run at once.
+    """
+
+    max_batch_size: int | None = None
+    batch_timeout_micros: int | None = None
+    max_enqueued_batches: int | None = None
+    num_batch_threads: int | None = None
+    thread_pool_name: str | None = None
+    allowed_batch_sizes: tuple[int, ...] = ()
+    pad_variable_length_inputs: bool = False
+    enable_large_batch_splitting: bool | None = None
+    max_execution_batch_size: int | None = None
+
+
+PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
+_BOOLEANS = {"pad_variable_length_inputs", "enable_large_batch_splitting"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One point of the search: how the server is told to batch, and its extra flags.
+
+    `batching` None means that the server runs without `--enable_batching`. `flags` are pairs of a name
+    without dashes and a value, sorted by name.
+    """
+
+    batching: BatchingParameters | None
+    flags: tuple[tuple[str, str], ...] = ()
+
+    def label(self) -> str:
+        """A short name for tables: `max_batch_size=32 …`, `no batching` or `server defaults`."""
+        if self.batching is None:
+            words = ["no batching"]
+        else:
+            words = [f"{name}={_shown(value)}" for name, value in to_dict(self.batching).items()]
+        words = words or ["server defaults"]
+        return " ".join([*words, *(f"--{name}={value}" for name, value in self.flags)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "batching": None if self.batching is None else to_dict(self.batching),
+            "flags": dict(self.flags),
+        }
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
+        """The inverse of `to_dict`.
+
+        Raises:
+            BatchingParametersError: a name or a value that cannot be a batching parameter.
+        """
+        batching = mapping["batching"]
+        flags = mapping.get("flags") or {}
+        return cls(
+            batching=None if batching is None else from_dict(batching),
+            flags=tuple(sorted((str(name), str(value)) for name, value in flags.items())),
+        )
+
+
+def validate(parameters: BatchingParameters) -> None:
+    """Return if TF Serving's model server would accept these parameters.
+
+    Stricter than the server in two places, where it would silently do something else: sizes out of order
+    (it takes the first entry that is large enough) and splitting without a maximum (it would execute 0 rows).
+
+    Raises:
+        BatchingParametersError: with TF Serving's own text.
+    """
+    limit = DEFAULT_MAX_BATCH_SIZE if parameters.max_batch_size is None else parameters.max_batch_size
+    threads, waiting = parameters.num_batch_threads, parameters.max_enqueued_batches
+    splitting = bool(parameters.enable_large_batch_splitting)
+    timeout_micros = parameters.batch_timeout_micros
+    if threads is not None and threads < 1:
+        raise BatchingParametersError(f"num_batch_threads must be positive; was {threads}")
+    if limit < 1:
+        raise BatchingParametersError(
+            f"input_batch_size_limit must be positive; was {limit}", hint="raise max_batch_size to at least 1"
+        )
+    if timeout_micros is not None and timeout_micros < 0:
+        raise BatchingParametersError(f"batch_timeout_micros must be non-negative; was {timeout_micros}")
+    if waiting is not None and (waiting < 0 or (waiting == 0 and splitting)):
+        raise BatchingParametersError(f"max_enqueued_batches must be positive; was {waiting}")
+    _validate_allowed_sizes(parameters.allowed_batch_sizes, limit)
+    if splitting:
+        _validate_splitting(parameters, limit)
+
+
+def to_dict(parameters: BatchingParameters) -> dict[str, Any]:
+    """The fields that are present, in the message's order; sizes as a list."""
+    present: dict[str, Any] = {}
+    for name in PARAMETER_NAMES:
+        value = getattr(parameters, name)
+        if value is None or value == () or (name == "pad_variable_length_inputs" and not value):
+            continue
+        present[name] = list(value) if isinstance(value, tuple) else value
+    return present
+
+
+def from_dict(mapping: Mapping[str, Any]) -> BatchingParameters:
+    """Parameters from names and plain values; None means absent. Values are typed here, ruled by `validate`.
+
+    Raises:
+        BatchingParametersError: an unknown name (the hint says which was meant) or a value of another type.
+    """
+    values: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if name not in PARAMETER_NAMES:
+            raise BatchingParametersError(
+                f"unknown batching parameter {name!r}", hint=did_you_mean(name, PARAMETER_NAMES)
+            )
+        if value is not None:
+            values[name] = _typed(name, value)
+    return BatchingParameters(**values)
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """A hint that names the known word nearest to `word`, or all of them when none is near."""
+    names = list(known)
+    near = get_close_matches(str(word), names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
+
+
+def _validate_allowed_sizes(sizes: tuple[int, ...], limit: int) -> None:
+    if not sizes:
+        return
+    if sizes[0] < 1:
+        raise BatchingParametersError(f"allowed_batch_sizes entries must be positive; was {sizes[0]}")
+    if any(later <= earlier for earlier, later in pairwise(sizes)):
+        raise BatchingParametersError("allowed_batch_sizes entries must be monotonically increasing")
+    if sizes[-1] != limit:
+        raise BatchingParametersError(
+            "Last entry in allowed_batch_sizes must match max_batch_size; "
+            f"last entry was {sizes[-1]}; expected {limit}"
+        )
+
+
+def _validate_splitting(parameters: BatchingParameters, limit: int) -> None:
+    execution = parameters.max_execution_batch_size
+    if execution is None and parameters.max_batch_size is None:
+        raise BatchingParametersError(
+            "enable_large_batch_splitting needs max_batch_size or max_execution_batch_size; both are absent",
+            hint="set max_batch_size: without it TF Serving takes 0 as the size of an executed batch",
+        )
+    if execution is None:
+        return
+    if execution < 1:
+        raise BatchingParametersError(f"max_execution_batch_size must be positive; was {execution}")
+    if limit < execution:
+        raise BatchingParametersError(
+            "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to"
+            f" max_execution_batch_size.1{limit}{execution}",
+            hint=f"max_batch_size is {limit}, max_execution_batch_size {execution}: raise the one or lower the other",
+        )
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name == "thread_pool_name":
+        if isinstance(value, str):
+            return value
+        raise _wrong_type(name, value, "a string")
+    if name in _BOOLEANS:
+        if isinstance(value, bool):
+            return value
+        raise _wrong_type(name, value, "true or false")
+    if name == "allowed_batch_sizes":
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise _wrong_type(name, value, "a list of whole numbers")
+        return tuple(_whole(name, one) for one in value)
+    return _whole(name, value)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise _wrong_type(name, value, "a whole number") from error
+    if isinstance(value, bool):
+        raise _wrong_type(name, value, "a whole number")
+    if not -_INT64_MAX - 1 <= number <= _INT64_MAX:
+        raise _wrong_type(name, value, "a whole number of 64 bits")
+    return number
+
+
+def _wrong_type(name: str, value: object, expected: str) -> BatchingParametersError:
+    return BatchingParametersError(f"{name} must be {expected}; was {value!r}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(str(one) for one in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

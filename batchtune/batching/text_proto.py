@@ -1,0 +1,234 @@
+"""What does a protobuf text say, field by field and line by line, whatever its message type?
+
+The grammar is protobuf's text format without extensions, `Any` and field numbers:
+`name: scalar`, `name { … }`, `name < … >`, `name: [a, b]`, separators `,` and `;`, comments from `#`.
+(https://protobuf.dev/reference/protobuf/textformat-spec/)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from batchtune.errors import BatchingParametersError
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\r\f\v]+|\#[^\n]*)
+  | (?P<newline>\n)
+  | (?P<number>[-+]?[ \t]*(?:0[xX][0-9a-fA-F]+|\d+\.\d*(?:[eE][-+]?\d+)?[fF]?|\.\d+(?:[eE][-+]?\d+)?[fF]?
+      |\d+[eE][-+]?\d+[fF]?|\d+[fF]?)(?![\w.]))
+  | (?P<name>[A-Za-z_][\w.]*)
+  | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+  | (?P<mark>[{}<>\[\]:,;])
+    """,
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_CLOSING = {"{": "}", "<": ">"}
+
+Kind: TypeAlias = Literal["number", "name", "string", "mark", "end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A number or a word as written, or the text of a string."""
+
+    kind: Literal["number", "name", "string"]
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """The fields of a sub-message (or of the whole text), in order, repeated ones repeated."""
+
+    fields: tuple[Field, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One value of a field; a list `[a, b]` has been taken apart into one field each, `listed` being true."""
+
+    name: str
+    value: Scalar | Message
+    line: int
+    listed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: Kind
+    text: str
+    line: int
+
+
+def parse_text_proto(text: str, *, source: str) -> Message:
+    """The text as a message; `source` is a file name for error messages.
+
+    Raises:
+        BatchingParametersError: `source:line: …` where the text leaves the grammar.
+    """
+    return _Parser(list(_tokens(text, source)), source).message(until="end")
+
+
+def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingParametersError:
+    """An error that begins with `source:line:`."""
+    return BatchingParametersError(f"{source}:{line}: {what}", hint=hint)
+
+
+def whole_number(field: Field, *, source: str) -> int:
+    """The field's value as an integer: decimal, `0x…` or octal with a leading 0, as protobuf reads them."""
+    value = field.value
+    if isinstance(value, Scalar) and value.kind == "number":
+        digits = value.text.replace(" ", "").replace("\t", "")
+        octal = re.fullmatch(r"([-+]?)0([0-7]+)", digits)
+        try:
+            number = int(octal[1] + octal[2], 8) if octal else int(digits, 0)
+        except ValueError:
+            number = None
+        if number is not None and -(2**63) <= number < 2**63:
+            return number
+    raise failure(source, field.line, f"{field.name} must be a whole number; was {described(value)}")
+
+
+def boolean(field: Field, *, source: str) -> bool:
+    """The field's value as a truth value: `true`, `True`, `t`, `1` and their opposites."""
+    value = field.value
+    if isinstance(value, Scalar) and value.kind != "string":
+        if value.text in {"true", "True", "t", "1"}:
+            return True
+        if value.text in {"false", "False", "f", "0"}:
+            return False
+    raise failure(source, field.line, f"{field.name} must be true or false; was {described(value)}")
+
+
+def string(field: Field, *, source: str) -> str:
+    """The field's value as a string; it must have been quoted."""
+    value = field.value
+    if isinstance(value, Scalar) and value.kind == "string":
+        return value.text
+    raise failure(source, field.line, f"{field.name} must be a quoted string; was {described(value)}")
+
+
+def message(field: Field, *, source: str) -> Message:
+    """The field's value as a sub-message."""
+    if isinstance(field.value, Message):
+        return field.value
+    raise failure(source, field.line, f"{field.name} must be a block {{ … }}; was {described(field.value)}")
+
+
+def described(value: Scalar | Message) -> str:
+    """The value as one would quote it in an error message."""
+    if isinstance(value, Message):
+        return "a block { … }"
+    return f'"{value.text}"' if value.kind == "string" else value.text
+
+
+def _tokens(text: str, source: str) -> Iterator[_Token]:
+    position, line = 0, 1
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise failure(source, line, f"unexpected character {text[position]!r}")
+        position = match.end()
+        match match.lastgroup:
+            case "newline":
+                line += 1
+            case "number" | "name" | "string" | "mark" as kind:
+                yield _Token(kind, match[0], line)
+            case _:
+                pass
+    yield _Token("end", "the end of the text", line)
+
+
+class _Parser:
+    """Recursive descent over the tokens; the last token is the end."""
+
+    def __init__(self, tokens: list[_Token], source: str) -> None:
+        self._tokens = tokens
+        self._source = source
+        self._at = 0
+
+    def message(self, *, until: str) -> Message:
+        line = self._next.line
+        fields: list[Field] = []
+        while not (self._next.kind == "end" if until == "end" else self._is_mark(until)):
+            fields.extend(self._field())
+            if self._is_mark(",") or self._is_mark(";"):
+                self._take()
+        if until != "end":
+            self._take()
+        return Message(fields=tuple(fields), line=line)
+
+    def _field(self) -> list[Field]:
+        name = self._take()
+        if name.kind != "name":
+            raise failure(self._source, name.line, f"expected a field name, found {name.text!r}")
+        if self._is_mark(":"):
+            self._take()
+        elif not (self._is_mark("{") or self._is_mark("<") or self._is_mark("[")):
+            raise failure(
+                self._source,
+                self._next.line,
+                f"expected ':' or '{{' after {name.text}, found {self._next.text!r}",
+            )
+        if not self._is_mark("["):
+            return [Field(name=name.text, value=self._value(), line=name.line)]
+        self._take()
+        return [Field(name=name.text, value=value, line=name.line, listed=True) for value in self._list()]
+
+    def _list(self) -> Iterator[Scalar | Message]:
+        while not self._is_mark("]"):
+            yield self._value()
+            if self._is_mark(","):
+                self._take()
+                if self._is_mark("]"):
+                    raise failure(self._source, self._next.line, "expected a value after ',', found ']'")
+            elif not self._is_mark("]"):
+                raise failure(
+                    self._source, self._next.line, f"expected ',' or ']', found {self._next.text!r}"
+                )
+        self._take()
+
+    def _value(self) -> Scalar | Message:
+        token = self._take()
+        if token.kind == "mark" and token.text in _CLOSING:
+            return self.message(until=_CLOSING[token.text])
+        if token.kind == "string":
+            parts = [_unquoted(token.text)]
+            while self._next.kind == "string":
+                parts.append(_unquoted(self._take().text))
+            return Scalar(kind="string", text="".join(parts), line=token.line)
+        if token.kind in {"number", "name"}:
+            return Scalar(
+                kind="number" if token.kind == "number" else "name", text=token.text, line=token.line
+            )
+        raise failure(self._source, token.line, f"expected a value, found {token.text!r}")
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self) -> _Token:
+        token = self._tokens[self._at]
+        if token.kind != "end":
+            self._at += 1
+        return token
+
+    def _is_mark(self, text: str) -> bool:
+        return self._next.kind == "mark" and self._next.text == text
+
+
+def _unquoted(literal: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        hexadecimal, octal, single = match.groups()
+        if hexadecimal or octal:
+            return chr(int(hexadecimal or octal, 16 if hexadecimal else 8))
+        return _ESCAPED.get(single, single)
+
+    return _ESCAPE.sub(character, literal[1:-1])

@@ -1,0 +1,116 @@
+"""How does TF Serving's `--batching_parameters_file` write the parameters?
+
+The text format of `BatchingParameters` (`session_bundle_config.proto`): most fields are wrapper messages and
+need `{ value: N }`; `allowed_batch_sizes` and `pad_variable_length_inputs` are plain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchtune.batching import text_proto
+from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, did_you_mean, to_dict
+from batchtune.batching.text_proto import Field, Message, Scalar
+
+_PLAIN = {"allowed_batch_sizes", "pad_variable_length_inputs"}
+_EMPTY_WRAPPERS: dict[str, bool | str] = {"thread_pool_name": "", "enable_large_batch_splitting": False}
+
+
+def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingParameters:
+    """The parameters of a batching parameters file, as TF Serving's protobuf parser reads it.
+
+    The rules between values are `validate`'s.
+
+    Raises:
+        BatchingParametersError: `source:line: …`; `max_batch_size: 128` gets a hint how to write it.
+    """
+    values: dict[str, Any] = {}
+    sizes: list[int] = []
+    for field in text_proto.parse_text_proto(text, source=source).fields:
+        if field.name not in PARAMETER_NAMES:
+            raise text_proto.failure(
+                source,
+                field.line,
+                f"unknown batching parameter {field.name!r}",
+                hint=did_you_mean(field.name, PARAMETER_NAMES),
+            )
+        if field.name == "allowed_batch_sizes":
+            sizes.append(text_proto.whole_number(_plain(field, source), source=source))
+            continue
+        if field.name in values:
+            raise text_proto.failure(
+                source, field.line, f"{field.name} is given twice", hint="keep one of them"
+            )
+        values[field.name] = _single(field, source)
+    return BatchingParameters(**values, allowed_batch_sizes=tuple(sizes))
+
+
+def format_tfserving_text(parameters: BatchingParameters) -> str:
+    """A batching parameters file: one line a field, only the fields that are present."""
+    lines: list[str] = []
+    for name, value in to_dict(parameters).items():
+        if name == "allowed_batch_sizes":
+            lines.extend(f"{name}: {size}" for size in value)
+        elif name in _PLAIN:
+            lines.append(f"{name}: {_literal(value)}")
+        else:
+            lines.append(f"{name} {{ value: {_literal(value)} }}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _single(field: Field, source: str) -> int | bool | str:
+    if field.listed:
+        raise text_proto.failure(source, field.line, f"{field.name} takes one value, not a list")
+    if field.name == "pad_variable_length_inputs":
+        return text_proto.boolean(_plain(field, source), source=source)
+    return _wrapped(field, source)
+
+
+def _wrapped(field: Field, source: str) -> int | bool | str:
+    if isinstance(field.value, Scalar):
+        wanted = f"{field.name} {{ value: {text_proto.described(field.value)} }}"
+        raise text_proto.failure(
+            source,
+            field.line,
+            f"{field.name} is a wrapper message and takes a block",
+            hint=f"write it as {wanted}",
+        )
+    inner = field.value.fields
+    for one in inner:
+        if one.name != "value":
+            raise text_proto.failure(source, one.line, f"{field.name} holds only 'value', not {one.name!r}")
+    if len(inner) > 1:
+        raise text_proto.failure(source, inner[1].line, f"{field.name} holds more than one value")
+    if not inner:
+        return _EMPTY_WRAPPERS.get(field.name, 0)
+    value = Field(name=field.name, value=inner[0].value, line=inner[0].line)
+    if field.name == "thread_pool_name":
+        return text_proto.string(value, source=source)
+    if field.name == "enable_large_batch_splitting":
+        return text_proto.boolean(value, source=source)
+    return text_proto.whole_number(value, source=source)
+
+
+def _plain(field: Field, source: str) -> Field:
+    if isinstance(field.value, Message):
+        raise text_proto.failure(
+            source,
+            field.line,
+            f"{field.name} is a plain field and takes no block",
+            hint=f"write it as {field.name}: {_first_value(field.value)}",
+        )
+    return field
+
+
+def _first_value(block: Message) -> str:
+    scalars = [field.value for field in block.fields if isinstance(field.value, Scalar)]
+    return text_proto.described(scalars[0]) if scalars else "…"
+
+
+def _literal(value: int | bool | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+        return f'"{escaped}"'
+    return str(value)

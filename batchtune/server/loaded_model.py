@@ -1,0 +1,88 @@
+"""What does a backend hand over when it has loaded one version of a model, and which backend loads a directory?
+
+`<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or `model.pt`
+PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from batchtune.wire.status import StatusError
+from batchtune.wire.tensors import Signature
+
+PREDICT_METHOD = "tensorflow/serving/predict"
+
+Tensors = Mapping[str, NDArray[Any]]
+Run = Callable[[Tensors], Tensors]
+
+
+def _nothing_to_close() -> None:
+    """Most backends free everything with their last reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """One version, ready to run: for each signature what it takes and gives, and how to run it.
+
+    A run takes all inputs and gives all outputs of its signature, is called on a batch thread, several at a time,
+    and raises StatusError. `metadata` is a serialised tensorflow.serving.SignatureDefMap; empty: made from the
+    signatures.
+    """
+
+    platform: str
+    signatures: Mapping[str, Signature]
+    runs: Mapping[str, Run]
+    metadata: bytes = b""
+    emulated: bool = False
+    close: Callable[[], None] = field(default=_nothing_to_close)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """How to set up a framework; a thread count of 0 means the framework's own choice.
+
+    `memory_fraction` is per_process_gpu_memory_fraction: 0 means grow as needed; `session_config_file` is a text
+    ConfigProto, which the other options then leave alone.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    saved_model_tags: tuple[str, ...] = ("serve",)
+    session_config_file: str = ""
+    memory_fraction: float = 0.0
+
+
+def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+    """The model of a version directory.
+
+    Raises:
+        StatusError: NOT_FOUND without a model file we know; otherwise what the backend says of the file.
+    """
+    if (version_directory / "emulated.yaml").is_file():
+        from batchtune.server.emulated_backend import load_emulated_model
+
+        return load_emulated_model(version_directory)
+    if (version_directory / "saved_model.pb").is_file() or (version_directory / "saved_model.pbtxt").is_file():
+        from batchtune.server.tensorflow_backend import load_saved_model
+
+        return load_saved_model(version_directory, options)
+    if (version_directory / "model.onnx").is_file():
+        from batchtune.server.onnx_backend import load_onnx_model
+
+        return load_onnx_model(version_directory, options)
+    if (version_directory / "model.pt2").is_file() or (version_directory / "model.pt").is_file():
+        from batchtune.server.torch_backend import load_torch_model
+
+        return load_torch_model(version_directory, options)
+    raise StatusError(
+        "NOT_FOUND",
+        f"Could not find meta graph def: none of saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml "
+        f"is in {version_directory}",
+    )

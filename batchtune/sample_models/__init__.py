@@ -17,5 +17,8 @@ EXPORT_REVISION = 1
 
 def cache_path(name: str) -> Path:
     """The base path (holding version directories) where the named sample model is or will be exported."""
-    root = os.environ.get("BATCHTUNE_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "batchtune"
+    root = (
+        os.environ.get("BATCHTUNE_CACHE_DIR")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "batchtune"
+    )
     return Path(root).expanduser() / "models" / f"{name}-r{EXPORT_REVISION}" / name

@@ -147,7 +147,9 @@ def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
             raise TargetError(f"{endpoint.rest_url}{endpoint.model_path}/metadata: {document.get('error')}")
         definitions = document["metadata"]["signature_def"]["signature_def"]
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TargetError(f"{endpoint.rest_url}{endpoint.model_path}/metadata cannot be read: {error!r}") from error
+        raise TargetError(
+            f"{endpoint.rest_url}{endpoint.model_path}/metadata cannot be read: {error!r}"
+        ) from error
     if signature_name not in definitions:
         raise TargetError(
             f"model {endpoint.model_name!r} has no signature {signature_name!r}",
@@ -174,13 +176,17 @@ def _readiness(status_code: int, text: str) -> str:
         return "AVAILABLE"
     failed = [message for state, message in states if state == "END" and message]
     if failed:
-        raise TargetError(f"the model failed to load: {failed[0]}", hint="check target.model and the server's log")
+        raise TargetError(
+            f"the model failed to load: {failed[0]}", hint="check target.model and the server's log"
+        )
     return f"state {', '.join(state for state, _ in states) or 'unknown'}"
 
 
 def _tensor_specs(definitions: dict[str, Any]) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(name=name, dtype=_NUMPY_NAMES.get(one["dtype"], one["dtype"]), shape=_shape(one["tensor_shape"]))
+        TensorSpec(
+            name=name, dtype=_NUMPY_NAMES.get(one["dtype"], one["dtype"]), shape=_shape(one["tensor_shape"])
+        )
         for name, one in sorted(definitions.items())
     )
 

@@ -26,7 +26,9 @@ class ServerProcess:
     Where util-linux's setpriv is installed the kernel ends the child when we are killed outright.
     """
 
-    def __init__(self, command: Sequence[str], *, log_path: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], *, log_path: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self.command = tuple(command)
         self.log_path = log_path
         self._environment = environment
@@ -41,7 +43,9 @@ class ServerProcess:
         setpriv = shutil.which("setpriv")
         prefix = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
         if shutil.which(self.command[0]) is None:
-            raise TargetError(f"cannot start {self.command[0]!r}: no such program", hint="check target.command")
+            raise TargetError(
+                f"cannot start {self.command[0]!r}: no such program", hint="check target.command"
+            )
         with self.log_path.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
@@ -70,7 +74,9 @@ class ServerProcess:
         code = self._process.poll()
         if code is not None:
             ending = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-            raise TargetError(f"the server {ending}; its last words:\n{self.log_tail()}", hint=f"see {self.log_path}")
+            raise TargetError(
+                f"the server {ending}; its last words:\n{self.log_tail()}", hint=f"see {self.log_path}"
+            )
 
     def log_tail(self, lines: int = 8) -> str:
         """The last lines of the log, indented by two spaces."""
@@ -137,10 +143,17 @@ def run_to_end(command: Sequence[str], *, limit_s: float) -> str:
     """
     try:
         done = subprocess.run(
-            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TargetError(f"{' '.join(command)}: {error}") from error
     if done.returncode != 0:
-        raise TargetError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr[-2000:].strip()}")
+        raise TargetError(
+            f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr[-2000:].strip()}"
+        )
     return done.stdout

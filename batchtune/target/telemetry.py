@@ -65,7 +65,9 @@ class ServerActivity:
         """The inverse of `to_dict`, also after a journey through JSON (whose keys are strings)."""
         fixed = dict(values)
         fixed["batches_by_rows"] = {int(rows): count for rows, count in values["batches_by_rows"].items()}
-        fixed["execution_s_by_rows"] = {int(rows): mean for rows, mean in values["execution_s_by_rows"].items()}
+        fixed["execution_s_by_rows"] = {
+            int(rows): mean for rows, mean in values["execution_s_by_rows"].items()
+        }
         return cls(**fixed)
 
 
@@ -171,7 +173,8 @@ class _Change:
         return {
             int(rows): count
             for rows, count in sorted(
-                self.by_label(name, "batch_size").items(), key=lambda item: int(item[0]) if item[0].isdigit() else -1
+                self.by_label(name, "batch_size").items(),
+                key=lambda item: int(item[0]) if item[0].isdigit() else -1,
             )
             if rows.isdigit()
         }

@@ -218,7 +218,9 @@ def resolve_model(model: str, *, on_event: Callable[[str], None] = lambda _text:
     nested = any((base_path / file).exists() for file in _MODEL_FILES)
     raise UsageError(
         f"target.model: no version directory with a model in {base_path}",
-        hint=f"move the model into {base_path}/1/" if nested else f"expected <version>/ with one of {_MODEL_FILES}",
+        hint=f"move the model into {base_path}/1/"
+        if nested
+        else f"expected <version>/ with one of {_MODEL_FILES}",
     )
 
 

@@ -1,0 +1,172 @@
+"""Which words does the command line take, and which exit code does each ending have?
+
+Nothing heavy is imported here: every command imports the rooms it needs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from batchtune.errors import BatchtuneError
+
+app = typer.Typer(
+    name="batchtune",
+    help="Find the batching parameters to serve a model with, say why, and how sure.",
+    epilog="Example: batchtune sweep scenarios/quickstart.yaml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ScenarioArgument = Annotated[
+    Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the scenario, e.g. search.budget.time=30s."
+    ),
+]
+RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+RunArgument = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
+]
+LimitOption = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Latency limit such as 20ms; replaces the scenario's limits."),
+]
+Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
+
+
+def main() -> NoReturn:
+    """The console script: run a command and exit with its code (see batchtune.errors); SIGTERM acts as Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app()
+    except BatchtuneError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"hint: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - the last line of defence: an unexpected failure is our bug, and says so
+        traceback.print_exc()
+        typer.echo("error: this is a bug in batchtune; please report it with the lines above", err=True)
+        sys.exit(70)
+    sys.exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        from batchtune import __version__
+
+        typer.echo(f"batchtune {__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog="Example: batchtune sweep scenarios/quickstart.yaml --set search.budget.time=30s")
+def sweep(
+    scenario: ScenarioArgument,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Launch the server, load it, search the parameters; end with a recommendation."""
+    from batchtune.cli.sweep import run_sweep
+
+    raise typer.Exit(run_sweep(scenario, set_ or [], results=results, resume=resume, json=json, quiet=quiet))
+
+
+@app.command(epilog="Example: batchtune recommend --slo-p95 20ms --format triton")
+def recommend(
+    run: RunArgument = None,
+    slo_p50: LimitOption = None,
+    slo_p95: LimitOption = None,
+    slo_p99: LimitOption = None,
+    format_: Annotated[
+        Dialect, typer.Option("--format", help="The dialect that --write uses.")
+    ] = "tfserving",
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the parameters there as well.")
+    ] = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+) -> None:
+    """Choose from a run the configuration to deploy for this SLO, and say why and how sure."""
+    from batchtune.cli.recommend import run_recommend
+
+    limits = {"p50": slo_p50, "p95": slo_p95, "p99": slo_p99}
+    given = {name: text for name, text in limits.items() if text is not None}
+    raise typer.Exit(run_recommend(run, given, dialect=format_, write=write, results=results, json=json))
+
+
+@app.command(epilog="Example: batchtune load scenarios/quickstart.yaml --concurrency 1:64:x2")
+def load(
+    scenario: ScenarioArgument,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
+    ] = None,
+    batching_parameters_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Parameters for the launched server instead of `fixed`."),
+    ] = None,
+    no_batching: Annotated[
+        bool, typer.Option("--no-batching", help="Launch the server without batching.")
+    ] = False,
+    rest_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Load this running server by REST; nothing is launched.")
+    ] = None,
+    grpc_url: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Load this running server by gRPC; nothing is launched."),
+    ] = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Load-test the scenario's target, or a running server, at one point or over a range."""
+    from batchtune.cli.load import LoadRequest, run_load
+
+    wanted = LoadRequest(
+        scenario=scenario,
+        overrides=set_ or [],
+        concurrency=concurrency,
+        rate=rate,
+        batching_parameters_file=batching_parameters_file,
+        no_batching=no_batching,
+        rest_url=rest_url,
+        grpc_url=grpc_url,
+    )
+    output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
+    raise typer.Exit(run_load(wanted, output=output, quiet=quiet))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+    epilog="Example: batchtune serve --model_base_path=/models/m --rest_api_port=8501",
+)
+def serve(context: typer.Context) -> None:
+    """Run the bundled server; takes tensorflow_model_server's flags (same as batchtune-model-server)."""
+    os.execv(sys.executable, [sys.executable, "-m", "batchtune.server", *context.args])

@@ -1,0 +1,158 @@
+"""What is going on right now? One live view on a terminal; a plain line per event anywhere else. All on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
+
+from batchtune.report.units import duration, milliseconds, number, percent
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from batchtune.load.samples import LiveAggregate
+    from batchtune.tune.sweep import SweepProgress
+    from batchtune.tune.trial import Trial
+
+_REFRESH_S = 0.25
+
+
+class View(Protocol):
+    """Somebody who watches a sweep."""
+
+    def event(self, text: str) -> None: ...
+    def progress(self, progress: SweepProgress) -> None: ...
+    def trial(self, trial: Trial) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def sweep_view(*, quiet: bool, stream: TextIO = sys.stderr) -> View:
+    """The view that fits the stream: live on a terminal, plain lines elsewhere, nothing when quiet."""
+    if quiet:
+        return _SilentView()
+    return _LiveView() if stream.isatty() else _PlainView(stream)
+
+
+def trial_line(trial: Trial) -> str:
+    """One finished trial in one line."""
+    head = f"trial {trial.number} [{trial.source}] {trial.configuration.label()}"
+    if trial.measurement is None:
+        return f"{head}: {trial.state}: {trial.failure}"
+    measured = trial.measurement
+    parts = [
+        f"{number(measured.throughput_rps.value)} requests/s",
+        f"p95 {milliseconds(measured.latency_s.get('p95'))} ms",
+    ]
+    if measured.server is not None and measured.server.mean_batch_rows is not None:
+        parts.append(f"mean batch {number(measured.server.mean_batch_rows)} rows")
+    if measured.error_ratio > 0:
+        parts.append(f"{percent(measured.error_ratio)} errors")
+    if not trial.feasible:
+        parts.append("misses the SLO")
+    parts += [caveat.text for caveat in measured.caveats]
+    return f"{head}: {', '.join(parts)}"
+
+
+class _SilentView:
+    def event(self, text: str) -> None:
+        pass
+
+    def progress(self, progress: SweepProgress) -> None:
+        pass
+
+    def trial(self, trial: Trial) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _PlainView(_SilentView):
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._started = time.monotonic()
+        self._phase = ""
+
+    def event(self, text: str) -> None:
+        self._stream.write(f"[{time.monotonic() - self._started:6.1f} s] {text}\n")
+        self._stream.flush()
+
+    def progress(self, progress: SweepProgress) -> None:
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            self.event(progress.phase)
+
+    def trial(self, trial: Trial) -> None:
+        self.event(trial_line(trial))
+
+
+class _LiveView(_SilentView):
+    """Finished trials scroll by; below them a panel with the current trial, the best so far and the time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self._live: Live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._next_draw = 0.0
+
+    def event(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)
+
+    def progress(self, progress: SweepProgress) -> None:
+        now = time.monotonic()
+        if now >= self._next_draw:
+            self._next_draw = now + _REFRESH_S
+            self._live.update(_panel(progress), refresh=True)
+
+    def trial(self, trial: Trial) -> None:
+        style = "red" if trial.measurement is None else "" if trial.feasible else "yellow"
+        self._console.print(trial_line(trial), style=style, markup=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def _panel(progress: SweepProgress) -> RenderableType:
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    rows = Table.grid(padding=(0, 2))
+    done = f"{progress.trials_done}" + (f" of {progress.trials_max}" if progress.trials_max else "")
+    rows.add_row("now", f"{progress.phase}, trial {progress.trial_number} ({done} done)")
+    if progress.configuration is not None:
+        rows.add_row("trying", progress.configuration.label())
+    if progress.live is not None:
+        rows.add_row("measured", live_line(progress.live))
+    if progress.best is not None:
+        rows.add_row("best so far", trial_line(progress.best))
+    if progress.budget_s:
+        left = max(0.0, progress.budget_s - progress.elapsed_s)
+        rows.add_row("time left", duration(left))
+        rows.add_row("", ProgressBar(total=progress.budget_s, completed=progress.elapsed_s, width=40))
+    return Panel(rows, title="batchtune sweep", title_align="left", expand=False)
+
+
+def live_line(live: LiveAggregate) -> str:
+    """What the running load test sees at this moment."""
+    text = f"{number(live.throughput_rps)} requests/s, p95 {number(live.p95_s * 1e3)} ms, {live.in_flight} in flight"
+    return f"{text}, {live.errors} errors" if live.errors else text

@@ -1,0 +1,58 @@
+"""How is a number written: three significant digits, its unit beside it or in the header, its interval behind it?"""
+
+from __future__ import annotations
+
+import math
+
+from batchtune.measure.quantiles import Estimate
+
+
+def number(value: float | None) -> str:
+    """Three significant digits without an exponent, thousands separated: 3123.4 -> "3,120"."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, digits)
+    return f"{rounded:,.{max(0, min(digits, 9))}f}"
+
+
+def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
+    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined."""
+    if estimate is None:
+        return "–"
+    if math.isnan(estimate.low) and math.isnan(estimate.high):
+        return number(estimate.value * scale)
+    return (
+        f"{number(estimate.value * scale)} [{number(estimate.low * scale)}, {number(estimate.high * scale)}]"
+    )
+
+
+def milliseconds(estimate: Estimate | None) -> str:
+    """An estimate in seconds, written in milliseconds."""
+    return interval(estimate, scale=1e3)
+
+
+def ratio(estimate: Estimate | None) -> str:
+    """A factor: `×1.83 [1.79, 1.88]`."""
+    return "–" if estimate is None else f"×{interval(estimate)}"
+
+
+def duration(seconds: float) -> str:
+    """`850 µs`, `20 ms`, `5.2 s`, `3 min 05 s`."""
+    if seconds < 1e-3:
+        return f"{number(seconds * 1e6)} µs"
+    if seconds < 1:
+        return f"{number(seconds * 1e3)} ms"
+    if seconds < 60:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return "–" if value is None or math.isnan(value) else f"{number(value * 100)} %"

@@ -1,0 +1,81 @@
+"""A server process is started apart from us, watched, and never left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchtune.errors import TargetError
+from batchtune.target.process import ServerProcess, free_port, run_to_end
+
+FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
+
+
+def wait_for(condition, limit_s: float = 10.0) -> None:
+    give_up = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
+    parent = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {FOREVER!r}])\n{FOREVER}"
+    with ServerProcess([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
+        wait_for(lambda: (tmp_path / "log").read_text().count("ready") == 2)
+        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    assert len(family) == 2
+    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    stubborn = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
+    server = ServerProcess([sys.executable, "-c", stubborn], log_path=tmp_path / "log")
+    server.start()
+    wait_for(lambda: "ready" in (tmp_path / "log").read_text())
+    server.stop(grace_s=0.05)
+    assert not server.running
+
+
+def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
+    with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
+        assert psutil.Process(server.pid).pid != 0
+        import os
+
+        assert os.getsid(server.pid or 0) != os.getsid(0)
+
+
+def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    with ServerProcess(
+        [sys.executable, "-c", "raise SystemExit('no GPU here')"], log_path=tmp_path / "log"
+    ) as server:
+        wait_for(lambda: not server.running)
+        with pytest.raises(TargetError, match="exited with 1") as raised:
+            server.raise_if_dead()
+    assert "no GPU here" in raised.value.message
+
+
+def test_a_server_ended_by_a_signal_says_which(tmp_path: Path) -> None:
+    with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
+        psutil.Process(server.pid).send_signal(signal.SIGKILL)
+        wait_for(lambda: not server.running)
+        with pytest.raises(TargetError, match="signal 9"):
+            server.raise_if_dead()
+
+
+def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="no_such_server"):
+        ServerProcess(["no_such_server"], log_path=tmp_path / "log").start()
+
+
+def test_a_short_program_that_fails_tells_why() -> None:
+    with pytest.raises(TargetError, match="disk full"):
+        run_to_end([sys.executable, "-c", "raise SystemExit('disk full')"], limit_s=30)
+
+
+def test_free_ports_differ_and_are_above_the_privileged_range() -> None:
+    assert free_port() > 1023

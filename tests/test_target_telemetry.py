@@ -1,0 +1,101 @@
+"""Two readings of a server's metrics page become what happened between them."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
+
+# The form of a tensorflow_model_server page: only TYPE lines, colons in names, {} without labels.
+TF_SERVING = """# TYPE :tensorflow:serving:batching_session:queuing_latency histogram
+:tensorflow:serving:batching_session:queuing_latency_bucket{{thread_pool_name="",le="100"}} {waits}
+:tensorflow:serving:batching_session:queuing_latency_bucket{{thread_pool_name="",le="+Inf"}} {waits}
+:tensorflow:serving:batching_session:queuing_latency_sum{{thread_pool_name=""}} {wait_micros}
+:tensorflow:serving:batching_session:queuing_latency_count{{thread_pool_name=""}} {waits}
+# TYPE :tensorflow:serving:batching_session:wrapped_run_count counter
+:tensorflow:serving:batching_session:wrapped_run_count{{}} {batches}
+# TYPE :tensorflow:serving:batching_session:processed_batch_size histogram
+:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="4"}} {small}
+:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="8"}} {batches}
+:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="+Inf"}} {batches}
+:tensorflow:serving:batching_session:processed_batch_size_sum{{}} {rows}
+:tensorflow:serving:batching_session:processed_batch_size_count{{}} {batches}
+:tensorflow:serving:batching_session:padding_size_sum{{execution_batch_size="8"}} {padding}
+:tensorflow:serving:request_count{{model_name="m",status="OK"}} {waits}
+:tensorflow:serving:request_count{{model_name="m",status="UNAVAILABLE"}} {refused}
+"""
+
+
+def reading(at_s: float, cpu_s: float | None = None, **values: float) -> Counters:
+    zeros = dict.fromkeys(("waits", "wait_micros", "batches", "small", "rows", "padding", "refused"), 0.0)
+    return Counters(
+        monotonic_s=at_s, server_cpu_s=cpu_s, series=parse_prometheus(TF_SERVING.format(**zeros | values))
+    )
+
+
+def test_differences_of_a_real_tensorflow_serving_page() -> None:
+    before = reading(10.0, 1.0, waits=5, wait_micros=100, batches=1, small=1, rows=4)
+    after = reading(
+        12.0, 2.5, waits=105, wait_micros=50_100, batches=21, small=11, rows=124, padding=20, refused=7
+    )
+    seen = activity(before, after)
+    assert seen.duration_s == 2.0
+    assert (seen.batches, seen.rows) == (20, 120)
+    assert seen.mean_batch_rows == (120 - 20) / 20
+    assert seen.padding_ratio == 20 / 120
+    assert seen.queue_wait_mean_s == 50_000 / 100 / 1e6
+    assert seen.batches_by_rows == {4: 10, 8: 10}
+    assert seen.requests_by_status == {"OK": 100, "UNAVAILABLE": 7}
+    assert seen.server_cpu_s == 1.5
+    assert seen.execution_s_by_rows == {}
+    assert not seen.emulated
+
+
+def test_our_own_metrics_tell_execution_time_per_size_and_why_batches_closed() -> None:
+    page = """:batchtune:serving:batch_close_count{reason="full"} 30
+:batchtune:serving:batch_close_count{reason="timeout"} 10
+:batchtune:serving:batch_execution_count{batch_size="8"} 40
+:batchtune:serving:batch_execution_micros_total{batch_size="8"} 96000
+:batchtune:serving:device_busy_micros_total{} 96000
+:batchtune:serving:rejected_count{reason="queue_full"} 3
+:batchtune:serving:event_loop_lag_bucket{le="100"} 95
+:batchtune:serving:event_loop_lag_bucket{le="1000"} 100
+:batchtune:serving:event_loop_lag_bucket{le="+Inf"} 100
+:batchtune:serving:emulated_device{} 1
+"""
+    after = Counters(monotonic_s=1.0, server_cpu_s=None, series=parse_prometheus(page))
+    seen = activity(Counters(monotonic_s=0.0, server_cpu_s=None), after)
+    assert seen.close_reasons == {"full": 30, "timeout": 10}
+    assert seen.batches_by_rows == {8: 40}
+    assert seen.execution_s_by_rows == {8: 0.0024}
+    assert seen.rejected == {"queue_full": 3}
+    assert seen.device_busy_ratio == 0.096
+    assert seen.event_loop_lag_p99_s == 0.001
+    assert seen.emulated
+
+
+def test_counters_of_a_restarted_server_count_from_zero() -> None:
+    seen = activity(reading(0.0, batches=500, rows=4_000), reading(1.0, batches=20, rows=100))
+    assert (seen.batches, seen.rows) == (20, 100)
+
+
+def test_a_server_that_tells_nothing_gives_nothing() -> None:
+    seen = activity(
+        Counters(monotonic_s=0.0, server_cpu_s=None), Counters(monotonic_s=1.0, server_cpu_s=None)
+    )
+    assert seen.mean_batch_rows is None
+    assert seen.queue_wait_mean_s is None
+    assert seen.event_loop_lag_p99_s is None
+
+
+def test_activity_survives_json() -> None:
+    seen = activity(reading(0.0), reading(1.0, waits=3, batches=2, small=1, rows=9, wait_micros=12))
+    assert ServerActivity.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+
+
+@given(st.text())
+def test_any_page_at_all_is_read_without_failing(page: str) -> None:
+    parse_prometheus(page)

@@ -5,16 +5,16 @@
     service_time:
       base_ms: 2.0            # a batch of n rows takes base_ms + per_row_ms * n
       per_row_ms: 0.05
-      steps: {1: 2.1, 8: 2.5} # instead: up to 1 row 2.1 ms, up to 8 rows 2.5 ms; above, the last step in proportion
+      steps: {1: 2.1, 8: 2.5} # instead: up to 1 row 2.1 ms, up to 8 rows 2.5 ms; above, in proportion
       jitter_ratio: 0.0       # standard deviation / mean of a log-normal factor
       seed: 0                 # of the jitter
-      concurrency: serial     # one batch at a time, in order of arrival; parallel: batches do not disturb each other
+      concurrency: serial     # one batch at a time, in order; parallel: batches do not disturb each other
     memory: {rows_max: 256}   # a batch of more rows fails as out of memory does
     inputs: {x: {dtype: float32, shape: [200]}}     # shape without the batch dimension; -1: any size
     outputs: {y: {dtype: float32, shape: [2]}}
 
-Output element j of row i is sum(row i of all numeric inputs) + j (strings count with their length), so that every
-answer can be checked: `expected_outputs`. The service time includes the computation.
+Output element j of row i is sum(row i of all numeric inputs) + j (strings count with their length), so that
+every answer can be checked: `expected_outputs`. The service time includes the computation.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ class EmulatedDevice:
     """A device known only by its service time. A call holds it; the calling thread sleeps without the lock of
     the interpreter.
 
-    A serial device keeps a timetable instead of a lock: a batch starts when it arrives or when the one before it is
-    due, whichever is later, so late wake-ups do not add up while several threads keep it busy.
+    A serial device keeps a timetable instead of a lock: a batch starts when it arrives or when the one before
+    it is due, whichever is later, so late wake-ups do not add up while several threads keep it busy.
     """
 
-    def __init__(self, service_time: ServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]) -> None:
+    def __init__(
+        self, service_time: ServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]
+    ) -> None:
         self._service_time = service_time
         self._rows_max = rows_max
         self._outputs = outputs
@@ -91,8 +93,8 @@ class EmulatedDevice:
             shape = ",".join(str(size) for size in first.shape)
             raise StatusError(
                 "RESOURCE_EXHAUSTED",
-                f"OOM when allocating tensor with shape[{shape}] and type {first.dtype} on /device:EMULATED:0: "
-                f"the emulated device has room for {self._rows_max} rows",
+                f"OOM when allocating tensor with shape[{shape}] and type {first.dtype} on /device:EMULATED:0: the "
+                f"emulated device has room for {self._rows_max} rows",
             )
         due_ns = self._due_ns(arrived_ns, rows)
         outputs = expected_outputs(self._outputs, inputs)
@@ -105,7 +107,7 @@ class EmulatedDevice:
             return arrived_ns + held_ns
         with self._lock:
             if self._sigma:
-                held_ns = round(held_ns * math.exp(self._random.normal(-self._sigma**2 / 2, self._sigma)))
+                held_ns = round(held_ns * math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma)))
             if self._service_time.concurrency == "parallel":
                 return arrived_ns + held_ns
             self._free_at_ns = max(arrived_ns, self._free_at_ns) + held_ns
@@ -113,9 +115,9 @@ class EmulatedDevice:
 
 
 def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:
-    """What the emulated device answers: output[i, j] = sum of row i over all inputs + j, in the output's dtype.
+    """What the emulated device answers: output[i, j] = sum of row i over all inputs + j.
 
-    Sums are of float64; j counts the output's elements in row-major order.
+    Sums are of float64, then take the output's dtype; j counts the output's elements in row-major order.
     """
     sums = sum(_row_sums(array) for array in inputs.values())
     return {spec.name: _output(spec, np.asarray(sums)) for spec in outputs}
@@ -134,7 +136,10 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     service_time = ServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
     return LoadedModel(
-        platform="emulated", signatures={SIGNATURE_NAME: signature}, runs={SIGNATURE_NAME: device}, emulated=True
+        platform="emulated",
+        signatures={SIGNATURE_NAME: signature},
+        runs={SIGNATURE_NAME: device},
+        emulated=True,
     )
 
 
@@ -156,5 +161,6 @@ def _output(spec: TensorSpec, sums: NDArray[np.float64]) -> NDArray[Any]:
 
 def _tensor_specs(declared: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(name=name, dtype=dtype, shape=(None, *shape)) for name, (dtype, shape) in sorted(declared.items())
+        TensorSpec(name=name, dtype=dtype, shape=(None, *shape))
+        for name, (dtype, shape) in sorted(declared.items())
     )

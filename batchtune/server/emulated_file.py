@@ -67,7 +67,9 @@ def _service_time(section: Any) -> dict[str, Any]:
     if "seed" in section:
         _whole_number(section["seed"], "service_time.seed", least=0)
     if section.get("concurrency", "serial") not in ("serial", "parallel"):
-        raise _FaultError(f"service_time.concurrency: {section['concurrency']!r}; expected serial or parallel")
+        raise _FaultError(
+            f"service_time.concurrency: {section['concurrency']!r}; expected serial or parallel"
+        )
     if "steps" in section:
         checked["steps"] = _steps(section["steps"])
     return checked
@@ -75,28 +77,40 @@ def _service_time(section: Any) -> dict[str, Any]:
 
 def _steps(table: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(table, Mapping) or not table:
-        raise _FaultError("service_time.steps: expected a table of rows: milliseconds, such as {1: 2.1, 8: 2.5}")
+        raise _FaultError(
+            "service_time.steps: expected a table of rows: milliseconds, such as {1: 2.1, 8: 2.5}"
+        )
     checked = {
-        _whole_number(rows, "service_time.steps", least=1): _number(milliseconds, f"service_time.steps.{rows}")
+        _whole_number(rows, "service_time.steps", least=1): _number(
+            milliseconds, f"service_time.steps.{rows}"
+        )
         for rows, milliseconds in table.items()
     }
     return tuple(sorted(checked.items()))
 
 
-def _declared_tensors(document: Mapping[str, Any], section: str, *, wildcard_allowed: bool) -> dict[str, Declared]:
+def _declared_tensors(
+    document: Mapping[str, Any], section: str, *, wildcard_allowed: bool
+) -> dict[str, Declared]:
     tensors = document.get(section)
     if not isinstance(tensors, Mapping) or not tensors:
-        raise _FaultError(f"{section}: missing; expected a table such as {{x: {{dtype: float32, shape: [200]}}}}")
+        raise _FaultError(
+            f"{section}: missing; expected a table such as {{x: {{dtype: float32, shape: [200]}}}}"
+        )
     declared = {}
     for name, one in tensors.items():
         key = f"{section}.{name}"
         _check_keys(one, key, ("dtype", "shape"))
         dtype = one.get("dtype", "float32")
         if dtype not in _DTYPES:
-            raise _FaultError(f"{key}.dtype: {dtype!r}{_did_you_mean(dtype, _DTYPES)}; expected {', '.join(_DTYPES)}")
+            raise _FaultError(
+                f"{key}.dtype: {dtype!r}{_did_you_mean(dtype, _DTYPES)}; expected {', '.join(_DTYPES)}"
+            )
         shape = one.get("shape", [])
         if not isinstance(shape, list):
-            raise _FaultError(f"{key}.shape: {shape!r}; expected a list without the batch dimension, such as [200]")
+            raise _FaultError(
+                f"{key}.shape: {shape!r}; expected a list without the batch dimension, such as [200]"
+            )
         sizes = tuple(_size(size, f"{key}.shape", wildcard_allowed=wildcard_allowed) for size in shape)
         declared[str(name)] = ("object" if dtype == "string" else dtype, sizes)
     return declared

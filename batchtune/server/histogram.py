@@ -1,7 +1,7 @@
-"""How are counters and histograms kept cheaply, and written as Prometheus text the way TensorFlow Serving does?
+"""How are counters and histograms kept cheaply, and written as Prometheus text as TensorFlow Serving does?
 
-Names are mangled as its exporter does: every character outside [a-zA-Z0-9_] becomes a colon; metrics without labels
-print `{}`; only TYPE lines, no HELP.
+Names are mangled as its exporter does: every character outside [a-zA-Z0-9_] becomes a colon; metrics without
+labels print `{}`; only TYPE lines, no HELP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What does a backend hand over when it has loaded one version of a model, and which backend loads a directory?
+"""What does a backend hand over when it has loaded a version of a model, and which backend loads a directory?
 
-`<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or `model.pt`
-PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its own file.
+`<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or
+`model.pt` PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its
+own file.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def _nothing_to_close() -> None:
 class LoadedModel:
     """One version, ready to run: for each signature what it takes and gives, and how to run it.
 
-    A run takes all inputs and gives all outputs of its signature, is called on a batch thread, several at a time,
-    and raises StatusError. `metadata` is a serialised tensorflow.serving.SignatureDefMap; empty: made from the
-    signatures.
+    A run takes all inputs and gives all outputs of its signature, is called on batch threads, several at a
+    time, and raises StatusError. Signatures that share one run share one batching queue. `metadata` is a
+    serialised tensorflow.serving.SignatureDefMap; empty: made from the signatures.
     """
 
     platform: str
@@ -47,8 +48,8 @@ class LoadedModel:
 class BackendOptions:
     """How to set up a framework; a thread count of 0 means the framework's own choice.
 
-    `memory_fraction` is per_process_gpu_memory_fraction: 0 means grow as needed; `session_config_file` is a text
-    ConfigProto, which the other options then leave alone.
+    `memory_fraction` is per_process_gpu_memory_fraction: 0 means grow as needed; `session_config_file` is a
+    text ConfigProto, from which the other options start.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -69,7 +70,9 @@ def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
         from batchtune.server.emulated_backend import load_emulated_model
 
         return load_emulated_model(version_directory)
-    if (version_directory / "saved_model.pb").is_file() or (version_directory / "saved_model.pbtxt").is_file():
+    if (version_directory / "saved_model.pb").is_file() or (
+        version_directory / "saved_model.pbtxt"
+    ).is_file():
         from batchtune.server.tensorflow_backend import load_saved_model
 
         return load_saved_model(version_directory, options)
@@ -83,6 +86,6 @@ def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
         return load_torch_model(version_directory, options)
     raise StatusError(
         "NOT_FOUND",
-        f"Could not find meta graph def: none of saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml "
-        f"is in {version_directory}",
+        "Could not find a model: none of saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml is in "
+        f"{version_directory}",
     )

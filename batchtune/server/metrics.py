@@ -1,7 +1,7 @@
 """What has the server done so far? TensorFlow Serving's metrics under their own names, and those it lacks.
 
-The front ends count requests (event loop), batching sessions report batches (batch threads, locked once per batch),
-models report when they run. All micros are microseconds.
+The front ends count requests (event loop), batching sessions report batches (batch threads, locked once per
+batch), models report when they run. All micros are microseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from batchtune.server.batching_session import BatchRecord
 from batchtune.server.histogram import (
@@ -44,8 +44,10 @@ class QueueDepths(Protocol):
 
 
 class DeviceActivity(AbstractContextManager["DeviceActivity"]):
-    """Counts the model runs in progress and the time during which there was at least one; enter and leave around
-    each run, from any thread."""
+    """Counts the model runs in progress, and the time during which there was at least one.
+
+    Enter and leave around each run, from any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +55,7 @@ class DeviceActivity(AbstractContextManager["DeviceActivity"]):
         self._busy_ns = 0
         self.in_flight = 0
 
-    def __enter__(self) -> DeviceActivity:
+    def __enter__(self) -> Self:
         with self._lock:
             if self.in_flight == 0:
                 self._busy_since_ns = time.monotonic_ns()
@@ -98,7 +100,7 @@ class Metrics:
         self._rejections: dict[str, int] = {}
         self._loop_lag = Histogram(_LAG_BOUNDS)
 
-    # -- the front ends, on the event loop ------------------------------------------------------------------------
+    # -- the front ends, on the event loop --
 
     def request_count(self, model_name: str, status: str) -> None:
         """One request answered with this status, a gRPC code name such as OK."""
@@ -121,7 +123,7 @@ class Metrics:
         """How late the event loop ran something that was due."""
         self._loop_lag.add(micros)
 
-    # -- BatchObserver, on batch threads --------------------------------------------------------------------------
+    # -- BatchObserver, on batch threads --
 
     def on_batch(self, record: BatchRecord) -> None:
         """One batch has run, or failed."""
@@ -143,7 +145,7 @@ class Metrics:
         with self._lock:
             _count(self._rejections, reason)
 
-    # -- reading --------------------------------------------------------------------------------------------------
+    # -- reading --
 
     def render(self) -> str:
         """Everything, as Prometheus text."""
@@ -154,16 +156,21 @@ class Metrics:
     def _reference_lines(self) -> list[str]:
         return [
             *render_values(
-                _SERVING + "request_count", "counter", _labelled(("model_name", "status"), self._request_counts)
+                _SERVING + "request_count",
+                "counter",
+                _labelled(("model_name", "status"), self._request_counts),
             ),
             *render_histograms(
                 _SERVING + "request_latency",
                 _labelled(("model_name", "API", "entrypoint"), self._request_latencies),
             ),
             *render_histograms(
-                _SERVING + "runtime_latency", _labelled(("model_name", "API", "runtime"), self._runtime_latencies)
+                _SERVING + "runtime_latency",
+                _labelled(("model_name", "API", "runtime"), self._runtime_latencies),
             ),
-            *render_histograms(_SERVING + "request_example_counts", _labelled(("model",), self._example_counts)),
+            *render_histograms(
+                _SERVING + "request_example_counts", _labelled(("model",), self._example_counts)
+            ),
             *render_values(
                 _SERVING + "request_example_count_total",
                 "counter",
@@ -175,7 +182,9 @@ class Metrics:
             *render_values(_SESSION + "wrapped_run_count", "counter", {(): self._run_count}),
             *render_histograms(_SESSION + "input_batch_size", {(): self._input_batch_size}),
             *render_histograms(_SESSION + "processed_batch_size", {(): self._processed_batch_size}),
-            *render_histograms(_SESSION + "padding_size", _labelled(("execution_batch_size",), self._padding_sizes)),
+            *render_histograms(
+                _SESSION + "padding_size", _labelled(("execution_batch_size",), self._padding_sizes)
+            ),
         ]
 
     def _own_lines(self) -> list[str]:
@@ -192,8 +201,12 @@ class Metrics:
         }
         by_size = ("batch_size",)
         lines = [
-            *render_values(_OURS + "batch_close_count", "counter", _labelled(("reason",), self._close_reasons)),
-            *render_values(_OURS + "batch_execution_count", "counter", _labelled(by_size, self._execution_counts)),
+            *render_values(
+                _OURS + "batch_close_count", "counter", _labelled(("reason",), self._close_reasons)
+            ),
+            *render_values(
+                _OURS + "batch_execution_count", "counter", _labelled(by_size, self._execution_counts)
+            ),
             *render_values(
                 _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
             ),

@@ -182,9 +182,9 @@ def _validate_splitting(parameters: BatchingParameters, limit: int) -> None:
         raise BatchingParametersError(f"max_execution_batch_size must be positive; was {execution}")
     if limit < execution:
         raise BatchingParametersError(
-            "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to"
-            f" max_execution_batch_size.1{limit}{execution}",
-            hint=f"max_batch_size is {limit}, max_execution_batch_size {execution}: raise the one or lower the other",
+            "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal "
+            f"to max_execution_batch_size.1{limit}{execution}",
+            hint=f"max_batch_size is {limit}, max_execution_batch_size {execution}: raise one or lower one",
         )
 
 

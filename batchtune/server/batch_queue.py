@@ -1,0 +1,342 @@
+"""How do the tasks of one queue become batches?
+
+A deque of closed batches and one open batch; semantics of the internal Queue in TensorFlow's
+`shared_batch_scheduler.h`. The queue has no thread of its own: a pool asks it for batches with `take`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
+from batchtune.server.padding import PAD_UP, size_to_trim_to, tasks_within
+from batchtune.wire.status import StatusError
+
+CloseReason = Literal["full", "timeout", "no_room", "closed"]
+
+
+class Task(Protocol):
+    """What is scheduled; whole unless `enable_large_batch_splitting` is on."""
+
+    @property
+    def size(self) -> int:
+        """Rows."""
+
+    def split(self, sizes: Sequence[int]) -> Sequence[Any]:
+        """Tasks of these sizes, in order, that together stand for this one; only asked for when splitting is on."""
+
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """TF Serving's options of a queue, with its defaults.
+
+    max_batch_size: most rows of one task, and of a batch unless splitting is on.
+    batch_timeout_micros: from the first task of the open batch; 0 means as soon as a thread is free.
+    max_enqueued_batches: waiting batches, the open one included; 0 is taken as 1 where splitting is off.
+    max_execution_batch_size: most rows of a batch when splitting is on (None: max_batch_size); else ignored.
+    mean_cost: the mean cost of a batch of so many rows, for MINIMIZE_TPU_COST_PER_REQUEST.
+    """
+
+    max_batch_size: int = 1000
+    batch_timeout_micros: int = 0
+    max_enqueued_batches: int = 10
+    enable_large_batch_splitting: bool = False
+    max_execution_batch_size: int | None = None
+    allowed_batch_sizes: tuple[int, ...] = ()
+    batch_padding_policy: str = PAD_UP
+    mean_cost: Callable[[int], float | None] | None = None
+
+    @property
+    def batch_size_limit(self) -> int:
+        """Most rows of an executed batch."""
+        if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
+            return self.max_execution_batch_size
+        return self.max_batch_size
+
+    def validate(self) -> None:
+        """Raise INVALID_ARGUMENT with the texts of `SharedBatchScheduler::AddQueue`."""
+        if self.max_batch_size < 1:
+            raise _invalid(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
+        if self.batch_timeout_micros < 0:
+            raise _invalid(f"batch_timeout_micros must be non-negative; was {self.batch_timeout_micros}")
+        if self.max_enqueued_batches < (1 if self.enable_large_batch_splitting else 0):
+            raise _invalid(f"max_enqueued_batches must be positive; was {self.max_enqueued_batches}")
+        if self.batch_size_limit < 1:
+            raise _invalid(f"max_execution_batch_size must be positive; was {self.batch_size_limit}")
+        if self.max_batch_size < self.batch_size_limit:
+            raise _invalid(
+                "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
+                f"max_execution_batch_size.1{self.max_batch_size}{self.batch_size_limit}"
+            )
+
+
+class Batch(Generic[TaskT]):
+    """Tasks that run together.
+
+    size: rows. enqueued_micros: when each task was scheduled, parallel to `tasks`. opened_micros: from when the
+    timeout counts. close_reason: valid once the batch is handed out.
+    """
+
+    __slots__ = ("announced", "close_reason", "enqueued_micros", "opened_micros", "size", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks: list[TaskT] = []
+        self.enqueued_micros: list[int] = []
+        self.size = 0
+        self.opened_micros = 0
+        self.close_reason: CloseReason = "timeout"
+        self.announced = False  # a thread was woken because the batch became schedulable
+
+    def add(self, task: TaskT, size: int, enqueued_micros: int) -> None:
+        if not self.tasks:
+            self.opened_micros = enqueued_micros
+        self.tasks.append(task)
+        self.enqueued_micros.append(enqueued_micros)
+        self.size += size
+
+
+class BatchQueue(Generic[TaskT]):
+    """One queue of a scheduler; made by `SharedBatchScheduler.add_queue`, safe to use from any thread."""
+
+    def __init__(
+        self,
+        options: QueueOptions,
+        process_batch: Callable[[Batch[TaskT]], None],
+        threads: BatchThreads[Batch[TaskT]],
+        on_gone: Callable[[BatchQueue[TaskT]], None],
+    ) -> None:
+        self.process = process_batch
+        self._threads = threads
+        self._lock = threads.lock
+        self._now_micros = threads.clock.now_micros
+        self._on_gone = on_gone
+        self._waiting: deque[Batch[TaskT]] = deque()
+        self._open: Batch[TaskT] = Batch()
+        self._running = 0
+        self._closed = False
+        self._gone = threading.Event()
+        self._adopt(options)
+
+    @property
+    def options(self) -> QueueOptions:
+        return self._options
+
+    @property
+    def num_enqueued_tasks(self) -> int:
+        """Tasks, not rows, in all waiting batches."""
+        with self._lock:
+            return sum(len(batch.tasks) for batch in self._waiting) + len(self._open.tasks)
+
+    @property
+    def num_enqueued_rows(self) -> int:
+        with self._lock:
+            return sum(batch.size for batch in self._waiting) + self._open.size
+
+    @property
+    def num_enqueued_batches(self) -> int:
+        """Waiting batches that hold a task."""
+        with self._lock:
+            return len(self._waiting) + bool(self._open.tasks)
+
+    @property
+    def scheduling_capacity(self) -> int:
+        """Rows that could still be scheduled; running batches do not count."""
+        with self._lock:
+            return self._capacity()
+
+    @property
+    def max_task_size(self) -> int:
+        return self._options.max_batch_size
+
+    def schedule(self, task: TaskT) -> None:
+        """Put `task` into the open batch, or its parts into several; never blocks.
+
+        Raises StatusError: INVALID_ARGUMENT for a task that is too large, UNAVAILABLE when the queue is full or
+        closed. A task without rows waits for the timeout like any other (TensorFlow never delivers it).
+        """
+        size = task.size
+        with self._lock:
+            if self._closed:
+                raise StatusError(
+                    "UNAVAILABLE", "The batch scheduling queue to which this task was submitted is closed"
+                )
+            if size > self._task_limit:
+                raise _invalid(f"Task size {size} is larger than maximum input batch size {self._task_limit}")
+            if self._open.size + size <= self._limit:
+                self._enqueue(task, size, self._now_micros())
+            elif self._splits:
+                self._split(task, size)
+            elif len(self._waiting) + 1 >= self._batches_max:
+                raise StatusError(
+                    "UNAVAILABLE",
+                    "The batch scheduling queue to which this task was submitted is full; currently "
+                    f"{len(self._waiting) + 1} batches enqueued and max_enqueued_batches is {self._batches_max}",
+                )
+            else:
+                self._enqueue(task, size, self._now_micros())
+
+    def set_options(self, options: QueueOptions) -> None:
+        """Replace the options between batches; what waits is batched anew under them, in order, and none is lost."""
+        options.validate()
+        with self._lock:
+            batches = [*self._waiting, self._open]
+            self._waiting.clear()
+            self._open = Batch()
+            self._adopt(options)
+            for batch in batches:
+                for task, enqueued_micros in zip(batch.tasks, batch.enqueued_micros, strict=True):
+                    self._enqueue(task, task.size, enqueued_micros)
+            self._threads.wake_all()
+
+    def close(self) -> None:
+        """Refuse new tasks, run at once what waits, and return when all of it has been processed."""
+        self.begin_close()
+        self._gone.wait()
+
+    def begin_close(self) -> None:
+        """`close` without the wait."""
+        with self._lock:
+            self._closed = True
+            self._threads.wake_all()
+            self._leave_if_done()
+
+    def take(self, now_micros: int) -> Batch[TaskT] | None:
+        """The oldest batch if it may run now; for the pool, with the lock held."""
+        if self._waiting:
+            self._running += 1
+            return self._waiting.popleft()
+        batch = self._open
+        if not batch.tasks or not self._schedulable(batch, now_micros):
+            return None
+        self._open = Batch()
+        self._trim(batch, now_micros)
+        self._running += 1
+        return batch
+
+    def first_opened_micros(self, now_micros: int) -> int | None:
+        """When the batch that `take` would yield was opened; None where it would yield none."""
+        if self._waiting:
+            return self._waiting[0].opened_micros
+        batch = self._open
+        return batch.opened_micros if batch.tasks and self._schedulable(batch, now_micros) else None
+
+    @property
+    def due_micros(self) -> int:
+        """When the open batch times out; NEVER_MICROS while it is empty. With the lock held."""
+        return self._open.opened_micros + self._timeout_micros if self._open.tasks else NEVER_MICROS
+
+    @property
+    def pending(self) -> bool:
+        """Whether any task waits; with the lock held."""
+        return bool(self._waiting or self._open.tasks)
+
+    def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
+        self._running -= 1
+        self._leave_if_done()
+
+    def _adopt(self, options: QueueOptions) -> None:
+        self._options = options
+        self._limit = options.batch_size_limit
+        self._task_limit = options.max_batch_size
+        self._timeout_micros = options.batch_timeout_micros
+        self._batches_max = max(options.max_enqueued_batches, 1)
+        self._splits = options.enable_large_batch_splitting
+
+    def _capacity(self) -> int:
+        free_batches = self._batches_max - len(self._waiting) - 1
+        return max(free_batches * self._limit + self._limit - self._open.size, 0)
+
+    def _enqueue(self, task: TaskT, size: int, enqueued_micros: int) -> None:
+        batch = self._open
+        if batch.tasks and batch.size + size > self._limit:
+            batch.close_reason = "full" if batch.size >= self._limit else "no_room"
+            self._waiting.append(batch)
+            if not batch.announced:
+                self._threads.wake()
+            batch = self._open = Batch()
+        batch.add(task, size, enqueued_micros)
+        if batch.announced:
+            return
+        if batch.size >= self._limit or self._timeout_micros == 0:
+            batch.announced = True
+            self._threads.wake()
+        elif len(batch.tasks) == 1:
+            self._threads.wake_at(enqueued_micros + self._timeout_micros)
+
+    def _split(self, task: TaskT, size: int) -> None:
+        if size > self._capacity():
+            raise StatusError(
+                "UNAVAILABLE",
+                "The batch scheduling queue to which this task was submitted is full; task size is "
+                f"{size} but scheduling capacity is only {self._capacity()} "
+                f"(num_enqueued_batches={len(self._waiting) + 1}, max_enqueued_batches={self._batches_max}, "
+                f"open_batch_size={self._open.size}, max_execution_batch_size={self._limit})",
+            )
+        sizes = split_sizes(size, self._limit - self._open.size, self._limit)
+        if len(sizes) == 1:
+            self._enqueue(task, size, self._now_micros())
+            return
+        if not hasattr(task, "split"):
+            raise _invalid("split_input_task_func must be specified when split_input_task is true: 1")
+        parts: Sequence[TaskT] = task.split(sizes)
+        now_micros = self._now_micros()
+        for part, part_size in zip(parts, sizes, strict=True):
+            self._enqueue(part, part_size, now_micros)
+
+    def _schedulable(self, batch: Batch[TaskT], now_micros: int) -> bool:
+        if batch.size >= self._limit:
+            batch.close_reason = "full"
+            return True
+        if now_micros >= batch.opened_micros + self._timeout_micros:
+            batch.close_reason = "timeout"
+            return True
+        batch.close_reason = "closed"
+        return self._closed
+
+    def _trim(self, batch: Batch[TaskT], now_micros: int) -> None:
+        """Move whole tasks from the end of `batch` to the new open batch, where the padding policy wants it."""
+        options = self._options
+        if options.batch_padding_policy == PAD_UP or not options.allowed_batch_sizes:
+            return
+        rows = size_to_trim_to(
+            batch.size, options.allowed_batch_sizes, options.batch_padding_policy, options.mean_cost
+        )
+        kept = tasks_within([task.size for task in batch.tasks], rows)
+        if rows == batch.size or kept is None:
+            return
+        left = self._open
+        for task, enqueued_micros in zip(batch.tasks[kept:], batch.enqueued_micros[kept:], strict=True):
+            left.add(task, task.size, enqueued_micros)
+        # As if the rows had come at a steady rate since the batch was opened (shared_batch_scheduler.h).
+        left.opened_micros = batch.opened_micros + int((now_micros - batch.opened_micros) * rows / batch.size)
+        del batch.tasks[kept:], batch.enqueued_micros[kept:]
+        batch.size = rows
+
+    def _leave_if_done(self) -> None:
+        if self._closed and not self._running and not self.pending and not self._gone.is_set():
+            self._gone.set()
+            self._on_gone(self)
+
+
+def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
+    """Rows of each part of a task: fill the open batch, then full batches, then the rest.
+
+    Source: `InputSplitMetadata`.
+    """
+    sizes = [min(size, open_slot)] if open_slot > 0 else []
+    rest = size - sum(sizes)
+    sizes += [limit] * (rest // limit)
+    if rest % limit or not sizes:
+        sizes.append(rest % limit)
+    return sizes
+
+
+def _invalid(message: str) -> StatusError:
+    return StatusError("INVALID_ARGUMENT", message)

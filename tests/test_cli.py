@@ -1,0 +1,225 @@
+"""Every mistake a user can make ends with one clear error, the right exit code, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+EMULATED = """\
+service_time: {base_ms: 2.0, per_row_ms: 0.05}
+inputs: {x: {dtype: float32, shape: [8]}}
+outputs: {y: {dtype: float32, shape: [2]}}
+"""
+SCENARIO = """\
+# yaml-language-server: $schema=../scenarios/scenario.schema.json
+name: emulated
+target:
+  kind: tfserving
+  model: MODEL
+request: {protocol: grpc, rows: 1}
+load: {arrivals: closed, concurrency: 16, warm_up: 200ms, duration: 500ms, seed: 1}
+slo: {p95: 100ms}
+objective: throughput
+search:
+  strategy: optuna
+  budget: {time: 15s, trials: 8}
+  space: {max_batch_size: [4, 16], batch_timeout_micros: [0, 1000], num_batch_threads: [1]}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    version = tmp_path / "emulated" / "1"
+    version.mkdir(parents=True)
+    (version / "emulated.yaml").write_text(EMULATED)
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
+    return path
+
+
+def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "batchtune", *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        start_new_session=True,
+    )
+
+
+def batchtune(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    process = start(*arguments, cwd=cwd)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        leftovers = [one for one in psutil.process_iter() if session_of(one.pid) == process.pid]
+        for one in leftovers:
+            one.kill()
+    assert "Traceback" not in err, err
+    assert not leftovers
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def servers_of(model: Path) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        if any(str(model) in word for word in one.info["cmdline"] or []) and "batchtune.server" in str(
+            one.info["cmdline"]
+        ):
+            found.append(one)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "expected"),
+    [
+        ("warm_up: 200ms", "warm-up: 200ms", ["warm-up", "did you mean", "warm_up"]),
+        ("duration: 500ms", "duration: 500 parsecs", ["load.duration", "500 parsecs"]),
+        ("num_batch_threads: [1]", "num_batch_threads: []", ["num_batch_threads"]),
+        ("protocol: grpc", "protocol: soap", ["request.protocol", "soap", "grpc"]),
+    ],
+)
+def test_a_mistake_in_the_scenario_names_file_line_and_key(
+    scenario: Path, wrong: str, right: str, expected: list[str]
+) -> None:
+    text = scenario.read_text()
+    line = next(number for number, one in enumerate(text.splitlines(), 1) if wrong in one)
+    scenario.write_text(text.replace(wrong, right))
+    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert f"{scenario.name}:{line}" in done.stderr
+    for word in expected:
+        assert word in done.stderr
+    assert done.stdout == ""
+    assert not (scenario.parent / "results").exists()
+
+
+def test_an_empty_search_space_is_refused(scenario: Path) -> None:
+    text = scenario.read_text()
+    scenario.write_text(text[: text.index("  space:")] + "  space: {}\n")
+    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    assert done.returncode == 2
+    assert "space" in done.stderr
+
+
+def test_a_model_that_does_not_exist_is_named(scenario: Path) -> None:
+    scenario.write_text(scenario.read_text().replace(str(scenario.parent / "emulated"), "imdb_transfomer"))
+    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    assert done.returncode == 2
+    assert "imdb_transfomer" in done.stderr
+    assert "did you mean 'imdb_transformer'" in done.stderr
+
+
+def test_a_missing_scenario_is_named(tmp_path: Path) -> None:
+    done = batchtune("sweep", "nothing.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing.yaml" in done.stderr
+
+
+def test_a_port_already_taken_ends_with_the_servers_own_words(scenario: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        text = scenario.read_text()
+        scenario.write_text(text.replace("kind: tfserving", f"kind: tfserving\n  flags: {{port: {port}}}"))
+        done = batchtune("sweep", scenario, cwd=scenario.parent)
+    assert done.returncode == 7
+    assert str(port) in done.stderr
+    assert not servers_of(scenario.parent)
+
+
+def test_a_command_that_does_not_exist_is_a_target_failure(scenario: Path) -> None:
+    text = scenario.read_text()
+    scenario.write_text(text.replace("kind: tfserving", "kind: tfserving\n  command: [no_such_model_server]"))
+    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    assert done.returncode == 7
+    assert "no_such_model_server" in done.stderr
+
+
+def test_recommending_without_a_run_says_what_to_do(tmp_path: Path) -> None:
+    done = batchtune("recommend", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "sweep" in done.stderr
+
+
+def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Path) -> None:
+    done = batchtune("sweep", scenario, "--json", cwd=scenario.parent)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    run = Path(scenario.parent / document["run"])
+    assert {"scenario.yaml", "provenance.json", "trials.jsonl", "recommendation.json"} <= {
+        one.name for one in run.iterdir()
+    }
+    assert (run / "batching_parameters.txt").read_text().startswith("max_batch_size")
+    assert document["configuration"]["batching"]["max_batch_size"] == 16
+    assert document["gain_over_no_batching"]["low"] > 1.5
+    assert "emulated" in json.dumps(document["caveats"])
+
+    again = batchtune("recommend", "--slo-p95", "90ms", cwd=scenario.parent)
+    assert again.returncode == 0, again.stderr
+    assert "max_batch_size" in again.stdout
+    assert "requests/s" in again.stdout
+
+    flags = batchtune("recommend", "--format", "triton", "--write", "config.pbtxt", cwd=scenario.parent)
+    assert flags.returncode == 0, flags.stderr
+    assert "dynamic_batching" in (scenario.parent / "config.pbtxt").read_text()
+
+    never = batchtune("recommend", "--slo-p95", "1us", cwd=scenario.parent)
+    assert never.returncode == 3
+    assert "nearest" in never.stderr
+
+    wrong = batchtune("recommend", "--slo-p95", "20 furlongs", cwd=scenario.parent)
+    assert wrong.returncode == 2
+    assert "20 furlongs" in wrong.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(scenario: Path, number: signal.Signals) -> None:
+    scenario.write_text(scenario.read_text().replace("budget: {time: 15s, trials: 8}", "budget: {time: 60s}"))
+    process = start("sweep", scenario, cwd=scenario.parent)
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        ledgers = list((scenario.parent / "results").glob("*/*/trials.jsonl"))
+        if ledgers and len(ledgers[0].read_text().splitlines()) >= 3:
+            break
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted" in err
+    assert "max_batch_size" in out or "no batching" in out
+    assert not servers_of(scenario.parent)
+
+
+def test_loading_prints_one_row_a_point(scenario: Path) -> None:
+    done = batchtune("load", scenario, "--concurrency", "1:4:x2", "--json", cwd=scenario.parent)
+    assert done.returncode == 0, done.stderr
+    points = json.loads(done.stdout)["points"]
+    assert [one["concurrency"] for one in points] == [1, 2, 4]
+    assert all(one["measurement"]["requests"] > 0 for one in points)
+
+
+def test_version_is_printed() -> None:
+    done = batchtune("--version", cwd=Path.cwd())
+    assert done.stdout.startswith("batchtune 0.")

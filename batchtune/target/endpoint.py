@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchtune.errors import TargetError, UsageError
@@ -54,6 +55,21 @@ class TlsOptions:
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
         return context
+
+    def pem_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """The contents of CA, key and certificate files, in the order that grpcio's channel credentials take.
+
+        Raises:
+            UsageError: a file that cannot be read.
+        """
+        try:
+            ca, key, certificate = (
+                Path(name).read_bytes() if name else None
+                for name in (self.ca_file, self.key_file, self.certificate_file)
+            )
+        except OSError as error:
+            raise UsageError(f"TLS files cannot be used: {error}", hint="give PEM files") from error
+        return ca, key, certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

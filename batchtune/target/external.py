@@ -1,0 +1,106 @@
+"""How do we reach a server that somebody else runs? Nothing is launched, nothing is stopped, nothing reconfigured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from batchtune.errors import TargetError, UsageError
+from batchtune.target.endpoint import Endpoint, TlsOptions, read_signature
+from batchtune.wire.protos import GetModelMetadataRequest, GetModelMetadataResponse, SignatureDefMap
+from batchtune.wire.tensors import Signature, signature_from_def
+
+if TYPE_CHECKING:
+    import grpc
+
+_LIMIT_S = 5.0
+
+
+def external_endpoint(
+    *, model_name: str, rest_url: str | None, grpc_url: str | None, tls: TlsOptions | None = None
+) -> Endpoint:
+    """The endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
+
+    Raises:
+        UsageError: a URL without host or port, of another scheme, or two URLs of different hosts.
+    """
+    hosts, ports, secure = [], {}, False
+    for option, url, schemes in (
+        ("--rest-url", rest_url, ("http", "https")),
+        ("--grpc-url", grpc_url, ("grpc", "grpcs")),
+    ):
+        if url is None:
+            continue
+        host, port, scheme = _split(option, url if "://" in url else f"{schemes[0]}://{url}", schemes)
+        hosts.append(host)
+        ports[option] = port
+        secure = secure or scheme == schemes[1]
+    if not hosts or len(set(hosts)) > 1:
+        raise UsageError("--rest-url and --grpc-url must name one host", hint="give the same host in both")
+    return Endpoint(
+        model_name=model_name,
+        host=hosts[0],
+        rest_port=ports.get("--rest-url"),
+        grpc_port=ports.get("--grpc-url"),
+        tls=(tls or TlsOptions()) if secure else None,
+    )
+
+
+def external_signature(endpoint: Endpoint, name: str) -> Signature:
+    """The model's own metadata, by REST where there is a REST port, else by gRPC.
+
+    Raises:
+        TargetError: nobody answers, or there is no such model or signature.
+    """
+    if endpoint.rest_port is not None:
+        return read_signature(endpoint, name)
+    definitions = _grpc_signatures(endpoint)
+    if name not in definitions.signature_def:
+        known = ", ".join(sorted(definitions.signature_def))
+        raise TargetError(
+            f"model {endpoint.model_name!r} has no signature {name!r}",
+            hint=f"set request.signature to one of: {known}",
+        )
+    return signature_from_def(name, definitions.signature_def[name])
+
+
+def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
+    import grpc
+
+    request = GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = endpoint.model_name
+    with _channel(endpoint) as channel:
+        call = channel.unary_unary(
+            "/tensorflow.serving.PredictionService/GetModelMetadata",
+            request_serializer=GetModelMetadataRequest.SerializeToString,
+            response_deserializer=GetModelMetadataResponse.FromString,
+        )
+        try:
+            answer = call(request, timeout=_LIMIT_S)
+        except grpc.RpcError as error:
+            raise TargetError(f"{endpoint.grpc_authority}: {error.code().name}: {error.details()}") from error
+    definitions = SignatureDefMap()
+    if not answer.metadata["signature_def"].Unpack(definitions):
+        raise TargetError(f"{endpoint.grpc_authority}: the metadata hold no signature_def")
+    return definitions
+
+
+def _channel(endpoint: Endpoint) -> grpc.Channel:
+    import grpc
+
+    if endpoint.tls is None:
+        return grpc.insecure_channel(endpoint.grpc_authority)
+    return grpc.secure_channel(
+        endpoint.grpc_authority, grpc.ssl_channel_credentials(*endpoint.tls.pem_files())
+    )
+
+
+def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"{option}: {url!r}: {error}", hint="write HOST:PORT") from error
+    if parts.scheme not in schemes or not host or port is None or parts.path not in {"", "/"}:
+        raise UsageError(f"{option}: {url!r} is no address", hint=f"write {schemes[0]}://HOST:PORT")
+    return host, port, parts.scheme

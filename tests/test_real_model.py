@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from batchtune.batching import BatchingParameters, Configuration
+from batchtune.scenario.spec import TargetSpec
 from batchtune.target.telemetry import activity
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 
@@ -26,7 +27,7 @@ def tokens() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[TfServingTarget]:
-    with TfServingTarget(model="imdb_transformer") as target:
+    with TfServingTarget(TargetSpec(model="imdb_transformer")) as target:
         parameters = BatchingParameters(
             max_batch_size=8, batch_timeout_micros=2_000, num_batch_threads=2, max_enqueued_batches=100
         )

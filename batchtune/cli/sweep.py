@@ -47,13 +47,7 @@ def run_sweep(
 
 
 def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> None:
-    target = TfServingTarget(
-        model=scenario.target.model,
-        flags=scenario.target.flags,
-        command=scenario.target.command,
-        device=scenario.target.device,
-        on_event=view.event,
-    )
+    target = TfServingTarget(scenario.target, on_event=view.event)
     with target, LoadFleet() as fleet:
         for finished in sweep(scenario, target, fleet, finished=tuple(trials), on_progress=view.progress):
             run.append(finished.trial, finished.samples)

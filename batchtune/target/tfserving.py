@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from batchtune.batching import Configuration, format_tfserving_text, to_dict
 from batchtune.errors import TargetError, UsageError
+from batchtune.scenario.spec import TargetSpec
 from batchtune.target.endpoint import Endpoint, control_client, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.telemetry import Counters, read_counters
@@ -37,23 +38,11 @@ class ApplyRecord:
 
 
 class TfServingTarget:
-    """A launched server; a context manager that stops it. `flags` are the scenario's server flags."""
+    """A launched server, as the scenario's `target` describes it; a context manager that stops it."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        flags: Mapping[str, Any] | None = None,
-        command: list[str] | None = None,
-        device: str = "auto",
-        ready_limit_s: float = 120.0,
-        on_event: Callable[[str], None] = lambda _text: None,
-    ) -> None:
-        self._model = model
-        self._flags = {name.lstrip("-"): str(value) for name, value in (flags or {}).items()}
-        self._command = command
-        self._device = device
-        self._ready_limit_s = ready_limit_s
+    def __init__(self, spec: TargetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
+        self._spec = spec
+        self._flags = {name.lstrip("-"): _flag_text(value) for name, value in spec.flags.items()}
         self._on_event = on_event
         self._directory = Path(tempfile.mkdtemp(prefix="batchtune-"))
         self._process: ServerProcess | None = None
@@ -82,7 +71,7 @@ class TfServingTarget:
         if running and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
         same_flags = self._in_force is not None and configuration.flags == self._in_force.flags
-        if running and self._command is None and same_flags:
+        if running and self._spec.command is None and same_flags:
             self._apply_hot(configuration)
             how: Literal["hot", "restart"] = "hot"
         else:
@@ -153,7 +142,7 @@ class TfServingTarget:
         # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
         grpc_port = int(flags.pop("port", 0)) or free_port()
         rest_port = int(flags.pop("rest_api_port", 0)) or free_port()
-        model_name = flags.pop("model_name", None) or _served_name(self._model)
+        model_name = flags.pop("model_name", None) or _served_name(self._spec.model)
         arguments = [
             f"--port={grpc_port}",
             f"--rest_api_port={rest_port}",
@@ -168,22 +157,28 @@ class TfServingTarget:
         self._process.start()
         try:
             wait_until_ready(
-                self._endpoint, limit_s=self._ready_limit_s, still_alive=self._process.raise_if_dead
+                self._endpoint, limit_s=self._spec.ready_timeout_s, still_alive=self._process.raise_if_dead
             )
         except BaseException:
             self._process.stop()
             raise
 
     def _program(self) -> list[str]:
-        if self._command is not None:
-            return self._command
-        return [sys.executable, "-m", "batchtune.server", "--enable_tuning_api", f"--device={self._device}"]
+        if self._spec.command is not None:
+            return list(self._spec.command)
+        return [
+            sys.executable,
+            "-m",
+            "batchtune.server",
+            "--enable_tuning_api",
+            f"--device={self._spec.device}",
+        ]
 
     def _model_arguments(self, flags: Mapping[str, str]) -> list[str]:
         if "model_config_file" in flags:
             return []
         if self._base_path is None:
-            self._base_path = resolve_model(self._model, on_event=self._on_event)
+            self._base_path = resolve_model(self._spec.model, on_event=self._on_event)
         return [f"--model_base_path={self._base_path}"]
 
     def _batching_arguments(self, configuration: Configuration) -> list[str]:
@@ -240,6 +235,10 @@ def _sample_model(name: str, on_event: Callable[[str], None]) -> Path:
 
 def _served_name(model: str) -> str:
     return Path(model).name if "/" in model else model
+
+
+def _flag_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _error_text(body: str) -> str:

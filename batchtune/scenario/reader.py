@@ -1,0 +1,228 @@
+"""Is this file a scenario we can run, and if not, which lines say what instead of what?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from batchtune.errors import ScenarioError
+from batchtune.scenario import yaml_document
+from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import parse_duration_s, parse_rate_rps, parse_ratio
+from batchtune.scenario.yaml_document import Document, parse_override, parse_yaml
+
+__all__ = [
+    "format_scenario",
+    "json_schema",
+    "parse_duration_s",
+    "parse_rate_rps",
+    "parse_ratio",
+    "parse_scenario",
+    "read_scenario",
+    "read_variants",
+]
+
+_MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
+
+
+def read_scenario(path: Path | str, *, overrides: Iterable[str] = ()) -> Scenario:
+    """The scenario in a file, with `key.key=value` overrides laid over it.
+
+    File names in it are relative to its directory. Its variants are checked too.
+
+    Raises:
+        ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
+    """
+    return parse_scenario(
+        _text(Path(path)), source=str(path), directory=Path(path).parent, overrides=overrides
+    )
+
+
+def parse_scenario(
+    text: str, *, source: str = "<string>", directory: Path | None = None, overrides: Iterable[str] = ()
+) -> Scenario:
+    """The scenario in a YAML text; `source` names it in errors, file names in it are relative to `directory`.
+
+    Raises:
+        ScenarioError: as `read_scenario`.
+    """
+    document = _overridden(parse_yaml(text, source=source), overrides)
+    scenario = _validated(document, directory)
+    _variants(document, scenario, directory)
+    return scenario
+
+
+def read_variants(path: Path | str, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
+    """Each variant of the scenario in a file as a scenario of its own, in the order of the file.
+
+    Raises:
+        ScenarioError: as `read_scenario`.
+    """
+    directory = Path(path).parent
+    document = _overridden(parse_yaml(_text(Path(path)), source=str(path)), overrides)
+    return _variants(document, _validated(document, directory), directory)
+
+
+def format_scenario(scenario: Scenario) -> str:
+    """The scenario as YAML with every default spelt out; `parse_scenario` reads it back as an equal scenario."""
+    return _MODELINE + yaml.safe_dump(scenario.document(), sort_keys=False, allow_unicode=True, width=100)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a scenario file, for editors."""
+    schema = Scenario.model_json_schema(by_alias=True)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "batchtune scenario",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        there = sorted(one.name for one in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        near = get_close_matches(path.name, there, n=1) or there
+        hint = f"there is {path.parent / near[0]}" if near else "`batchtune init` writes one"
+        raise ScenarioError(f"{path}: no such file", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _overridden(document: Document, overrides: Iterable[str]) -> Document:
+    for override in overrides:
+        document = document.overlaid(parse_override(override))
+    return document
+
+
+def _variants(document: Document, scenario: Scenario, directory: Path | None) -> dict[str, Scenario]:
+    base = Document(data={**document.data, "variants": {}}, places=document.places)
+    return {
+        name: _validated(base.overlaid(document.under("variants", name)), directory, variant=name)
+        for name in scenario.variants
+    }
+
+
+def _validated(document: Document, directory: Path | None, *, variant: str = "") -> Scenario:
+    context = {"directory": directory or Path()}
+    try:
+        return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems = [_problem(one, document) for one in error.errors(include_url=False)]
+    where = f"variants.{variant}: " if variant else ""
+    problems = sorted(set(problems))
+    if len(problems) == 1:
+        _, place, what, hint = problems[0]
+        raise ScenarioError(f"{place}: {where}{what}", hint=hint)
+    lines = [f"{place}: {where}{what}" + (f" ({hint})" if hint else "") for _, place, what, hint in problems]
+    raise ScenarioError("\n".join(lines))
+
+
+def _problem(error: Mapping[str, Any], document: Document) -> tuple[int, str, str, str]:
+    """The sort key, the place, what is wrong and the hint of one pydantic error."""
+    context = error.get("ctx") or {}
+    missing = error["loc"][-1:] if error["type"] == "missing" else ()
+    path = (*_path_in(document.data, error["loc"]), *missing, *context.get("at", ()))
+    key = ".".join(str(part) for part in path)
+    what, hint = _described(error, path)
+    place = document.place_of(path)
+    line = place.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0, place, f"{key}: {what}" if key else what, hint
+
+
+def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str, str]:
+    given = error.get("input")
+    context = error.get("ctx") or {}
+    match error["type"]:
+        case "problem":
+            return context.get("what", error["msg"]), context.get("hint", "")
+        case "extra_forbidden":
+            known = _known_keys(path[:-1])
+            near = get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
+            return "unknown key", f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+        case "missing":
+            return f"missing ({_description(path)})", ""
+        case "literal_error":
+            choices = [one.strip("'") for one in str(context["expected"]).replace(" or ", ", ").split(", ")]
+            near = get_close_matches(str(given), choices, n=1, cutoff=0.6)
+            return (
+                f"expected {context['expected']}; was {given!r}",
+                f"did you mean {near[0]!r}?" if near else "",
+            )
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return (
+                f"expected keys and values; was {_short(given)}",
+                f"known are: {', '.join(_known_keys(path))}",
+            )
+        case _:
+            wanted = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+            return f"{wanted.replace('a valid integer', 'a whole number')}; was {_short(given)}", ""
+
+
+def _path_in(data: Any, location: Iterable[str | int]) -> yaml_document.Path:
+    """The parts of a pydantic location that are keys of the document; the rest are names of union members."""
+    path: list[str | int] = []
+    for part in location:
+        present = (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        )
+        if present:
+            path.append(part)
+            data = data[part]
+    return tuple(path)
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return json_schema()
+
+
+def _schemas_at(path: yaml_document.Path) -> list[dict[str, Any]]:
+    """The schemas that the value at this path may follow."""
+    found = _alternatives(_schema())
+    for part in path:
+        below: list[dict[str, Any]] = []
+        for schema in found:
+            if isinstance(part, int):
+                below += _alternatives(schema.get("items"))
+            elif part in schema.get("properties", {}):
+                below += _alternatives(schema["properties"][part])
+            else:
+                below += _alternatives(schema.get("additionalProperties"))
+        found = below
+    return found
+
+
+def _alternatives(schema: Any) -> list[dict[str, Any]]:
+    if not isinstance(schema, dict):
+        return []
+    found = [schema]
+    if "$ref" in schema:
+        found += _alternatives(_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
+    for word in ("anyOf", "oneOf", "allOf"):
+        for one in schema.get(word, []):
+            found += _alternatives(one)
+    return found
+
+
+def _known_keys(path: yaml_document.Path) -> list[str]:
+    return list(dict.fromkeys(key for schema in _schemas_at(path) for key in schema.get("properties", {})))
+
+
+def _description(path: yaml_document.Path) -> str:
+    described = [schema["description"] for schema in _schemas_at(path) if "description" in schema]
+    return described[0] if described else f"a value for {path[-1]}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,184 @@
+"""How are durations, rates and ratios written, on the command line and in scenarios?
+
+`20ms`, `1m30s`; `500/s`, `2k/s`; `1%`, `0.01`. Numbers in scenario files carry their unit, so that `20` is never
+taken for seconds by one reader and for milliseconds by the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from batchtune.errors import UsageError
+
+_SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "μs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+}
+_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
+_DURATION = rf"{_NUMBER} ?(?:ns|us|µs|μs|ms|s|min|m|h)"
+_DURATION_PART = re.compile(rf"({_NUMBER}) ?(ns|us|µs|μs|ms|s|min|m|h)(?![a-zµμ])\s*")
+_RATE = re.compile(rf"({_NUMBER}) ?([kM]?)(?: ?(/s|/min|/m|/h|rps))?")
+_PER_SECOND = {"/s": 1.0, "rps": 1.0, None: 1.0, "/min": 1 / 60, "/m": 1 / 60, "/h": 1 / 3600}
+_PERCENT = re.compile(rf"({_NUMBER}) ?%")
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds from a duration with its unit: `20ms`, `1.5s`, `3m`, `1m30s`, `500us`; `0` needs none.
+
+    Raises:
+        UsageError: no number, no unit or an unknown one.
+    """
+    stripped = text.strip()
+    if stripped == "0":
+        return 0.0
+    total, at = Decimal(0), 0
+    while match := _DURATION_PART.match(stripped, at):
+        total += Decimal(match[1]) * _SECONDS[match[2]]
+        at = match.end()
+    if at == 0 or at != len(stripped):
+        bare = re.fullmatch(_NUMBER, stripped)
+        raise UsageError(
+            f"expected a duration with its unit, such as 20ms, 1.5s or 3m; was {text!r}",
+            hint=f"write {stripped}ms or {stripped}s" if bare else "units: ns, us, ms, s, m, h",
+        )
+    return float(total)
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact text that `parse_duration_s` reads back as the same float: `20ms`, `1.5s`."""
+    exact = Decimal(repr(float(seconds)))
+    unit = "s" if exact >= 1 or not exact else "ms" if exact >= _SECONDS["ms"] else "us"
+    return f"{_plain(exact / _SECONDS[unit])}{unit}"
+
+
+def parse_rate_rps(text: str) -> float:
+    """Requests per second from `500`, `500/s`, `30/min`, `2k/s` or `500rps`.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"expected a rate such as 500/s or 30/min; was {text!r}")
+    thousands = {"": 1, "k": 1_000, "M": 1_000_000}[match[2]]
+    return float(Decimal(match[1]) * thousands) * _PER_SECOND[match[3]]
+
+
+def parse_ratio(text: str) -> float:
+    """A ratio from `1%` or `0.01`.
+
+    Raises:
+        UsageError: anything else.
+    """
+    percent = _PERCENT.fullmatch(text.strip())
+    if percent:
+        return float(Decimal(percent[1]) / 100)
+    if re.fullmatch(_NUMBER, text.strip()):
+        return float(text)
+    raise UsageError(f"expected a percentage such as 1%, or a ratio such as 0.01; was {text!r}")
+
+
+def problem(what: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> PydanticCustomError:
+    """What a validator raises: `at` leads from the validated value to the key that is wrong."""
+    details: Mapping[str, Any] = {"what": what, "hint": hint, "at": at}
+    return PydanticCustomError("problem", "{what}", dict(details))
+
+
+def _plain(number: Decimal) -> str:
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _seconds(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str):
+        return _parsed(parse_duration_s, value)
+    if info.context and isinstance(value, int | float) and value != 0:
+        raise problem(
+            f"expected a duration with its unit, such as 20ms, 1.5s or 3m; was {value}",
+            hint=f"write {value}ms or {value}s",
+        )
+    return _number(value, "a duration such as 20ms, 1.5s or 3m")
+
+
+def _rate(value: object) -> object:
+    if isinstance(value, str):
+        return _parsed(parse_rate_rps, value)
+    return _number(value, "a rate such as 500/s")
+
+
+def _ratio(value: object) -> object:
+    number = (
+        _parsed(parse_ratio, value) if isinstance(value, str) else _number(value, "a percentage such as 1%")
+    )
+    if not 0 <= number <= 1:
+        hint = f"write {value}%" if isinstance(value, int) else ""
+        raise problem(f"expected a percentage such as 1%, or a ratio from 0 to 1; was {value}", hint=hint)
+    return number
+
+
+def _number(value: object, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise problem(f"expected {expected}; was {value!r}")
+    return float(value)
+
+
+def _parsed(parse: Any, text: str) -> float:
+    try:
+        number: float = parse(text)
+    except UsageError as error:
+        raise problem(error.message, hint=error.hint) from error
+    return number
+
+
+def _positive(value: object) -> object:
+    if isinstance(value, float) and not value > 0:
+        raise problem("expected more than 0")
+    return value
+
+
+_DURATION_SCHEMA = {
+    "type": ["string", "integer"],
+    "pattern": rf"^({_DURATION}\s*)+$|^0$",
+    "maximum": 0,
+    "minimum": 0,
+    "examples": ["20ms", "1.5s", "3m"],
+}
+_RATE_SCHEMA = {
+    "type": ["number", "string"],
+    "exclusiveMinimum": 0,
+    "pattern": rf"^{_NUMBER} ?[kM]?( ?(/s|/min|/m|/h|rps))?$",
+    "examples": ["500/s", "30/min"],
+}
+_RATIO_SCHEMA = {
+    "type": ["number", "string"],
+    "minimum": 0,
+    "maximum": 1,
+    "pattern": rf"^{_NUMBER} ?%?$",
+    "examples": ["1%", 0.01],
+}
+
+_as_duration = PlainSerializer(format_duration, when_used="json")
+# BeforeValidators run from the last to the first: the text is parsed before its sign is looked at.
+_checked_positive = BeforeValidator(_positive)
+
+Seconds = Annotated[float, BeforeValidator(_seconds), _as_duration, WithJsonSchema(_DURATION_SCHEMA)]
+PositiveSeconds = Annotated[
+    float, _checked_positive, BeforeValidator(_seconds), _as_duration, WithJsonSchema(_DURATION_SCHEMA)
+]
+RateRps = Annotated[float, _checked_positive, BeforeValidator(_rate), WithJsonSchema(_RATE_SCHEMA)]
+Ratio = Annotated[float, BeforeValidator(_ratio), WithJsonSchema(_RATIO_SCHEMA)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Whole = Annotated[int, Field(ge=0, strict=True)]

@@ -1,0 +1,183 @@
+"""What does a YAML text say, and on which line does each key stand?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+from batchtune.errors import ScenarioError
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_NODES_MAX = 100_000
+_ComposeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Plain data, and for the path of each key and list item the place where it stands, as `file:line`."""
+
+    data: dict[str, Any]
+    places: dict[Path, str] = field(default_factory=dict)
+
+    def place_of(self, path: Path) -> str:
+        """The place of the path, or of the nearest enclosing key that has one."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, "")
+
+    def overlaid(self, other: Document) -> Document:
+        """This document with the other's mappings merged in; any other value of the other replaces ours."""
+        return Document(data=_merged(self.data, other.data), places={**self.places, **other.places})
+
+    def under(self, *prefix: str | int) -> Document:
+        """The part below `prefix` as a document of its own."""
+        data: Any = self.data
+        for part in prefix:
+            data = data[part]
+        places = {
+            path[len(prefix) :]: at for path, at in self.places.items() if path[: len(prefix)] == prefix
+        }
+        return Document(data=data, places=places)
+
+
+def parse_yaml(text: str, *, source: str) -> Document:
+    """The document of one YAML mapping.
+
+    Keys are taken as they are written, so that `on` stays `on`.
+
+    Raises:
+        ScenarioError: `source:line: …` for text that is no YAML, no mapping, or has a key twice.
+    """
+    try:
+        root = yaml.compose(text, Loader=_ComposeLoader)
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(error, text, source) from error
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+    if root is None:
+        raise ScenarioError(f"{source}: the file is empty", hint="a scenario begins with name: and target:")
+    if not isinstance(root, yaml.MappingNode):
+        raise ScenarioError(
+            f"{source}:{_line(root)}: expected keys such as name: and target:, not a list or a word"
+        )
+    reader = _Reader(source)
+    data = reader.plain(root, ())
+    return Document(data=data, places=reader.places)
+
+
+def parse_override(text: str) -> Document:
+    """The document of one `a.b.c=value`, the value being YAML (`--set load.rate=500/s`).
+
+    Raises:
+        ScenarioError: no `=`, an empty key, or a value that is no YAML.
+    """
+    source = f"--set {text}"
+    name, separator, value = text.partition("=")
+    # The one key that has a dot in its name.
+    keys = ["p99.9" if key == "p99_9" else key for key in name.strip().replace("p99.9", "p99_9").split(".")]
+    if not separator or not all(keys):
+        raise ScenarioError(f"{source}: expected key=value, such as load.duration=10s")
+    try:
+        data: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from error
+    for key in reversed(keys):
+        data = {key: data}
+    places: dict[Path, str] = {tuple(keys[: length + 1]): source for length in range(len(keys))}
+    return Document(data=data, places={path: at for path, at in places.items() if len(path) == len(keys)})
+
+
+class _Reader:
+    """Turns nodes into plain data and notes where each stands."""
+
+    def __init__(self, source: str) -> None:
+        self.places: dict[Path, str] = {(): f"{source}:1"}
+        self._source = source
+        self._scalars = yaml.SafeLoader("")
+        self._open: list[yaml.Node] = []
+        self._nodes = 0
+
+    def plain(self, node: yaml.Node, path: Path) -> Any:
+        self._nodes += 1
+        if node in self._open or self._nodes > _NODES_MAX:
+            raise ScenarioError(
+                f"{self._source}:{_line(node)}: an alias that contains itself, or too large a document"
+            )
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self._item(one, (*path, at)) for at, one in enumerate(node.value)]
+            return self._scalar(node)
+        finally:
+            self._open.pop()
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        inherited: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                for mapping in self._merged_in(value_node, path):
+                    inherited = {**mapping, **inherited}
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ScenarioError(f"{self._source}:{_line(key_node)}: a key must be a word")
+            key = key_node.value
+            if key in lines:
+                raise ScenarioError(
+                    f"{self._source}:{_line(key_node)}: {'.'.join(map(str, (*path, key)))}: given twice, "
+                    f"first on line {lines[key]}",
+                    hint="keep one of them",
+                )
+            lines[key] = _line(key_node)
+            self.places[(*path, key)] = f"{self._source}:{lines[key]}"
+            own[key] = self.plain(value_node, (*path, key))
+        return {**inherited, **own}
+
+    def _merged_in(self, node: yaml.Node, path: Path) -> Iterator[Mapping[str, Any]]:
+        for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(one, yaml.MappingNode):
+                raise ScenarioError(f"{self._source}:{_line(one)}: <<: expected a mapping to merge")
+            yield self.plain(one, path)
+
+    def _item(self, node: yaml.Node, path: Path) -> Any:
+        self.places[path] = f"{self._source}:{_line(node)}"
+        return self.plain(node, path)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            return self._scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            raise ScenarioError(f"{self._source}:{_line(node)}: {node.value!r} cannot be read") from error
+
+
+def _merged(base: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in other.items():
+        ours = merged.get(key)
+        merged[key] = _merged(ours, value) if isinstance(ours, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _syntax_error(error: yaml.MarkedYAMLError, text: str, source: str) -> ScenarioError:
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark else 1
+    lines = text.splitlines()
+    culprit = lines[line - 1] if line <= len(lines) else ""
+    hint = ""
+    if "\t" in culprit[: len(culprit) - len(culprit.lstrip())] or "'\\t'" in str(error.problem):
+        hint = "indent with spaces; YAML allows no tabs there"
+    elif ":" in str(error.problem) or "mapping" in str(error.problem):
+        hint = "check the indentation of this line and the one before"
+    return ScenarioError(f"{source}:{line}: not YAML: {error.problem or error.context}", hint=hint)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

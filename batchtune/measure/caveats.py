@@ -1,0 +1,145 @@
+"""Why might a figure deserve less trust? The closed list, each with one piece of advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Touches = Literal["latency", "throughput", "server", "everything"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caveat:
+    """One reason for distrust: `code` of the closed list, `text` with the figures, `advice` on what to do."""
+
+    code: str
+    text: str
+    advice: str
+
+    @property
+    def touches(self) -> Touches:
+        """Which figures it touches; a code of another version touches everything."""
+        return _KNOWN[self.code].touches if self.code in _KNOWN else "everything"
+
+    @property
+    def blames_client(self) -> bool:
+        return self.code in CLIENT_CODES
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "text": self.text, "advice": self.advice}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Caveat:
+        return cls(code=values["code"], text=values["text"], advice=values["advice"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    touches: Touches
+    text: str
+    advice: str
+
+
+CLIENT_CODES: Final = frozenset({"client_late", "client_behind", "client_busy", "client_near_limit"})
+HOST_CODES: Final = frozenset({"host_steal", "host_canary"})
+
+_MORE_CLIENT = "give the load generator more processes or cores, or another machine, and measure again"
+_QUIET_HOST = "stop other work on this machine, or repeat; noisy trials are repeated at most twice"
+
+_KNOWN: Final[Mapping[str, _Known]] = {
+    "client_late": _Known(
+        "latency",
+        "requests left the client late: p99 of the send lag {lag_ms:.3g} ms, {late_ratio:.2%} late by more than "
+        "{tolerance_ms:.3g} ms",
+        _MORE_CLIENT,
+    ),
+    "client_behind": _Known(
+        "everything",
+        "the client was ready to send only {sent_ratio:.1%} of the requests in time",
+        _MORE_CLIENT,
+    ),
+    "few_connections": _Known(
+        "latency",
+        "requests waited for a free connection or stream: p99 {wait_ms:.3g} ms",
+        "allow more connections or in-flight requests, if the service will have them",
+    ),
+    "client_busy": _Known(
+        "everything", "the client used {cpu_ratio:.0%} of the CPU that it has", _MORE_CLIENT
+    ),
+    "client_near_limit": _Known(
+        "everything",
+        "{rate_rps:.4g} requests/s is {ratio:.0%} of the most that this client can send ({client_max_rps:.4g}/s)",
+        _MORE_CLIENT,
+    ),
+    "nothing_measured": _Known(
+        "everything",
+        "no request was due within the window of {window_s:.3g} s after a warm-up of {warm_up_s:.3g} s",
+        "measure for longer or raise the rate",
+    ),
+    "few_requests": _Known(
+        "latency",
+        "{requests} requests are too few to bound {quantile} from above",
+        "measure for longer: at least {needed} requests, more when they share batches",
+    ),
+    "errors": _Known(
+        "latency",
+        "{errors} of {requests} requests failed ({classes}); they count as slower than any limit",
+        "see the first error texts and the server's log",
+    ),
+    "growing_backlog": _Known(
+        "everything",
+        "answers came at {ratio:.1%} of the offered rate: the queue was growing",
+        "the rate is above capacity; latency depends on how long one measures",
+    ),
+    "not_steady": _Known(
+        "everything",
+        "latency was still drifting when the run ended (MSER-5 finds no steady second half)",
+        "lengthen warm-up and duration",
+    ),
+    "warm_up_short": _Known(
+        "everything",
+        "the warm-up was {warm_up_s:.3g} s where {needed_s:.3g} s are called for",
+        "raise `load.warm_up`",
+    ),
+    "stopped_early": _Known(
+        "everything",
+        "stopped after {elapsed_s:.3g} s, before its planned end",
+        "the verdict stands; the figures are rough",
+    ),
+    "emulated_device": _Known(
+        "server",
+        "the device is emulated by its service time",
+        "judge the tool by this, not a model or a device",
+    ),
+    "no_server_counters": _Known(
+        "server",
+        "the server tells nothing about its batches",
+        "turn on its monitoring page to learn batch sizes and queue waits",
+    ),
+    "host_steal": _Known(
+        "everything", "the hypervisor took {steal_ratio:.1%} of the CPU time away", _QUIET_HOST
+    ),
+    "host_canary": _Known(
+        "everything",
+        "a fixed loop ran {canary_change:+.0%} against this session's median",
+        _QUIET_HOST,
+    ),
+    "host_pressure": _Known(
+        "everything",
+        "some task waited for a CPU {pressure_ratio:.0%} of the time",
+        "pin client and server to different cores, or use more of them",
+    ),
+}
+
+CODES: Final = tuple(_KNOWN)
+
+
+def caveat(code: str, **figures: Any) -> Caveat:
+    """A caveat of the closed list with its figures filled in.
+
+    Raises:
+        KeyError: the code is not on the list, or a figure of its text is missing.
+    """
+    known = _KNOWN[code]
+    return Caveat(code=code, text=known.text.format(**figures), advice=known.advice.format(**figures))

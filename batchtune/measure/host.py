@@ -1,0 +1,137 @@
+"""Was the machine itself quiet? Steal, pressure, and a fixed loop timed before and after (measurement.md 2.1)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchtune.measure.caveats import Caveat, caveat
+
+MOST_STEAL_RATIO = 0.02
+MOST_CANARY_CHANGE = 0.05
+MUCH_PRESSURE_RATIO = 0.5
+CANARY_LOOPS = 60_000
+CANARY_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """One look at the machine; None where its kernel does not tell.
+
+    `steal_ticks` and `cpu_ticks` since boot over all CPUs, `pressure_s` the time some task waited for a CPU,
+    `canary_s` the median time of the fixed loop.
+    """
+
+    monotonic_s: float
+    steal_ticks: int | None
+    cpu_ticks: int | None
+    pressure_s: float | None
+    canary_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNoise:
+    """What happened between two readings; `canary_change` is against the session's median, 0 without one."""
+
+    steal_ratio: float
+    pressure_ratio: float
+    canary_change: float
+
+    @property
+    def noisy(self) -> bool:
+        return self.steal_ratio > MOST_STEAL_RATIO or abs(self.canary_change) > MOST_CANARY_CHANGE
+
+    def caveats(self) -> tuple[Caveat, ...]:
+        """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
+        found = []
+        if self.steal_ratio > MOST_STEAL_RATIO:
+            found.append(caveat("host_steal", steal_ratio=self.steal_ratio))
+        if abs(self.canary_change) > MOST_CANARY_CHANGE:
+            found.append(caveat("host_canary", canary_change=self.canary_change))
+        if self.pressure_ratio > MUCH_PRESSURE_RATIO:
+            found.append(caveat("host_pressure", pressure_ratio=self.pressure_ratio))
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class HostGuard:
+    """Remembers the session's canary times: `begin()` before a trial, `end()` after it."""
+
+    canaries_s: list[float] = field(default_factory=list)
+    _before: HostReading | None = None
+
+    def begin(self) -> None:
+        self._before = read_host()
+
+    def end(self) -> HostNoise:
+        """The noise since `begin()`; without one, since now."""
+        after = read_host()
+        before = self._before or after
+        usual_s = statistics.median(self.canaries_s) if len(self.canaries_s) >= 4 else None
+        self.canaries_s += [before.canary_s, after.canary_s]
+        self._before = None
+        return noise_between(before, after, usual_canary_s=usual_s)
+
+
+def noise_between(
+    before: HostReading, after: HostReading, *, usual_canary_s: float | None = None
+) -> HostNoise:
+    """Ratios between two readings; sensors that the kernel lacks count as quiet.
+
+    The faster of the two canaries counts: one that was merely preempted says little, two slow ones say that the clock
+    or the neighbours changed.
+    """
+    steal_ratio = 0.0
+    if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
+        ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
+        steal_ratio = ((after.steal_ticks or 0) - (before.steal_ticks or 0)) / ticks if ticks > 0 else 0.0
+    pressure_ratio = 0.0
+    elapsed_s = after.monotonic_s - before.monotonic_s
+    if before.pressure_s is not None and after.pressure_s is not None and elapsed_s > 0:
+        pressure_ratio = (after.pressure_s - before.pressure_s) / elapsed_s
+    canary_s = min(before.canary_s, after.canary_s)
+    return HostNoise(
+        steal_ratio=steal_ratio,
+        pressure_ratio=pressure_ratio,
+        canary_change=canary_s / usual_canary_s - 1.0 if usual_canary_s else 0.0,
+    )
+
+
+def read_host(proc: Path = Path("/proc")) -> HostReading:
+    """Read `proc` and time the canary: about 15 ms."""
+    steal_ticks, cpu_ticks = _cpu_ticks(proc / "stat")
+    return HostReading(
+        monotonic_s=time.monotonic(),
+        steal_ticks=steal_ticks,
+        cpu_ticks=cpu_ticks,
+        pressure_s=_pressure_s(proc / "pressure" / "cpu"),
+        canary_s=statistics.median(_canary_s() for _ in range(CANARY_REPEATS)),
+    )
+
+
+def _cpu_ticks(path: Path) -> tuple[int | None, int | None]:
+    """Stolen and all ticks of the first line: user nice system idle iowait irq softirq steal …"""
+    try:
+        words = path.read_text(encoding="ascii").split("\n", 1)[0].split()
+        ticks = [int(word) for word in words[1:9]]
+    except (OSError, ValueError):
+        return None, None
+    return (ticks[7], sum(ticks)) if len(ticks) == 8 else (None, None)
+
+
+def _pressure_s(path: Path) -> float | None:
+    try:
+        line = path.read_text(encoding="ascii").split("\n", 1)[0]
+        return int(line.rsplit("total=", 1)[1]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _canary_s() -> float:
+    start = time.perf_counter()
+    total = 0
+    for number in range(CANARY_LOOPS):
+        total += number & 7
+    return time.perf_counter() - start

@@ -1,0 +1,177 @@
+"""Which latency quantiles and which rate do these samples show, and how sure is that?
+
+Intervals are distribution-free: order statistics, widened by the design effect because requests that share a
+batch finish together (`reference/measurement.md` 2.3). No shape of the latency distribution is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.measure.distributions import Z_95, binomial_quantile_ranks, t_quantile
+
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+SLICES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure with its 95 % interval; an end that the samples cannot give is ±inf; no figure is nan."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width_ratio(self) -> float:
+        """Half the interval's width relative to the value; inf when an end is undefined."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or not self.value:
+            return math.inf
+        return 0.5 * (self.high - self.low) / abs(self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Safe for JSON: see `number_to_json`."""
+        return {name: number_to_json(getattr(self, name)) for name in ("value", "low", "high")}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Estimate:
+        return cls(**{name: number_from_json(values[name]) for name in ("value", "low", "high")})
+
+
+UNDEFINED = Estimate(value=math.nan, low=math.nan, high=math.nan)
+
+
+def number_to_json(value: float | None) -> float | str | None:
+    """JSON has neither nan nor inf: they travel as the strings "nan", "inf" and "-inf"; None stays null."""
+    return value if value is None or math.isfinite(value) else str(float(value))
+
+
+def number_from_json(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def quantile_estimate(
+    sorted_values: NDArray[np.float64],
+    quantile: float,
+    *,
+    design_effect: float = 1.0,
+    confidence: float = 0.95,
+) -> Estimate:
+    """The quantile of ascending values with its order-statistic interval.
+
+    `design_effect` ≥ 1 moves both ranks away from n·p by its square root; ends outside the sample are ±inf.
+    """
+    count = len(sorted_values)
+    if count == 0:
+        return UNDEFINED
+    expected = count * quantile
+    lower, upper = binomial_quantile_ranks(count, quantile, confidence)
+    widening = math.sqrt(design_effect)
+    if widening > 1.0:
+        lower = math.floor(expected - (expected - lower) * widening)
+        upper = math.ceil(expected + (upper - expected) * widening)
+    rank = min(max(math.ceil(expected - 1e-9), 1), count)
+    return Estimate(
+        value=float(sorted_values[rank - 1]),
+        low=float(sorted_values[lower - 1]) if lower >= 1 else -math.inf,
+        high=float(sorted_values[upper - 1]) if upper <= count else math.inf,
+    )
+
+
+def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp], slices: int = SLICES) -> float:
+    """How many times the variance of the share of `over` is that of independent requests; at least 1.
+
+    `slice_of` numbers the equal time slice of each request, 0 to slices-1. The share is taken as a ratio
+    estimate, so slices may hold different counts or none.
+    """
+    count = len(over)
+    share = float(np.count_nonzero(over)) / count if count else 0.0
+    if share in (0.0, 1.0):
+        return 1.0
+    per_slice = np.bincount(slice_of, minlength=slices)
+    over_per_slice = np.bincount(slice_of[over], minlength=slices)
+    residuals = over_per_slice - share * per_slice
+    variance_of_sum = float(residuals @ residuals) * slices / (slices - 1)
+    return max(1.0, variance_of_sum / (count * share * (1.0 - share)))
+
+
+def time_slices(times_ns: NDArray[np.int64], slices: int = SLICES) -> NDArray[np.intp]:
+    """The number, 0 to slices-1, of the equal time slice that each instant falls in."""
+    if len(times_ns) == 0:
+        return np.zeros(0, dtype=np.intp)
+    start = times_ns.min()
+    width = max(int(times_ns.max()) - int(start) + 1, 1)
+    return np.asarray((times_ns - start) * np.float64(slices / width), dtype=np.intp)
+
+
+def latency_quantiles(
+    latencies_s: NDArray[np.float64],
+    due_ns: NDArray[np.int64],
+    quantiles: Mapping[str, float] = QUANTILES,
+) -> dict[str, Estimate]:
+    """Each named quantile of the latencies, (n,) seconds, inf for requests without a good answer.
+
+    `due_ns` places each request in time; it need not be sorted. Lower ends are at least 0.
+    """
+    ordered = np.sort(latencies_s)
+    slice_of = time_slices(due_ns)
+    # The design effect is itself estimated from few slices: Student's t instead of the normal pays for that.
+    unsure = (t_quantile(0.975, SLICES - 1) / Z_95) ** 2
+    estimates = {}
+    for name, quantile in quantiles.items():
+        plain = quantile_estimate(ordered, quantile)
+        effect = design_effect(latencies_s > plain.value, slice_of)
+        widened = quantile_estimate(ordered, quantile, design_effect=effect * unsure if effect > 1.0 else 1.0)
+        estimates[name] = Estimate(value=widened.value, low=max(widened.low, 0.0), high=widened.high)
+    return estimates
+
+
+def rate_estimate(
+    times_ns: NDArray[np.int64],
+    window_ns: tuple[int, int],
+    *,
+    weights: NDArray[np.float64] | None = None,
+    slices: int = SLICES,
+) -> Estimate:
+    """Events (or weights) per second within [start, end) and the interval of that rate.
+
+    Completions come in clumps of one batch, so plain counts per slice mostly tell where the edges fell. The
+    variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their variance
+    for independent counts); the edge noise, once for the whole window, from what plain slices vary more.
+    """
+    start, end = window_ns
+    inside = (times_ns >= start) & (times_ns < end)
+    window_s = (end - start) / 1e9
+    position = (times_ns[inside] - start) * np.float64(slices / max(end - start, 1))
+    mass = np.ones(len(position)) if weights is None else weights[inside].astype(np.float64)
+    if window_s <= 0.0:
+        return UNDEFINED
+    total = float(mass.sum())
+    left = np.minimum(position.astype(np.intp), slices - 1)
+    beyond = position - left
+    plain = np.bincount(left, weights=mass, minlength=slices)
+    triangular = np.bincount(left, weights=mass * (1.0 - beyond), minlength=slices + 1)
+    triangular += np.bincount(left + 1, weights=mass * beyond, minlength=slices + 1)
+    per_slice = 1.5 * float(np.var(triangular[1:-1], ddof=1))
+    at_edges = max(float(np.var(plain, ddof=1)) - per_slice, 0.0)
+    spread = t_quantile(0.975, slices - 4) * math.sqrt(slices * per_slice + at_edges) / window_s
+    rate = total / window_s
+    return Estimate(value=rate, low=max(rate - spread, 0.0), high=rate + spread)
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """The mean of independent repeats with its Student t interval; one value alone has an infinite one."""
+    if not values:
+        return UNDEFINED
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Estimate(value=mean, low=-math.inf, high=math.inf)
+    deviation = float(np.std(np.asarray(values, dtype=np.float64), ddof=1))
+    spread = t_quantile(0.975, len(values) - 1) * deviation / math.sqrt(len(values))
+    return Estimate(value=mean, low=mean - spread, high=mean + spread)

@@ -1,0 +1,79 @@
+"""Does the service keep its promise? Verdicts on the share of requests that miss a latency limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from batchtune.measure.distributions import binomial_cdf
+from batchtune.measure.quantiles import QUANTILES
+
+Verdict = Literal["PASS", "FAIL", "UNSURE", "INVALID", "NOISY"]
+"""Kept, broken, too few requests to tell; the client was the limit, the host was noisy (so nothing is told)."""
+
+Decision = Literal["PASS", "FAIL", "UNSURE"]
+
+ALPHA = 0.05
+
+
+class Slo(Protocol):
+    """The promise: quantile name -> most seconds, and the share of requests that may fail."""
+
+    @property
+    def error_ratio(self) -> float: ...
+
+    def limits(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One latency limit: at least `quantile` of the requests within `seconds`."""
+
+    name: str
+    quantile: float
+    seconds: float
+
+    @property
+    def allowed_miss_ratio(self) -> float:
+        return 1.0 - self.quantile
+
+
+def limits_of(slo: Slo) -> tuple[Limit, ...]:
+    """The latency limits in the order of their quantiles."""
+    promised = slo.limits()
+    return tuple(
+        Limit(name=name, quantile=quantile, seconds=promised[name])
+        for name, quantile in QUANTILES.items()
+        if name in promised
+    )
+
+
+def primary_limit(slo: Slo) -> Limit | None:
+    """The limit that a search watches: p95 if it is promised, else p99, p90, p99.9, p50; None: no latency limit."""
+    by_name = {limit.name: limit for limit in limits_of(slo)}
+    return next((by_name[name] for name in ("p95", "p99", "p90", "p99.9", "p50") if name in by_name), None)
+
+
+def strict_decision(
+    requests: float,
+    misses: float,
+    allowed_miss_ratio: float,
+    *,
+    design_effect: float = 1.0,
+    looks: int = 1,
+    alpha: float = ALPHA,
+) -> Decision:
+    """Binomial test, both sides at alpha / looks: is the true miss ratio below, or above, the allowed one?
+
+    Both counts are divided by the design effect and rounded against the verdict (measurement.md 2.4).
+    """
+    alpha_each = alpha / looks
+    effective, missed = requests / design_effect, misses / design_effect
+    if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= alpha_each:
+        return "PASS"
+    at_least = 1.0 - binomial_cdf(
+        math.floor(missed + 1e-9) - 1, math.ceil(effective - 1e-9), allowed_miss_ratio
+    )
+    return "FAIL" if at_least <= alpha_each else "UNSURE"

@@ -1,0 +1,94 @@
+"""Which requests count? Those of the steady part: after the warm-up, before the schedule's end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.load.samples import Samples, Status
+
+LONG_WINDOW_S = 10.0
+"""From this length on, MSER-5 may lengthen the warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A half-open stretch of a run, in ns since the run started; `steady` is False when MSER-5 found no cut."""
+
+    start_ns: int
+    end_ns: int
+    steady: bool = True
+
+    @property
+    def seconds(self) -> float:
+        return max(self.end_ns - self.start_ns, 0) / 1e9
+
+    def holds(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return (times_ns >= self.start_ns) & (times_ns < self.end_ns)
+
+
+def warm_up_needed_s(
+    *,
+    at_least_s: float = 1.0,
+    batch_timeout_s: float = 0.0,
+    batch_s: float = 0.0,
+    batch_threads: int = 1,
+    batch_rows: float = 1.0,
+    rows_per_s: float | None = None,
+) -> float:
+    """How long the start of a run is thrown away (measurement.md 2.2).
+
+    The longest of `at_least_s` (the scenario's, 1 s without), three times timeout + time of one batch, and the
+    time in which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows` is what a batch
+    will hold, not what it may hold: few clients never fill a batch of 1000.
+    """
+    four_batches_s = 4.0 * batch_threads * batch_rows / rows_per_s if rows_per_s else 0.0
+    return max(at_least_s, 3.0 * (batch_timeout_s + batch_s), four_batches_s)
+
+
+def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = None) -> Window:
+    """From the end of the warm-up to the end of the schedule.
+
+    `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was stopped
+    ends with the last request that became due. A window of `LONG_WINDOW_S` begins later when MSER-5 says so.
+    """
+    start_ns = round(warm_up_s * 1e9)
+    end_ns = round(duration_s * 1e9) if duration_s is not None else _last(samples.due_ns) + 1
+    if samples.stopped_early:
+        end_ns = min(end_ns, _last(samples.due_ns) + 1)
+    window = Window(start_ns=start_ns, end_ns=max(end_ns, start_ns))
+    if window.seconds < LONG_WINDOW_S:
+        return window
+    answered = np.flatnonzero(window.holds(samples.due_ns) & (samples.status == Status.OK))
+    in_order = answered[np.argsort(samples.due_ns[answered], kind="stable")]
+    cut = mser5(samples.latency_ns[in_order].astype(np.float64))
+    if cut is None:
+        return Window(start_ns=start_ns, end_ns=window.end_ns, steady=False)
+    if cut == 0:
+        return window
+    return Window(start_ns=int(samples.due_ns[in_order[cut]]), end_ns=window.end_ns)
+
+
+def mser5(values: NDArray[np.float64]) -> int | None:
+    """How many leading values to cut: batch means of five, truncated where the error of the mean is smallest.
+
+    None: the best cut lies in the second half, so the values show no steady state. Fewer than 50 values: 0.
+    Source: White, Cobb & Spratt, "A comparison of five steady-state truncation heuristics" (WSC 2000).
+    """
+    groups = len(values) // 5
+    if groups < 10:
+        return 0
+    means = values[: groups * 5].reshape(groups, 5).mean(axis=1)
+    means = means - means.mean()
+    remaining = np.arange(groups, 0, -1, dtype=np.float64)
+    sums = np.cumsum(means[::-1])[::-1]
+    squares = np.cumsum(means[::-1] ** 2)[::-1]
+    error = (squares - sums**2 / remaining) / remaining**2
+    best = int(np.argmin(error[: groups - 5]))
+    return None if best > groups // 2 else best * 5
+
+
+def _last(times_ns: NDArray[np.int64]) -> int:
+    return int(times_ns.max()) if len(times_ns) else -1

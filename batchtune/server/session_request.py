@@ -1,0 +1,114 @@
+"""What is a request inside a batching session, and how does its answer come together?
+
+A request is a task of the scheduler. Where it is split, its parts may run in different batches, on different threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.server.tensor_merging import split_tensor
+from batchtune.wire.status import StatusError
+
+Tensors = Mapping[str, NDArray[Any]]
+Outputs = dict[str, NDArray[Any]]
+Done = Callable[[Outputs | None, StatusError | None], None]
+Completion = tuple[Done, Outputs | None, StatusError | None]
+Deliver = Callable[[list[Completion]], None]
+
+
+class Runner(Protocol):
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """All outputs of the signature for all of its inputs; called on a batch thread; raises StatusError."""
+
+
+def completions_of(
+    tasks: list[Request], outputs: Outputs | None, error: StatusError | None
+) -> list[Completion]:
+    """Each task's rows of `outputs`, in the order it asked for, or `error` for all of them."""
+    completions: list[Completion] = []
+    start = 0
+    for task in tasks:
+        stop = start + task.size
+        pieces = None if outputs is None else {name: outputs[name][start:stop] for name in task.output_names}
+        start = stop
+        if task.join is None:
+            completions.append((task.done, pieces, error))
+            continue
+        completion = _complete(task, pieces, error)
+        if completion is not None:
+            completions.append(completion)
+    return completions
+
+
+def _complete(task: Request, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
+    """The completion that the answer to `task` brings about, if any: a part of a request may be one of several."""
+    return (task.done, outputs, error) if task.join is None else task.join.add(task.part, outputs, error)
+
+
+class Request:
+    """One request as a task of the scheduler; `done` receives its own outputs."""
+
+    __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size")
+
+    def __init__(
+        self, inputs: Tensors, size: int, output_names: tuple[str, ...], deadline_ns: int | None, done: Done
+    ) -> None:
+        self.inputs = inputs
+        self.size = size
+        self.output_names = output_names
+        self.deadline_ns = deadline_ns
+        self.done = done
+        self.join: _Join | None = None
+        self.part = 0
+
+    def split(self, sizes: Sequence[int]) -> list[Request]:
+        """Parts of these sizes, whose answers are put together again."""
+        pieces = {name: split_tensor(array, sizes) for name, array in self.inputs.items()}
+        join = _Join(self, len(sizes))
+        parts = []
+        for index, size in enumerate(sizes):
+            inputs = {name: arrays[index] for name, arrays in pieces.items()}
+            part = Request(inputs, size, self.output_names, self.deadline_ns, self.done)
+            part.join = join
+            part.part = index
+            parts.append(part)
+        return parts
+
+
+class _Join:
+    """The answers of a split request; complete when every part has one. A part may be split again."""
+
+    __slots__ = ("_error", "_lock", "_missing", "_outputs", "_whole")
+
+    def __init__(self, whole: Request, parts: int) -> None:
+        self._whole = whole
+        self._lock = threading.Lock()
+        self._missing = parts
+        self._outputs: list[Outputs | None] = [None] * parts
+        self._error: StatusError | None = None
+
+    def add(self, part: int, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
+        """Keep a part's answer; the whole request's completion if it was the last one, else None."""
+        with self._lock:
+            self._outputs[part] = outputs
+            self._error = self._error or error
+            self._missing -= 1
+            if self._missing:
+                return None
+        if self._error is not None:
+            return _complete(self._whole, None, self._error)
+        try:
+            return _complete(self._whole, self._concatenated(), None)
+        except ValueError as failure:
+            error = StatusError("INTERNAL", f"Tensor concat operation failed: {failure}")
+            return _complete(self._whole, None, error)
+
+    def _concatenated(self) -> Outputs:
+        parts = [outputs for outputs in self._outputs if outputs is not None]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self._whole.output_names}

@@ -15,7 +15,7 @@ from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.tune.sweep import sweep
+from batchtune.tune.sweep import reference_configurations, sweep
 
 if TYPE_CHECKING:
     from batchtune.tune.trial import Trial
@@ -49,6 +49,8 @@ def run_sweep(
 def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> None:
     target = TfServingTarget(scenario.target, on_event=view.event)
     with target, LoadFleet() as fleet:
+        view.event(f"launching the server for {scenario.target.model}")
+        target.apply(reference_configurations(scenario)["no_batching"])
         for finished in sweep(scenario, target, fleet, finished=tuple(trials), on_progress=view.progress):
             run.append(finished.trial, finished.samples)
             trials.append(finished.trial)

@@ -82,6 +82,11 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "{requests} requests are too few to bound {quantile} from above",
         "measure for longer: at least {needed} requests, more when they share batches",
     ),
+    "correlated": _Known(
+        "latency",
+        "requests share batches and queues: {requests} count as {effective:.0f} independent ones at p95",
+        "measure for longer; the intervals allow for it only in part",
+    ),
     "errors": _Known(
         "latency",
         "{errors} of {requests} requests failed ({classes}); they count as slower than any limit",

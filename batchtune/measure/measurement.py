@@ -11,23 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.samples import Samples, Status
-from batchtune.measure.caveats import HOST_CODES, Caveat, caveat
-from batchtune.measure.client import client_activity, client_caveats, error_counts, own_lag_ns
+from batchtune.measure.caveats import Caveat, caveat
+from batchtune.measure.client import client_activity, client_caveats, error_counts
 from batchtune.measure.quantiles import (
     Estimate,
-    design_effect,
     latency_quantiles,
     number_from_json,
     number_to_json,
     rate_estimate,
-    time_slices,
 )
-from batchtune.measure.slo import Decision, Limit, Slo, Verdict, limits_of, primary_limit, strict_decision
+from batchtune.measure.slo import Limit, Slo, Verdict, primary_limit
 from batchtune.measure.steady_state import Window, window_of
+from batchtune.measure.verdict import CountedRequests, counted_requests, judge
 from batchtune.target.telemetry import ServerActivity
 
-FEW_MISSES = 10
-"""Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect."""
+FEW_INDEPENDENT = 200
+"""With fewer effective requests the design effect itself is hard to tell: intervals of p95 hold less than they say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +120,10 @@ def measure(
     the client can send to a null server; `notes` are caveats of the caller's, such as the host's.
     """
     window = window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
-    counted = window.holds(samples.due_ns)
+    run = counted_requests(samples, window, activity)
     good = samples.status == Status.OK
-    due_ns = samples.due_ns[counted]
-    latencies_s = np.where(good, samples.latency_ns / 1e9, math.inf)[counted]
-    answered = latencies_s[np.isfinite(latencies_s)]
-    latency_s = latency_quantiles(latencies_s, due_ns)
+    answered = run.latencies_s[np.isfinite(run.latencies_s)]
+    latency_s = latency_quantiles(run.latencies_s, run.due_ns)
     limit = None if slo is None else primary_limit(slo)
     limit_s = limit.seconds if limit is not None else _finite(latency_s["p95"].value)
     client = client_activity(samples, window, limit_s=limit_s)
@@ -137,18 +134,13 @@ def measure(
         *client_caveats(
             client, limit_s=limit_s, rate_rps=throughput_rps.value, client_max_rps=client_max_rps
         ),
-        *_own_caveats(samples, window, latency_s, errors=errors, requests=len(due_ns), warm_up_s=warm_up_s),
+        *_own_caveats(run, window, latency_s, errors),
         *_server_caveats(activity),
         *notes,
     )
-    verdict, reason = None, ""
-    if slo is not None:
-        run = _Run(
-            samples=samples, counted=counted, latencies_s=latencies_s, due_ns=due_ns, activity=activity
-        )
-        verdict, reason = _verdict(run, slo, distrust)
+    verdict, reason = (None, "") if slo is None else judge(run, slo, distrust)
     return Measurement(
-        requests=len(due_ns),
+        requests=len(run.due_ns),
         window_s=window.seconds,
         offered_rps=samples.offered_rps,
         concurrency=samples.concurrency,
@@ -157,7 +149,7 @@ def measure(
         goodput_rps=_goodput_rps(samples, good, window, limit),
         latency_s=latency_s,
         latency_mean_s=float(answered.mean()) if len(answered) else math.nan,
-        error_ratio=sum(errors.values()) / len(due_ns) if len(due_ns) else 0.0,
+        error_ratio=sum(errors.values()) / len(run.due_ns) if len(run.due_ns) else 0.0,
         errors=errors,
         send_lag_p99_s=client.send_lag_p99_s,
         client_cpu_ratio=client.cpu_ratio,
@@ -169,99 +161,37 @@ def measure(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """The requests that count: `counted` selects them from the samples, the rest is per counted request."""
-
-    samples: Samples
-    counted: NDArray[np.bool_]
-    latencies_s: NDArray[np.float64]
-    due_ns: NDArray[np.int64]
-    activity: ServerActivity | None
-
-    @property
-    def requests_per_batch(self) -> float:
-        """By the server's account; 1 when it does not tell."""
-        rows = self.samples.rows
-        if self.activity is None or not self.activity.mean_batch_rows or not len(rows):
-            return 1.0
-        return max(1.0, self.activity.mean_batch_rows / float(rows.mean()))
-
-
-def _verdict(run: _Run, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple[Verdict, str]:
-    """Distrust never overturns an open-loop PASS: lag and noise only make requests slower.
-
-    Nor does a late client excuse a FAIL that holds when latency is counted from the moment of sending.
-    """
-    if not len(run.due_ns):
-        return "UNSURE", "nothing was measured"
-    decision, reason = _decision(run, run.latencies_s, slo)
-    closed = run.samples.concurrency is not None
-    noise = next((each for each in distrust if each.code in HOST_CODES), None)
-    blame = next((each for each in distrust if each.blames_client), None)
-    if (noise is None and blame is None) or (decision == "PASS" and not closed):
-        return decision, reason
-    if noise is not None:
-        return "NOISY", noise.text
-    if decision == "FAIL" and not any(each.code in {"client_busy", "client_near_limit"} for each in distrust):
-        from_sent = run.latencies_s - own_lag_ns(run.samples)[run.counted] / 1e9
-        if _decision(run, from_sent, slo)[0] == "FAIL":
-            return "FAIL", f"{reason}, even counted from the moment of sending"
-    return "INVALID", blame.text if blame is not None else ""
-
-
-def _decision(run: _Run, latencies_s: NDArray[np.float64], slo: Slo) -> tuple[Decision, str]:
-    count = len(latencies_s)
-    failed = int(np.count_nonzero(np.isinf(latencies_s)))
-    if failed > slo.error_ratio * count:
-        return "FAIL", f"{failed} of {count} requests failed, {slo.error_ratio:.3%} may"
-    unsure = ""
-    slice_of = time_slices(run.due_ns)
-    for limit in limits_of(slo):
-        over = latencies_s > limit.seconds
-        misses = int(np.count_nonzero(over))
-        effect = design_effect(over, slice_of)
-        if misses < FEW_MISSES:
-            effect = max(effect, run.requests_per_batch)
-        decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
-        told = (
-            f"{misses} of {count} requests over {limit.name}'s {limit.seconds * 1e3:.4g} ms "
-            f"({misses / count:.2%}; {limit.allowed_miss_ratio:.2%} may), counted as {count / effect:.0f}"
-        )
-        if decision == "FAIL":
-            return "FAIL", told
-        unsure = unsure or (told if decision == "UNSURE" else "")
-    return ("UNSURE", unsure) if unsure else ("PASS", "every limit is kept")
-
-
 def _own_caveats(
-    samples: Samples,
-    window: Window,
-    latency_s: Mapping[str, Estimate],
-    *,
-    errors: Mapping[str, int],
-    requests: int,
-    warm_up_s: float,
+    run: CountedRequests, window: Window, latency_s: Mapping[str, Estimate], errors: Mapping[str, int]
 ) -> list[Caveat]:
+    requests = len(run.due_ns)
     if not requests:
-        return [caveat("nothing_measured", window_s=window.seconds, warm_up_s=warm_up_s)]
+        return [caveat("nothing_measured", window_s=window.seconds, warm_up_s=window.start_ns / 1e9)]
     found = []
     if errors:
         classes = ", ".join(f"{name} {count}" for name, count in errors.items())
         found.append(caveat("errors", errors=sum(errors.values()), requests=requests, classes=classes))
-    for name in ("p95", "p99"):
-        if math.isinf(latency_s[name].high) and math.isfinite(latency_s[name].value):
-            needed = {"p95": 72, "p99": 368}[name]
-            found.append(caveat("few_requests", requests=requests, quantile=name, needed=needed))
-            break
+    found += _thin_caveats(run, latency_s)
     if not window.steady:
         found.append(caveat("not_steady"))
-    done = int(np.count_nonzero(window.holds(samples.done_ns)))
-    if samples.concurrency is None and done < 0.97 * requests and requests - done > 20:
+    done = int(np.count_nonzero(window.holds(run.samples.done_ns)))
+    if run.samples.concurrency is None and done < 0.97 * requests and requests - done > 20:
         found.append(caveat("growing_backlog", ratio=done / requests))
-    if samples.stopped_early:
+    if run.samples.stopped_early:
         found.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
     return found
+
+
+def _thin_caveats(run: CountedRequests, latency_s: Mapping[str, Estimate]) -> list[Caveat]:
+    """Too few requests, or too few independent ones, for p95 or p99."""
+    requests = len(run.due_ns)
+    for name, needed in (("p95", 72), ("p99", 368)):
+        if math.isinf(latency_s[name].high) and math.isfinite(latency_s[name].value):
+            return [caveat("few_requests", requests=requests, quantile=name, needed=needed)]
+    effective = requests / run.design_effect(latency_s["p95"].value)
+    if effective < min(FEW_INDEPENDENT, requests / 2):
+        return [caveat("correlated", effective=effective, requests=requests)]
+    return []
 
 
 def _server_caveats(activity: ServerActivity | None) -> list[Caveat]:

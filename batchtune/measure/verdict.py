@@ -1,0 +1,99 @@
+"""Did this run keep the SLO, and could we tell?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.load.samples import Samples, Status
+from batchtune.measure.caveats import HOST_CODES, Caveat
+from batchtune.measure.client import own_lag_ns
+from batchtune.measure.quantiles import design_effect, time_slices
+from batchtune.measure.slo import Decision, Slo, Verdict, limits_of, strict_decision
+from batchtune.measure.steady_state import Window
+from batchtune.target.telemetry import ServerActivity
+
+FEW_MISSES = 10
+"""Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRequests:
+    """The requests due in the window: `counted` selects them from the samples, `latencies_s` is inf without an answer.
+
+    `requests_per_batch` is by the server's account; 1 when it does not tell.
+    """
+
+    samples: Samples
+    counted: NDArray[np.bool_]
+    latencies_s: NDArray[np.float64]
+    due_ns: NDArray[np.int64]
+    requests_per_batch: float
+
+    def design_effect(self, limit_s: float) -> float:
+        """Of the share of requests slower than `limit_s`."""
+        over = self.latencies_s > limit_s
+        effect = design_effect(over, time_slices(self.due_ns))
+        return max(effect, self.requests_per_batch) if np.count_nonzero(over) < FEW_MISSES else effect
+
+
+def counted_requests(samples: Samples, window: Window, activity: ServerActivity | None) -> CountedRequests:
+    """Select the latency population: due in the window, answered or not."""
+    counted = window.holds(samples.due_ns)
+    latencies_s = np.where(samples.status == Status.OK, samples.latency_ns / 1e9, math.inf)[counted]
+    per_batch = 1.0
+    if activity is not None and activity.mean_batch_rows and len(samples):
+        per_batch = max(1.0, activity.mean_batch_rows / float(samples.rows.mean()))
+    return CountedRequests(
+        samples=samples,
+        counted=counted,
+        latencies_s=latencies_s,
+        due_ns=samples.due_ns[counted],
+        requests_per_batch=per_batch,
+    )
+
+
+def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple[Verdict, str]:
+    """The verdict and its reason in one sentence.
+
+    Distrust never overturns an open-loop PASS: lag and noise only make requests slower. Nor does a late client
+    excuse a FAIL that holds when its own lag is taken off.
+    """
+    if not len(run.due_ns):
+        return "UNSURE", "nothing was measured"
+    decision, reason = _decide(run, run.latencies_s, slo)
+    closed = run.samples.concurrency is not None
+    noise = next((each for each in distrust if each.code in HOST_CODES), None)
+    blame = next((each for each in distrust if each.blames_client), None)
+    if (noise is None and blame is None) or (decision == "PASS" and not closed):
+        return decision, reason
+    if noise is not None:
+        return "NOISY", noise.text
+    if decision == "FAIL" and not any(each.code in {"client_busy", "client_near_limit"} for each in distrust):
+        lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
+        if _decide(run, run.latencies_s - lag_s, slo)[0] == "FAIL":
+            return "FAIL", f"{reason}, and the client's own lag is not what broke it"
+    return "INVALID", blame.text if blame is not None else ""
+
+
+def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) -> tuple[Decision, str]:
+    count = len(latencies_s)
+    failed = int(np.count_nonzero(np.isinf(latencies_s)))
+    if failed > slo.error_ratio * count:
+        return "FAIL", f"{failed} of {count} requests failed, {slo.error_ratio:.3%} may"
+    unsure = ""
+    for limit in limits_of(slo):
+        misses = int(np.count_nonzero(latencies_s > limit.seconds))
+        effect = run.design_effect(limit.seconds)
+        decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
+        told = (
+            f"{misses} of {count} requests over {limit.name}'s {limit.seconds * 1e3:.4g} ms "
+            f"({misses / count:.2%}; {limit.allowed_miss_ratio:.2%} may), counted as {count / effect:.0f}"
+        )
+        if decision == "FAIL":
+            return "FAIL", told
+        unsure = unsure or (told if decision == "UNSURE" else "")
+    return ("UNSURE", unsure) if unsure else ("PASS", "every limit is kept")

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+from measure_streams import make_samples, p95_within
+
+from batchtune.load.samples import Status
+from batchtune.measure.caveats import CODES, Caveat, caveat
+from batchtune.measure.host import HostGuard, HostReading, noise_between, read_host
+from batchtune.measure.measurement import Measurement, measure
+from batchtune.measure.steady_state import mser5, warm_up_needed_s, window_of
+from batchtune.target.telemetry import ServerActivity
+
+EVENLY = np.arange(0, 5, 0.002)
+
+
+def codes(measurement: Measurement) -> set[str]:
+    return {each.code for each in measurement.caveats}
+
+
+def activity(**figures: object) -> ServerActivity:
+    plain = ServerActivity(duration_s=5.0, batches=500, rows=2500, mean_batch_rows=5.0)
+    return replace(plain, **figures)
+
+
+def test_only_the_window_counts() -> None:
+    latency_s = np.where(EVENLY < 1.0, 0.5, 0.01)
+    result = measure(
+        make_samples(EVENLY, latency_s, offered_rps=500.0), warm_up_s=1.0, slo=None, duration_s=5.0
+    )
+    assert result.requests == 2000
+    assert result.window_s == 4.0
+    assert result.latency_s["p99.9"].value == pytest.approx(0.01)
+    assert result.throughput_rps.value == pytest.approx(500 + 250 / 4 - 5 / 4, rel=0.01)
+    assert result.verdict is None
+
+
+def test_rows_weigh_in_the_row_rate() -> None:
+    result = measure(make_samples(EVENLY, np.full(len(EVENLY), 0.01), rows=5), warm_up_s=1.0, slo=None)
+    assert result.throughput_rows_per_s.value == pytest.approx(5 * result.throughput_rps.value)
+
+
+def test_a_kept_promise_passes_and_a_broken_one_fails() -> None:
+    generator = np.random.default_rng(1)
+    samples = make_samples(EVENLY, generator.exponential(0.01, len(EVENLY)), offered_rps=500.0)
+    assert measure(samples, warm_up_s=1.0, slo=p95_within(0.05)).verdict == "PASS"
+    assert measure(samples, warm_up_s=1.0, slo=p95_within(0.02)).verdict == "FAIL"
+    edge = measure(samples, warm_up_s=1.0, slo=p95_within(0.01 * math.log(20)))
+    assert edge.verdict == "UNSURE"
+    assert "over p95's" in edge.verdict_reason
+
+
+def test_errors_are_misses_and_counted_by_class() -> None:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    status[::10] = Status.QUEUE_FULL
+    status[5::100] = Status.TIMEOUT
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.001), status=status, offered_rps=500.0)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.05, error_ratio=0.5))
+    assert result.errors == {"queue_full": 200, "timeout": 20}
+    assert result.error_ratio == pytest.approx(0.11)
+    assert math.isinf(result.latency_s["p95"].value)
+    assert result.verdict == "FAIL"
+    assert result.latency_mean_s == pytest.approx(0.001)
+    assert "errors" in codes(result)
+
+
+def test_more_errors_than_promised_fail_even_when_quick() -> None:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    status[::50] = Status.SERVER_ERROR
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.001), status=status)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.05, error_ratio=0.01))
+    assert result.verdict == "FAIL"
+    assert "requests failed" in result.verdict_reason
+
+
+def test_a_late_client_invalidates_a_broken_promise_that_only_its_lag_broke() -> None:
+    late = np.where(np.arange(len(EVENLY)) % 5 == 0, 0.03, 0.0)
+    samples = make_samples(EVENLY, 0.005 + late, lag_s=late, offered_rps=500.0)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02))
+    assert result.verdict == "INVALID"
+    assert "client_late" in codes(result)
+
+
+def test_a_late_client_does_not_excuse_a_slow_server() -> None:
+    late = np.where(np.arange(len(EVENLY)) % 5 == 0, 0.03, 0.0)
+    samples = make_samples(EVENLY, 0.05 + late, lag_s=late, offered_rps=500.0)
+    assert measure(samples, warm_up_s=1.0, slo=p95_within(0.02)).verdict == "FAIL"
+
+
+def test_lag_cannot_overturn_a_pass() -> None:
+    late = np.where(np.arange(len(EVENLY)) % 5 == 0, 0.003, 0.0)
+    samples = make_samples(EVENLY, 0.005 + late, lag_s=late, offered_rps=500.0)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02))
+    assert result.verdict == "PASS"
+    assert "client_late" in codes(result)
+
+
+def test_a_throttled_client_falls_behind() -> None:
+    lag_s = EVENLY
+    samples = make_samples(EVENLY, 0.002 + lag_s, lag_s=lag_s, offered_rps=500.0)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02), duration_s=5.0)
+    assert result.verdict == "INVALID"
+    assert {"client_late", "client_behind"} <= codes(result)
+
+
+def test_waiting_for_a_connection_is_not_the_clients_lag() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.03), wait_s=0.025, offered_rps=500.0)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02))
+    assert result.send_lag_p99_s == 0.0
+    assert result.verdict == "FAIL"
+    assert "few_connections" in codes(result)
+
+
+def test_a_busy_client_invalidates_a_closed_loop() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.002), concurrency=8, client_cpu_ratio=0.9)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02))
+    assert result.verdict == "INVALID"
+    assert "client_busy" in codes(result)
+
+
+def test_a_rate_near_what_the_client_can_send_is_flagged() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.002))
+    assert "client_near_limit" in codes(measure(samples, warm_up_s=1.0, slo=None, client_max_rps=800.0))
+    assert "client_near_limit" not in codes(measure(samples, warm_up_s=1.0, slo=None, client_max_rps=5000.0))
+
+
+def test_a_noisy_host_leaves_the_verdict_open() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.1))
+    noise = caveat("host_steal", steal_ratio=0.07)
+    assert measure(samples, warm_up_s=1.0, slo=p95_within(0.02), notes=(noise,)).verdict == "NOISY"
+
+
+def test_the_mean_batch_stands_in_for_clumping_that_few_misses_cannot_show() -> None:
+    due_s = np.arange(0, 2, 0.01)
+    samples = make_samples(due_s, np.full(len(due_s), 0.005))
+    told = measure(samples, warm_up_s=1.0, slo=p95_within(0.02), activity=activity(mean_batch_rows=20.0))
+    assert measure(samples, warm_up_s=1.0, slo=p95_within(0.02)).verdict == "PASS"
+    assert told.verdict == "UNSURE"
+
+
+def test_a_growing_backlog_is_told() -> None:
+    samples = make_samples(EVENLY, EVENLY * 0.5, offered_rps=500.0)
+    assert "growing_backlog" in codes(measure(samples, warm_up_s=1.0, slo=None, duration_s=5.0))
+
+
+def test_a_run_that_ends_within_its_warm_up_measures_nothing() -> None:
+    samples = make_samples(np.array([0.1, 0.2]), np.array([0.01, 0.01]))
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02))
+    assert result.requests == 0
+    assert result.verdict == "UNSURE"
+    assert "nothing_measured" in codes(result)
+    assert Measurement.from_dict(orjson.loads(orjson.dumps(result.to_dict()))).to_dict() == result.to_dict()
+
+
+def test_a_stopped_run_ends_with_the_last_request_due() -> None:
+    samples = make_samples(EVENLY[EVENLY < 2.0], np.full(1000, 0.001), stopped_early=True)
+    result = measure(samples, warm_up_s=1.0, slo=None, duration_s=5.0)
+    assert result.window_s == pytest.approx(1.0, abs=0.01)
+    assert "stopped_early" in codes(result)
+
+
+def test_goodput_counts_answers_within_the_limit() -> None:
+    latency_s = np.where(np.arange(len(EVENLY)) % 4 == 0, 0.05, 0.005)
+    result = measure(make_samples(EVENLY, latency_s), warm_up_s=1.0, slo=p95_within(0.02), duration_s=5.0)
+    assert result.goodput_rps == pytest.approx(0.75 * 500, rel=0.02)
+
+
+def test_latency_splits_into_queue_compute_and_the_rest() -> None:
+    told = activity(
+        queue_wait_mean_s=0.004, batches_by_rows={1: 100, 9: 100}, execution_s_by_rows={1: 0.001, 9: 0.003}
+    )
+    result = measure(make_samples(EVENLY, np.full(len(EVENLY), 0.01)), warm_up_s=1.0, slo=None, activity=told)
+    assert result.compute_mean_s == pytest.approx(0.0028)
+    assert result.overhead_mean_s == pytest.approx(0.01 - 0.004 - 0.0028)
+    assert (
+        measure(make_samples(EVENLY, np.full(len(EVENLY), 0.01)), warm_up_s=1.0, slo=None).overhead_mean_s
+        is None
+    )
+
+
+def test_a_measurement_survives_json() -> None:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    status[::3] = Status.RESET
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.01), status=status, offered_rps=500.0)
+    told = activity(batches_by_rows={4: 3}, execution_s_by_rows={4: 0.002}, emulated=True)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02), activity=told)
+    again = Measurement.from_dict(orjson.loads(orjson.dumps(result.to_dict())))
+    assert again == result
+    assert "emulated_device" in codes(again)
+
+
+def test_the_warm_up_is_the_longest_of_its_rules() -> None:
+    assert warm_up_needed_s() == 1.0
+    assert warm_up_needed_s(batch_timeout_s=0.5, batch_s=0.1) == pytest.approx(1.8)
+    assert warm_up_needed_s(batch_threads=2, batch_rows=100, rows_per_s=400) == 2.0
+    assert warm_up_needed_s(at_least_s=3.0, batch_threads=2, batch_rows=100, rows_per_s=400) == 3.0
+
+
+def test_mser5_cuts_a_transient_and_keeps_a_steady_series() -> None:
+    generator = np.random.default_rng(2)
+    steady = generator.normal(10.0, 1.0, 2000)
+    cut = mser5(np.concatenate((np.linspace(60.0, 10.0, 300), steady)))
+    assert cut is not None
+    assert 200 <= cut <= 500
+    plain = mser5(steady)
+    assert plain is not None
+    assert plain < 400
+    assert mser5(np.linspace(0.0, 50.0, 2000)) is None
+    assert mser5(steady[:30]) == 0
+
+
+def test_a_long_run_begins_after_its_transient() -> None:
+    due_s = np.arange(0, 20, 0.01)
+    generator = np.random.default_rng(3)
+    latency_s = generator.normal(0.01, 0.001, 2000) + np.where(due_s < 4.0, 0.1, 0.0)
+    window = window_of(make_samples(due_s, latency_s), warm_up_s=1.0)
+    assert window.start_ns == pytest.approx(4e9, rel=0.05)
+    drifting = window_of(make_samples(due_s, 0.01 + due_s * 0.01), warm_up_s=1.0)
+    assert not drifting.steady
+
+
+def test_every_caveat_comes_with_advice_and_a_known_code() -> None:
+    with pytest.raises(KeyError):
+        caveat("bad_mood")
+    assert len(set(CODES)) == len(CODES)
+    behind = caveat("client_behind", sent_ratio=0.5)
+    assert behind.blames_client
+    assert behind.touches == "everything"
+    assert Caveat.from_dict(behind.to_dict()) == behind
+    assert Caveat(code="of a later version", text="", advice="").touches == "everything"
+
+
+def reading(**figures: float) -> HostReading:
+    plain = HostReading(monotonic_s=0.0, steal_ticks=0, cpu_ticks=0, pressure_s=0.0, canary_s=0.001)
+    return replace(plain, **figures)
+
+
+def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
+    quiet = noise_between(
+        reading(), reading(cpu_ticks=1000, steal_ticks=10, monotonic_s=5.0), usual_canary_s=0.001
+    )
+    assert not quiet.noisy
+    assert not quiet.caveats()
+    stolen = noise_between(reading(), reading(cpu_ticks=1000, steal_ticks=30, monotonic_s=5.0))
+    assert [each.code for each in stolen.caveats()] == ["host_steal"]
+    slow = noise_between(
+        reading(canary_s=0.0012), reading(canary_s=0.0011, monotonic_s=5.0), usual_canary_s=0.001
+    )
+    assert [each.code for each in slow.caveats()] == ["host_canary"]
+    waiting = noise_between(reading(), reading(pressure_s=4.0, monotonic_s=5.0))
+    assert [each.code for each in waiting.caveats()] == ["host_pressure"]
+    assert not waiting.noisy
+
+
+def test_a_kernel_that_tells_nothing_is_quiet(tmp_path) -> None:
+    untold = read_host(tmp_path)
+    assert untold.steal_ticks is None
+    assert untold.pressure_s is None
+    assert not noise_between(untold, untold).noisy
+
+
+def test_proc_files_are_read_as_the_kernel_writes_them(tmp_path) -> None:
+    (tmp_path / "stat").write_text("cpu  100 0 50 800 5 0 3 42 0 0\ncpu0 1 2 3\n")
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
+    told = read_host(tmp_path)
+    assert (told.steal_ticks, told.cpu_ticks, told.pressure_s) == (42, 1000, 2.5)
+
+
+def test_the_host_guard_learns_the_sessions_canary() -> None:
+    guard = HostGuard()
+    guard.begin()
+    guard.end()
+    assert len(guard.canaries_s) == 2
+    assert all(each > 0 for each in guard.canaries_s)

@@ -1,0 +1,320 @@
+"""Where is a run kept, and what is left of it after a crash?
+
+    results/<name>/<UTC>-<id>/
+        scenario.yaml            as run
+        provenance.json          on what it ran
+        trials.jsonl             the ledger, the single truth: one line a trial, on disk before the next one starts
+        samples/NNNN.parquet     every request of trial NNNN, written before its line
+        recommendation.json, batching_parameters.txt
+
+Whole files appear complete or not at all (written beside, synced, renamed). A line counts once its newline is there:
+a run killed at any instant loses at most the trial in flight, and the next append cuts the torn line off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchtune.batching import BatchingParameters, format_tfserving_text
+from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.recommend import Recommendation
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.trial import Trial
+
+if TYPE_CHECKING:
+    from batchtune.load.samples import Samples
+
+LEDGER = "trials.jsonl"
+SCENARIO = "scenario.yaml"
+PROVENANCE = "provenance.json"
+RECOMMENDATION = "recommendation.json"
+BATCHING_PARAMETERS = "batching_parameters.txt"
+SAMPLES_SCHEMA_VERSION = 1
+
+_RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+_NOT_RUNS = "reference"
+_TIME_COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns")
+
+
+class Run:
+    """One results directory. `notes` say what reading it had to leave out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: tuple[str, ...] = ()
+
+    def append(self, trial: Trial, samples: Samples | None) -> None:
+        """Keep a finished trial; on disk when this returns.
+
+        Raises:
+            ArchiveError: the directory cannot be written.
+        """
+        line = json.dumps(trial.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            if samples is not None:
+                self._write_samples(trial.number, samples)
+            with (self.path / LEDGER).open("ab") as ledger:
+                _cut_torn_line(ledger.fileno(), self.path / LEDGER)
+                ledger.write(line)
+                ledger.flush()
+                os.fsync(ledger.fileno())
+        except OSError as error:
+            raise ArchiveError(f"{self.path}: cannot keep trial {trial.number}: {error}") from error
+
+    def trials(self) -> list[Trial]:
+        """Every finished trial, in order.
+
+        A last line without its newline is the trial that was being written when the run was killed: left out, and
+        noted in `notes`.
+
+        Raises:
+            ArchiveError: a line that is no trial, with `file:line`.
+        """
+        path = self.path / LEDGER
+        whole, newline, torn = _read(path).rpartition(b"\n")
+        self.notes = ()
+        if torn:
+            number = whole.count(b"\n") + (2 if newline else 1)
+            self.notes = (f"{path}:{number}: the last line is incomplete and was left out",)
+        lines = whole.split(b"\n") if newline else []
+        return [_trial(line, path=path, number=number) for number, line in enumerate(lines, start=1)]
+
+    def scenario(self) -> Scenario:
+        """The scenario as it was run.
+
+        Raises:
+            ScenarioError: it cannot be read any more.
+        """
+        from batchtune.scenario.reader import read_scenario
+
+        return read_scenario(self.path / SCENARIO)
+
+    def provenance(self) -> dict[str, Any]:
+        """On what it ran.
+
+        Raises:
+            ArchiveError: missing or corrupt.
+        """
+        return _json_object(self.path / PROVENANCE)
+
+    def samples(self, number: int) -> Samples:
+        """Every request of one trial.
+
+        Raises:
+            ArchiveError: missing, corrupt or of another schema.
+        """
+        return _read_samples(self._samples_path(number))
+
+    def write_recommendation(self, recommendation: Recommendation) -> None:
+        """Keep the recommendation, and the parameters in TF Serving's text format."""
+        document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
+        write_whole(self.path / RECOMMENDATION, document.encode())
+        write_whole(self.path / BATCHING_PARAMETERS, batching_file(recommendation).encode())
+
+    def recommendation(self) -> Recommendation:
+        """The recommendation written last.
+
+        Raises:
+            ArchiveError: missing or corrupt.
+        """
+        path = self.path / RECOMMENDATION
+        try:
+            return Recommendation.from_dict(_json_object(path))
+        except (KeyError, TypeError, ValueError, BatchtuneError) as error:
+            raise ArchiveError(f"{path}: not a recommendation: {error}") from error
+
+    def _samples_path(self, number: int) -> Path:
+        return self.path / "samples" / f"{number:04d}.parquet"
+
+    def _write_samples(self, number: int, samples: Samples) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = {name: getattr(samples, name) for name in (*_TIME_COLUMNS, "status", "rows")}
+        described = {
+            "schema_version": SAMPLES_SCHEMA_VERSION,
+            "started_ns": samples.started_ns,
+            "wall_s": samples.wall_s,
+            "client_cpu_s": samples.client_cpu_s,
+            "client_cores": samples.client_cores,
+            "concurrency": samples.concurrency,
+            "offered_rps": samples.offered_rps,
+            "stopped_early": samples.stopped_early,
+            "answers_checked": samples.answers_checked,
+            "error_texts": samples.error_texts,
+            "notes": list(samples.notes),
+        }
+        table = pa.table(columns).replace_schema_metadata({"batchtune": json.dumps(described)})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        write_whole(self._samples_path(number), sink.getvalue().to_pybytes())
+
+
+def create_run(
+    scenario: Scenario,
+    scenario_text: str,
+    root: Path = Path("results"),
+    *,
+    provenance: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
+) -> Run:
+    """A new results directory with the scenario as run; `provenance` is collected when not given.
+
+    Raises:
+        ArchiveError: the directory cannot be made.
+    """
+    if provenance is None:
+        from batchtune.provenance import collect
+
+        provenance = collect(scenario.load.seed)
+    stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+    path = root / _folder(scenario.name) / f"{stamp}-{secrets.token_hex(3)}"
+    try:
+        (path / "samples").mkdir(parents=True)
+    except OSError as error:
+        raise ArchiveError(f"cannot make {path}: {error}", hint="choose another results directory") from error
+    write_whole(path / SCENARIO, scenario_text.encode())
+    write_whole(path / PROVENANCE, (json.dumps(provenance, indent=2, default=str) + "\n").encode())
+    write_whole(path / LEDGER, b"")
+    return Run(path)
+
+
+def open_run(path: Path | None = None, root: Path = Path("results")) -> Run:
+    """The run in `path`; None: the latest one under `root`, whatever its scenario.
+
+    Raises:
+        ArchiveError: there is none.
+    """
+    if path is None:
+        return latest_run(root)
+    if not (path / LEDGER).is_file():
+        raise ArchiveError(f"{path} is no run: it has no {LEDGER}", hint=_nearby(path))
+    return Run(path)
+
+
+def latest_run(root: Path = Path("results"), *, name: str | None = None) -> Run:
+    """The run started last, of one scenario or of all; runs kept for reference do not count.
+
+    Raises:
+        ArchiveError: there is none.
+    """
+    found = [
+        ledger.parent
+        for ledger in root.glob(f"{_folder(name) if name else '*'}/*/{LEDGER}")
+        if _RUN_NAME.fullmatch(ledger.parent.name) and ledger.parent.parent.name != _NOT_RUNS
+    ]
+    if not found:
+        raise ArchiveError(f"no run under {root}", hint="`batchtune sweep SCENARIO.yaml` makes one")
+    return Run(max(found, key=lambda one: (one.name[:16], (one / LEDGER).stat().st_mtime_ns)))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one: beside it, synced, renamed, folder synced.
+
+    Raises:
+        ArchiveError: it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ArchiveError(f"cannot write {path}: {error}") from error
+
+
+def batching_file(recommendation: Recommendation) -> str:
+    """The recommended parameters in TF Serving's text format, with a comment that says what they are.
+
+    No batching has no parameters; what comes nearest is a batch of one request that waits for nothing.
+    """
+    batching = recommendation.configuration.batching
+    comment = f"# batchtune: {recommendation.configuration.label()}\n"
+    if batching is None:
+        comment += "# Batching does not help here: leave out --enable_batching. Parameters nearest to that:\n"
+        batching = BatchingParameters(max_batch_size=recommendation.rows_per_request, batch_timeout_micros=0)
+    return comment + format_tfserving_text(batching)
+
+
+def _trial(line: bytes, *, path: Path, number: int) -> Trial:
+    try:
+        return Trial.from_dict(json.loads(line))
+    except (ValueError, AttributeError, BatchtuneError) as error:
+        raise ArchiveError(
+            f"{path}:{number}: not a trial: {error}",
+            hint="restore the file, or remove this line to do without it",
+        ) from error
+
+
+def _cut_torn_line(descriptor: int, path: Path) -> None:
+    """Shorten the ledger to its last newline, so that the next line starts on one of its own."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.ftruncate(descriptor, data.rfind(b"\n") + 1)
+
+
+def _read_samples(path: Path) -> Samples:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from batchtune.load.samples import Samples
+
+    try:
+        table = pq.read_table(path)
+        described = json.loads(table.schema.metadata[b"batchtune"])
+        if described.pop("schema_version") != SAMPLES_SCHEMA_VERSION:
+            raise ArchiveError(
+                f"{path}: another schema version", hint="read it with the batchtune that wrote it"
+            )
+        columns = {name: table[name].to_numpy() for name in (*_TIME_COLUMNS, "status", "rows")}
+        return Samples(**columns, **{**described, "notes": tuple(described["notes"])})
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ArchiveError(f"{path}: samples cannot be read: {error}") from error
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(_read(path))
+    except ValueError as error:
+        raise ArchiveError(f"{path}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ArchiveError(f"{path}: not a JSON object")
+    return document
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArchiveError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _folder(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+
+
+def _nearby(path: Path) -> str:
+    inside = sorted(one.parent.name for one in path.glob(f"*/{LEDGER}")) if path.is_dir() else []
+    return f"did you mean {path / inside[-1]}?" if inside else "give a folder results/<name>/<UTC>-<id>"
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

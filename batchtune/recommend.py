@@ -1,0 +1,373 @@
+"""Which configuration should be served, what will it do, and why?
+
+Chosen from pooled figures, confirmation runs before those of the search. The figures stated are prediction intervals:
+a fresh run of the recommended parameters is to fall inside them (see `tune.noise`). Gains compare runs made side by
+side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from batchtune.batching import Configuration
+from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.measure.caveats import Caveat
+from batchtune.measure.quantiles import Estimate
+from batchtune.scenario.spec import Scenario, SloSpec
+from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, paired_ratio, predict
+from batchtune.tune.pool import Pooled, leaders, objective_value, pool, prior_sd
+from batchtune.tune.reason import explain_gain
+from batchtune.tune.trial import Trial
+
+SCHEMA_VERSION = 1
+
+GAIN_WANTED = 0.05
+"""Batching that gains less than this is not worth its parameters."""
+
+Helps = Literal["yes", "no", "not distinguishable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another feasible configuration on the Pareto front of throughput and p95, relative to the recommended one."""
+
+    configuration: Configuration
+    throughput_rps: float
+    p95_s: float
+    throughput_ratio: float
+    p95_ratio: float
+    confirmations: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration.to_dict(),
+            "throughput_rps": self.throughput_rps,
+            "p95_s": self.p95_s,
+            "throughput_ratio": self.throughput_ratio,
+            "p95_ratio": self.p95_ratio,
+            "confirmations": self.confirmations,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
+        return cls(**{**values, "configuration": Configuration.from_dict(values["configuration"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answer. Estimates of throughput, rows and latency hold the 95 % interval of a fresh run.
+
+    Gains say how many times better the objective is (throughput or capacity ratio; p95 of the other over ours), with
+    the 95 % interval of the mean; None when there is nothing to compare with. `trials` counts all that were run,
+    `confirmations` the fresh runs behind the figures; 0: the figures are those of the search. `notes` say what weakens
+    the answer.
+    """
+
+    configuration: Configuration
+    objective: str
+    throughput_rps: Estimate
+    throughput_rows_per_s: Estimate
+    latency_s: dict[str, Estimate]
+    slo: dict[str, float]
+    gain_over_no_batching: Estimate | None
+    gain_over_defaults: Estimate | None
+    batching_helps: Helps
+    reason: str
+    trials: int
+    seconds: float
+    confirmations: int
+    rate_rps: float | None
+    concurrency: int | None
+    rows_per_request: int
+    alternatives: tuple[Alternative, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "configuration": self.configuration.to_dict(),
+            "label": self.configuration.label(),
+            "objective": self.objective,
+            "throughput_rps": self.throughput_rps.to_dict(),
+            "throughput_rows_per_s": self.throughput_rows_per_s.to_dict(),
+            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
+            "slo": self.slo,
+            "gain_over_no_batching": _estimate_dict(self.gain_over_no_batching),
+            "gain_over_defaults": _estimate_dict(self.gain_over_defaults),
+            "batching_helps": self.batching_helps,
+            "reason": self.reason,
+            "trials": self.trials,
+            "seconds": self.seconds,
+            "confirmations": self.confirmations,
+            "rate_rps": self.rate_rps,
+            "concurrency": self.concurrency,
+            "rows_per_request": self.rows_per_request,
+            "alternatives": [one.to_dict() for one in self.alternatives],
+            "caveats": [one.to_dict() for one in self.caveats],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version.
+            KeyError, TypeError: not a recommendation.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        fields = {name: value for name, value in values.items() if name not in ("schema_version", "label")}
+        fields["configuration"] = Configuration.from_dict(values["configuration"])
+        for name in (
+            "throughput_rps",
+            "throughput_rows_per_s",
+            "gain_over_no_batching",
+            "gain_over_defaults",
+        ):
+            fields[name] = None if values[name] is None else Estimate.from_dict(values[name])
+        fields["latency_s"] = {name: Estimate.from_dict(one) for name, one in values["latency_s"].items()}
+        fields["alternatives"] = tuple(Alternative.from_dict(one) for one in values["alternatives"])
+        fields["caveats"] = tuple(Caveat.from_dict(one) for one in values["caveats"])
+        fields["notes"] = tuple(values["notes"])
+        return cls(**fields)
+
+
+def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Recommendation:
+    """Choose among the configurations measured, for the scenario's SLO or another one given later.
+
+    Raises:
+        NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
+    """
+    promised = slo or scenario.slo
+    pooled = pool(trials, scenario=scenario, slo=promised)
+    ranked = leaders(pooled, scenario=scenario)
+    if not ranked:
+        raise _nothing_feasible(pooled, trials, promised)
+    references = _references(trials, pooled)
+    no_batching = references.get("no_batching")
+    batched = next((one for one in ranked if one.configuration.batching is not None), None)
+    gain = None if batched is None else _gain(batched, no_batching, scenario=scenario)
+    helps = _helps(batched, no_batching, gain)
+    chosen = _chosen(ranked, batched, no_batching, helps=helps, gain=gain)
+    groups = [one for one in pooled if one is not chosen]
+    first = chosen.runs[-1]
+    caveats = {one.code: one for run in chosen.runs if run.measurement for one in run.measurement.caveats}
+    latency_s = _predicted_latency(chosen, groups)
+    return Recommendation(
+        configuration=chosen.configuration,
+        objective=scenario.objective,
+        throughput_rps=_predicted(chosen, groups, "throughput_rps"),
+        throughput_rows_per_s=_predicted(chosen, groups, "throughput_rows_per_s"),
+        latency_s=latency_s,
+        slo={**promised.limits(), "errors": promised.error_ratio},
+        gain_over_no_batching=_gain(chosen, no_batching, scenario=scenario),
+        gain_over_defaults=_gain(chosen, references.get("defaults"), scenario=scenario),
+        batching_helps=helps,
+        reason=explain_gain(
+            batched,
+            no_batching=no_batching,
+            gain=gain,
+            unbatched_rows_per_s=_unbatched_rows_per_s(trials, no_batching, scenario=scenario),
+            limits_s=promised.limits(),
+        ),
+        trials=len(trials),
+        seconds=sum(trial.seconds for trial in trials),
+        confirmations=chosen.confirmations,
+        rate_rps=first.rate_rps,
+        concurrency=first.concurrency,
+        rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
+        alternatives=_alternatives(chosen, pooled),
+        caveats=tuple(caveats.values()),
+        notes=_notes(chosen, latency_s, scenario=scenario, promised=promised),
+    )
+
+
+def _chosen(
+    ranked: Sequence[Pooled],
+    batched: Pooled | None,
+    no_batching: Pooled | None,
+    *,
+    helps: Helps,
+    gain: Estimate | None,
+) -> Pooled:
+    """The best with batching where that helps; else no batching, if feasible: idle parameters are not worth having."""
+    if batched is None or no_batching is None or not no_batching.feasible:
+        return ranked[0]
+    likely = helps == "not distinguishable" and gain is not None and gain.value >= 1.0 + GAIN_WANTED
+    return batched if helps == "yes" or likely else no_batching
+
+
+def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | None) -> Helps:
+    """By the interval of the gain and the margin GAIN_WANTED; meeting an SLO that no batching misses counts too."""
+    if no_batching is None or no_batching.failures:
+        return "not distinguishable"
+    if batched is None:
+        return "no"
+    if not no_batching.feasible:
+        return "yes"
+    if gain is None:
+        return "not distinguishable"
+    if gain.low > 1.0 and gain.value >= 1.0 + GAIN_WANTED:
+        return "yes"
+    return "no" if gain.high < 1.0 + GAIN_WANTED else "not distinguishable"
+
+
+def _gain(ours: Pooled, other: Pooled | None, *, scenario: Scenario) -> Estimate | None:
+    """How many times better our objective is; pairs from the same block, else the pooled values."""
+    if other is None:
+        return None
+    theirs = {run.block: value for run in other.runs if (value := objective_value(run)) is not None}
+    pairs = [
+        (value, theirs[run.block])
+        for run in ours.runs
+        if run.block is not None and run.block in theirs and (value := objective_value(run)) is not None
+    ]
+    pairs = pairs or [(ours.value, other.value)]
+    if scenario.objective == "latency":
+        pairs = [(b, a) for a, b in pairs]
+    return paired_ratio(pairs, prior_sd=prior_sd(scenario))
+
+
+def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, Pooled]:
+    by_configuration = {one.configuration: one for one in pooled}
+    return {
+        trial.source: by_configuration[trial.configuration]
+        for trial in trials
+        if trial.source in ("no_batching", "defaults") and trial.configuration in by_configuration
+    }
+
+
+def _unbatched_rows_per_s(
+    trials: Sequence[Trial], no_batching: Pooled | None, *, scenario: Scenario
+) -> float:
+    """The most the server did without batching: in the closed loop, or in the probes; NaN when neither was run."""
+    runs = [trial for trial in trials if trial.source == "probe"] if scenario.load.open_loop else []
+    if not scenario.load.open_loop and no_batching is not None:
+        runs = list(no_batching.runs)
+    values = [run.measurement.throughput_rows_per_s.value for run in runs if run.measurement is not None]
+    return max((value for value in values if math.isfinite(value)), default=math.nan)
+
+
+def _predicted(chosen: Pooled, others: Sequence[Pooled], name: str) -> Estimate:
+    def figures(one: Pooled) -> list[Estimate]:
+        return [getattr(run.measurement, name) for run in one.runs if run.measurement is not None]
+
+    spreads = [[run.value for run in figures(one)] for one in others]
+    return predict(figures(chosen), others=spreads, prior_sd=THROUGHPUT_PRIOR_SD)
+
+
+def _predicted_latency(chosen: Pooled, others: Sequence[Pooled]) -> dict[str, Estimate]:
+    def figures(one: Pooled, quantile: str) -> list[Estimate]:
+        found = [run.measurement.latency_s for run in one.runs if run.measurement is not None]
+        return [quantiles[quantile] for quantiles in found if quantile in quantiles]
+
+    return {
+        quantile: predict(
+            figures(chosen, quantile),
+            others=[[run.value for run in figures(one, quantile)] for one in others],
+            prior_sd=LATENCY_PRIOR_SD,
+        )
+        for quantile in chosen.latency_s
+    }
+
+
+def _alternatives(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternative, ...]:
+    """The Pareto front of throughput and p95 among the feasible, without the chosen one."""
+    figures = {
+        id(one): (_mean_throughput(one), one.latency_s.get("p95", math.nan)) for one in pooled if one.feasible
+    }
+    ours = figures.get(id(chosen), (_mean_throughput(chosen), chosen.latency_s.get("p95", math.nan)))
+    front = []
+    for one in pooled:
+        if one is chosen or id(one) not in figures:
+            continue
+        throughput, p95 = figures[id(one)]
+        dominated = any(
+            other != (throughput, p95) and other[0] >= throughput and other[1] <= p95
+            for other in figures.values()
+        )
+        if not dominated and math.isfinite(throughput) and math.isfinite(p95):
+            front.append(
+                Alternative(
+                    configuration=one.configuration,
+                    throughput_rps=throughput,
+                    p95_s=p95,
+                    throughput_ratio=throughput / ours[0],
+                    p95_ratio=p95 / ours[1],
+                    confirmations=one.confirmations,
+                )
+            )
+    return tuple(sorted(front, key=lambda one: one.p95_s))
+
+
+def _mean_throughput(one: Pooled) -> float:
+    values = [run.measurement.throughput_rps.value for run in one.runs if run.measurement is not None]
+    return sum(values) / len(values) if values else math.nan
+
+
+def _notes(
+    chosen: Pooled, latency_s: Mapping[str, Estimate], *, scenario: Scenario, promised: SloSpec
+) -> tuple[str, ...]:
+    notes = []
+    if chosen.confirmations == 0:
+        notes.append(
+            f"not confirmed by fresh runs: the figures are from {_count(len(chosen.runs), 'run')} of the search, "
+            "and the best of many such is often too good"
+        )
+    elif chosen.confirmations < 3:
+        notes.append(f"only {_count(chosen.confirmations, 'fresh run')} behind these figures")
+    for name, limit_s in promised.limits().items():
+        if name in latency_s and latency_s[name].high > limit_s:
+            notes.append(
+                f"a fresh run's {name} may reach {latency_s[name].high * 1e3:.3g} ms, "
+                f"above the SLO's {limit_s * 1e3:.3g} ms"
+            )
+    if scenario.objective == "capacity" and promised != scenario.slo:
+        notes.append("capacity for an SLO that was not searched: the highest rate tried that meets it")
+    return tuple(notes)
+
+
+def _nothing_feasible(
+    pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
+) -> NoFeasibleConfigurationError:
+    wanted = ", ".join(f"{name} ≤ {limit * 1e3:.3g} ms" for name, limit in slo.limits().items())
+    wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {slo.error_ratio:.3g}"
+    if not pooled:
+        last = next((trial.failure for trial in reversed(trials) if trial.failure), None)
+        why = (
+            f"all {_count(len(trials), 'trial')} failed; the last: {last}" if last else "no trial is finished"
+        )
+        return NoFeasibleConfigurationError(f"nothing to recommend: {why}", hint="see trials.jsonl")
+    nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
+    missed = {name: value for name, value in nearest.constraints.items() if value > 0}
+    told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
+    return NoFeasibleConfigurationError(
+        f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {nearest.configuration.label()}, {told}",
+        hint="relax the SLO, lower the load, or widen the search space",
+    )
+
+
+def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
+    if name == "errors":
+        ratios = [run.measurement.error_ratio for run in nearest.runs if run.measurement is not None]
+        return f"{sum(ratios) / len(ratios):.2%} of requests fail where {slo.error_ratio:.2%} may"
+    value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
+    if not math.isfinite(value_s):
+        return f"{name} is undefined: too many requests had no good answer"
+    return f"{name} {value_s * 1e3:.3g} ms misses {limit_s * 1e3:.3g} ms by {nearest.constraints[name]:.0%}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else estimate.to_dict()

@@ -1,0 +1,107 @@
+"""How far apart do two runs of one configuration lie, and what will the next run show?
+
+Runs of a benchmark differ by more than the error within each of them: another seed, another placement of threads, a
+busier neighbour. So a figure that a fresh run is to reproduce gets a prediction interval from the spread *between*
+runs, on the log scale. Few runs estimate that spread badly; it is therefore moderated: the variance is averaged with
+a stated prior, weighted as if the prior had been seen over PRIOR_DEGREES degrees of freedom (the empirical-Bayes
+variance of Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from batchtune.measure.distributions import t_quantile
+from batchtune.measure.quantiles import Estimate
+
+THROUGHPUT_PRIOR_SD = 0.03
+"""Standard deviation of log throughput between runs, assumed before any is seen (a shared two-core machine)."""
+
+LATENCY_PRIOR_SD = 0.06
+"""The same for log latency quantiles."""
+
+PRIOR_DEGREES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Between-run standard deviation of a logarithm, and the degrees of freedom behind it (the prior's included)."""
+
+    sd: float
+    degrees: int
+
+    def half_width(self, runs: int) -> float:
+        """Half the 95 % prediction interval, in logs, of one fresh run after the mean of `runs` of them."""
+        return t_quantile(0.975, self.degrees) * self.sd * math.sqrt(1.0 + 1.0 / runs)
+
+
+def spread(groups: Iterable[Sequence[float]], *, prior_sd: float) -> Noise:
+    """The moderated noise of positive values; each group holds the runs of one configuration, side by side.
+
+    A/A: only deviations from the group's own mean count, so configurations may differ as they please.
+    """
+    squares, degrees = 0.0, 0
+    for values in groups:
+        logs = _logs(values)
+        if len(logs) > 1:
+            mean = sum(logs) / len(logs)
+            squares += sum((one - mean) ** 2 for one in logs)
+            degrees += len(logs) - 1
+    total = PRIOR_DEGREES + degrees
+    return Noise(sd=math.sqrt((PRIOR_DEGREES * prior_sd**2 + squares) / total), degrees=total)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """NaN when there is none, or when one is not a positive finite number."""
+    values = list(values)
+    logs = _logs(values)
+    return math.exp(sum(logs) / len(logs)) if logs and len(logs) == len(values) else math.nan
+
+
+def predict(runs: Sequence[Estimate], *, others: Iterable[Sequence[float]], prior_sd: float) -> Estimate:
+    """What a fresh run will show: geometric mean of `runs` and its 95 % prediction interval.
+
+    The half width is the widest of three: from the spread of these runs, from the spread pooled with the repeats of
+    `others` (the machine's own noise, A/A), and from the error within a run.
+    """
+    values = [run.value for run in runs]
+    centre = geometric_mean(values)
+    if not math.isfinite(centre):
+        return Estimate(value=values[0] if values else math.nan, low=math.nan, high=math.nan)
+    own = spread([values], prior_sd=prior_sd).half_width(len(runs))
+    pooled = spread([values, *others], prior_sd=prior_sd).half_width(len(runs))
+    within = _within(runs) * math.sqrt(1.0 + 1.0 / len(runs))
+    half = max(own, pooled, within)
+    return Estimate(value=centre, low=centre * math.exp(-half), high=centre * math.exp(half))
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]], *, prior_sd: float) -> Estimate | None:
+    """The ratio a/b over pairs (a, b) measured side by side: geometric mean and 95 % interval of the mean.
+
+    None when no pair has two positive finite values.
+    """
+    logs = [math.log(a / b) for a, b in pairs if _usable(a) and _usable(b)]
+    if not logs:
+        return None
+    mean = sum(logs) / len(logs)
+    noise = spread([[math.exp(one) for one in logs]], prior_sd=math.sqrt(2.0) * prior_sd)
+    half = t_quantile(0.975, noise.degrees) * noise.sd / math.sqrt(len(logs))
+    return Estimate(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+
+
+def _within(runs: Sequence[Estimate]) -> float:
+    """Median over the runs of half the interval's width in logs; 0 where a run has no interval."""
+    halves = sorted(
+        0.5 * math.log(run.high / run.low) if _usable(run.low) and _usable(run.high) else 0.0 for run in runs
+    )
+    return halves[len(halves) // 2]
+
+
+def _logs(values: Iterable[float]) -> list[float]:
+    return [math.log(value) for value in values if _usable(value)]
+
+
+def _usable(value: float) -> bool:
+    return math.isfinite(value) and value > 0.0

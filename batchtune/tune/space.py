@@ -1,0 +1,92 @@
+"""Which points may the search propose, and where does a configuration lie among them?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from batchtune.batching import (
+    DEFAULT_BATCH_TIMEOUT_MICROS,
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_ENQUEUED_BATCHES,
+    Configuration,
+    default_num_batch_threads,
+)
+from batchtune.errors import BatchingParametersError
+from batchtune.scenario.spec import Scenario
+
+ENUMERABLE = 20_000
+"""Grids up to this many points are listed when a sampler repeats itself."""
+
+_DEFAULTS: Mapping[str, Any] = {
+    "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
+    "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
+    "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES,
+    "num_batch_threads": default_num_batch_threads(),
+}
+
+
+class Space:
+    """The scenario's search space, a grid: a point maps each knob's name to its value.
+
+    Samplers see `indices`, one ordinal number a knob in the order of `shape`.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._search = scenario.search
+        self._rows_per_request = max(kind.rows or 1 for kind in scenario.request.kinds())
+        self.shape: Mapping[str, int] = {
+            name: len(knob.values) for name, knob in scenario.search.space.items()
+        }
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape.values())
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        yield from self._search.grid()
+
+    def point(self, indices: Sequence[int]) -> dict[str, Any]:
+        return dict(self._search.point_from_indices(indices))
+
+    def indices(self, point: Mapping[str, Any]) -> tuple[int, ...]:
+        return self._search.indices_of_point(point)
+
+    def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
+        """The configuration of a point; None when no server would accept it or it refuses the scenario's requests."""
+        try:
+            configuration = self._scenario.configuration(point)
+        except BatchingParametersError:
+            return None
+        return configuration if in_force(configuration, "max_batch_size") >= self._rows_per_request else None
+
+    def locate(self, configuration: Configuration) -> dict[str, Any] | None:
+        """The point that means this configuration, absent parameters read as the server's defaults; else None."""
+        if configuration.batching is None:
+            return None
+        point = {name: in_force(configuration, name) for name in self.shape}
+        try:
+            self.indices(point)
+        except ValueError:
+            return None
+        found = self.configuration(point)
+        names = (*_DEFAULTS, *self.shape)
+        same = found is not None and all(
+            in_force(found, one) == in_force(configuration, one) for one in names
+        )
+        return point if same else None
+
+    def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+        """Euclidean over the indices, each knob's extent counting as 1."""
+        steps = zip(self.indices(one), self.indices(other), self.shape.values(), strict=True)
+        return math.hypot(*((here - there) / max(count - 1, 1) for here, there, count in steps))
+
+
+def in_force(configuration: Configuration, name: str) -> Any:
+    """The parameter or flag if present, else the server's default; None when that is unknown."""
+    value = getattr(configuration.batching, name, None)
+    if value is None or value == ():
+        value = dict(configuration.flags).get(name.lstrip("-"), _DEFAULTS.get(name))
+    return value

@@ -1,0 +1,160 @@
+"""What did one trial try, why, and what came of it?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from batchtune.batching import Configuration
+from batchtune.load.samples import Samples
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+
+SCHEMA_VERSION = 1
+"""Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
+
+Source = Literal["no_batching", "defaults", "rule", "sampler", "probe", "confirm"]
+"""Who proposed it: a reference point, the rule, the sampler; a `probe` feeds the rule and is no candidate; a
+`confirm` is a fresh run, made after the choice, of a configuration that was measured before."""
+
+State = Literal["complete", "failed", "interrupted"]
+
+WORST_VIOLATION = 10.0
+"""Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One rate tried on the way to a capacity: whether it met the SLO, and what it measured."""
+
+    rate_rps: float
+    met: bool
+    latency_s: dict[str, float]
+    error_ratio: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rate_rps": self.rate_rps,
+            "met": self.met,
+            "latency_s": {name: number_to_json(value) for name, value in self.latency_s.items()},
+            "error_ratio": self.error_ratio,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Probe:
+        latency_s = {name: number_from_json(value) for name, value in values["latency_s"].items()}
+        return cls(**{**values, "latency_s": latency_s})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One configuration under load, once.
+
+    `number` counts from 1 and names the samples file. `point` is the point of the search space, None when the
+    configuration lies outside it. `objective` is throughput in requests/s, p95 in seconds or capacity in requests/s,
+    as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when met. `block`
+    numbers the round of confirmation runs made side by side under one seed. `seconds` is everything it took, from
+    applying the parameters to the measurement.
+    """
+
+    number: int
+    configuration: Configuration
+    source: Source
+    reason: str
+    state: State
+    seconds: float
+    started_utc: str
+    seed: int
+    failure: str | None = None
+    point: dict[str, Any] | None = None
+    block: int | None = None
+    rate_rps: float | None = None
+    concurrency: int | None = None
+    objective: Estimate | None = None
+    constraints: dict[str, float] = field(default_factory=dict)
+    feasible: bool = False
+    measurement: Measurement | None = None
+    probes: tuple[Probe, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "number": self.number,
+            "source": self.source,
+            "reason": self.reason,
+            "state": self.state,
+            "failure": self.failure,
+            "configuration": self.configuration.to_dict(),
+            "point": self.point,
+            "block": self.block,
+            "seed": self.seed,
+            "rate_rps": self.rate_rps,
+            "concurrency": self.concurrency,
+            "objective": None if self.objective is None else self.objective.to_dict(),
+            "constraints": self.constraints,
+            "feasible": self.feasible,
+            "seconds": self.seconds,
+            "started_utc": self.started_utc,
+            "measurement": None if self.measurement is None else self.measurement.to_dict(),
+            "probes": [probe.to_dict() for probe in self.probes],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version, or a key that is missing.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        fields = {name: value for name, value in values.items() if name != "schema_version"}
+        try:
+            fields["configuration"] = Configuration.from_dict(values["configuration"])
+            if values["objective"] is not None:
+                fields["objective"] = Estimate.from_dict(values["objective"])
+            if values["measurement"] is not None:
+                fields["measurement"] = Measurement.from_dict(values["measurement"])
+            fields["probes"] = tuple(Probe.from_dict(probe) for probe in values["probes"])
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a trial: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedTrial:
+    """A trial and the requests behind it; `samples` is None when it failed before any was sent."""
+
+    trial: Trial
+    samples: Samples | None
+
+
+def violations(
+    latency_s: Mapping[str, float], error_ratio: float, *, limits: Mapping[str, float], error_limit: float
+) -> dict[str, float]:
+    """How far each promise is missed, as a share of it: at most 0 when kept.
+
+    Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
+    samplers compare constraints by position. An undefined quantile counts as missed by WORST_VIOLATION.
+    """
+    found = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
+    found["errors"] = (
+        _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, WORST_VIOLATION)
+    )
+    return found
+
+
+def is_feasible(constraints: Mapping[str, float]) -> bool:
+    """Whether every promise is kept."""
+    return all(value <= 0.0 for value in constraints.values())
+
+
+def _relative(value: float, limit: float) -> float:
+    if math.isnan(value):
+        return WORST_VIOLATION
+    return min(value / limit - 1.0, WORST_VIOLATION)

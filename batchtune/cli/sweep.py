@@ -10,9 +10,8 @@ from batchtune.archive import Run, create_run, open_run
 from batchtune.cli.recommend import conclude
 from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadFleet
-from batchtune.provenance import collect
 from batchtune.report.live import View, sweep_view
-from batchtune.scenario.reader import read_scenario
+from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec import Scenario
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.sweep import reference_configurations, sweep
@@ -26,7 +25,7 @@ def run_sweep(
 ) -> int:
     """The exit code: 0, 3 when nothing meets the SLO, 130 when interrupted; everything measured is kept."""
     scenario = read_scenario(path, overrides=overrides)
-    run = open_run(resume, root=results) if resume else _new_run(scenario, path, results)
+    run = open_run(resume, root=results) if resume else _new_run(scenario, results)
     trials = run.trials()
     interrupted = False
     with sweep_view(quiet=quiet) as view:
@@ -38,17 +37,17 @@ def run_sweep(
     if interrupted:
         print(f"interrupted; {len(trials)} trials are kept in {run.path}", file=sys.stderr)
     try:
-        code = conclude(run, scenario, trials, dialect="tfserving", write=None, json=json)
-    except BatchtuneError:
-        if interrupted:
-            return 130
-        raise
-    return 130 if interrupted else code
+        conclude(run, scenario, trials, json=json)
+    except BatchtuneError as error:
+        if not interrupted:
+            raise
+        print(f"no recommendation: {error.message}", file=sys.stderr)
+    return 130 if interrupted else 0
 
 
 def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> None:
     target = TfServingTarget(scenario.target, on_event=view.event)
-    with target, LoadFleet() as fleet:
+    with target, LoadFleet(processes=scenario.load.processes) as fleet:
         view.event(f"launching the server for {scenario.target.model}")
         target.apply(reference_configurations(scenario)["no_batching"])
         for finished in sweep(scenario, target, fleet, finished=tuple(trials), on_progress=view.progress):
@@ -57,7 +56,5 @@ def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> No
             view.trial(finished.trial)
 
 
-def _new_run(scenario: Scenario, path: Path, results: Path) -> Run:
-    return create_run(
-        scenario, path.read_text(encoding="utf-8"), root=results, provenance=collect(seed=scenario.load.seed)
-    )
+def _new_run(scenario: Scenario, results: Path) -> Run:
+    return create_run(scenario, format_scenario(scenario), root=results)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from batchtune.load.samples import LiveAggregate
+    from batchtune.load.live import LiveAggregate
     from batchtune.tune.sweep import SweepProgress
     from batchtune.tune.trial import Trial
 
@@ -26,6 +26,7 @@ class View(Protocol):
     def event(self, text: str) -> None: ...
     def progress(self, progress: SweepProgress) -> None: ...
     def trial(self, trial: Trial) -> None: ...
+    def live(self, text: str) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -67,6 +68,9 @@ class _SilentView:
         pass
 
     def trial(self, trial: Trial) -> None:
+        pass
+
+    def live(self, text: str) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -120,6 +124,11 @@ class _LiveView(_SilentView):
     def trial(self, trial: Trial) -> None:
         style = "red" if trial.measurement is None else "" if trial.feasible else "yellow"
         self._console.print(trial_line(trial), style=style, markup=False)
+
+    def live(self, text: str) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(text), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start()

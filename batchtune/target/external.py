@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from batchtune.batching import Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.target.endpoint import Endpoint, TlsOptions, read_signature
+from batchtune.target.telemetry import Counters, read_counters
+from batchtune.target.tfserving import ApplyRecord
 from batchtune.wire.protos import GetModelMetadataRequest, GetModelMetadataResponse, SignatureDefMap
 from batchtune.wire.tensors import Signature, signature_from_def
 
@@ -104,3 +107,29 @@ def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, s
     if parts.scheme not in schemes or not host or port is None or parts.path not in {"", "/"}:
         raise UsageError(f"{option}: {url!r} is no address", hint=f"write {schemes[0]}://HOST:PORT")
     return host, port, parts.scheme
+
+
+class ExternalTarget:
+    """A running server as the rest of the house sees a target; its configuration is its owner's business."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    def apply(self, _configuration: Configuration) -> ApplyRecord:
+        return ApplyRecord(how="unchanged", seconds=0.0)
+
+    def counters(self) -> Counters:
+        """One reading of its metrics; without a REST port a reading without series."""
+        return read_counters(self.endpoint)
+
+    def signature(self, name: str) -> Signature:
+        return external_signature(self.endpoint, name)
+
+    def alive(self) -> bool:
+        return True
+
+    def log_tail(self) -> str:
+        return "  (its log is with its owner)"
+
+    def close(self) -> None:
+        """Nothing to stop."""

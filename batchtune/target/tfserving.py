@@ -142,7 +142,7 @@ class TfServingTarget:
         # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
         grpc_port = int(flags.pop("port", 0)) or free_port()
         rest_port = int(flags.pop("rest_api_port", 0)) or free_port()
-        model_name = flags.pop("model_name", None) or _served_name(self._spec.model)
+        model_name = flags.pop("model_name", None) or served_name(self._spec.model)
         arguments = [
             f"--port={grpc_port}",
             f"--rest_api_port={rest_port}",
@@ -233,7 +233,8 @@ def _sample_model(name: str, on_event: Callable[[str], None]) -> Path:
     return Path(printed.strip().splitlines()[-1])
 
 
-def _served_name(model: str) -> str:
+def served_name(model: str) -> str:
+    """The name under which a launched server serves `target.model`."""
     return Path(model).name if "/" in model else model
 
 

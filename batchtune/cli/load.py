@@ -1,0 +1,164 @@
+"""`batchtune load`: one load test, or one for each point of a range, against a launched or a running server."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchtune.batching import Configuration, parse_tfserving_text
+from batchtune.errors import TargetError, UsageError
+from batchtune.load.fleet import LoadFleet
+from batchtune.load.live import LiveAggregate
+from batchtune.report.console import print_points, print_points_csv
+from batchtune.report.live import live_line, sweep_view, trial_line
+from batchtune.scenario.arrivals import parse_range
+from batchtune.scenario.reader import read_scenario
+from batchtune.scenario.spec import Scenario, TlsSpec
+from batchtune.target.endpoint import TlsOptions
+from batchtune.target.external import ExternalTarget, external_endpoint
+from batchtune.target.tfserving import TfServingTarget, served_name
+from batchtune.tune.bench import Bench, Plan
+
+if TYPE_CHECKING:
+    from batchtune.report.live import View
+    from batchtune.tune.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """What the command line asked for; None: as the scenario says."""
+
+    scenario: Path
+    overrides: list[str]
+    concurrency: str | None
+    rate: str | None
+    batching_parameters_file: Path | None
+    no_batching: bool
+    rest_url: str | None
+    grpc_url: str | None
+
+
+def run_load(wanted: LoadRequest, *, output: Literal["table", "json", "csv"], quiet: bool) -> int:
+    """The exit code: 0, 7 when a point failed, 130 when interrupted; what was measured is printed in any case."""
+    if wanted.concurrency and wanted.rate:
+        raise UsageError("--concurrency and --rate exclude each other", hint="give one of the two")
+    scenario = read_scenario(wanted.scenario, overrides=[*wanted.overrides, *_mode(wanted)])
+    points: list[Trial] = []
+    interrupted = False
+    with sweep_view(quiet=quiet) as view:
+        try:
+            for point in _measured(scenario, wanted, view):
+                points.append(point)
+                view.event(trial_line(point))
+        except KeyboardInterrupt:
+            interrupted = True
+    match output:
+        case "json":
+            print(json_text.dumps({"points": [point.to_dict() for point in points]}, indent=2))
+        case "csv":
+            print_points_csv(points)
+        case "table":
+            print_points(points)
+    if interrupted:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return TargetError.exit_code if any(point.failure for point in points) else 0
+
+
+def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[Trial]:
+    configuration = _configuration(scenario, wanted)
+    target = _target(scenario, wanted, view)
+    try:
+        with LoadFleet(processes=scenario.load.processes) as fleet:
+            target.apply(configuration)
+            bench = Bench(scenario, target, fleet, on_live=lambda _plan, live: _show(view, live))
+            for plan in _plans(scenario, wanted, configuration):
+                yield bench.run(plan).trial
+    finally:
+        target.close()
+
+
+def _plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
+    plan = Plan(number=1, configuration=configuration, source="probe", reason="load", seed=scenario.load.seed)
+    if wanted.rate is not None:
+        for number, rate in enumerate(parse_range(wanted.rate), 1):
+            yield replace(plan, number=number, rate_rps=rate)
+    elif wanted.concurrency is not None:
+        for number, clients in enumerate(parse_range(wanted.concurrency), 1):
+            yield replace(plan, number=number, concurrency=_whole(clients, wanted.concurrency))
+    else:
+        yield replace(plan, concurrency=scenario.load.concurrency)
+
+
+def _mode(wanted: LoadRequest) -> list[str]:
+    """Overrides that turn the scenario's loop into the one that the command line asks for."""
+    if wanted.rate is not None:
+        first = parse_range(wanted.rate)[0]
+        return [
+            "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s", f"load.rate={first}",
+            "load.requests=null", "objective=latency",
+        ]  # fmt: skip
+    if wanted.concurrency is not None:
+        first = parse_range(wanted.concurrency)[0]
+        clients = _whole(first, wanted.concurrency)
+        return [
+            "load.arrivals=closed", "load.rate=null", f"load.concurrency={clients}", "load.max_in_flight=null",
+            "objective=throughput",
+        ]  # fmt: skip
+    return []
+
+
+def _configuration(scenario: Scenario, wanted: LoadRequest) -> Configuration:
+    fixed = scenario.configuration({})
+    if wanted.no_batching:
+        if wanted.batching_parameters_file is not None:
+            raise UsageError("--no-batching and --batching-parameters-file exclude each other")
+        return Configuration(batching=None, flags=fixed.flags)
+    if wanted.batching_parameters_file is None:
+        return fixed
+    try:
+        text = wanted.batching_parameters_file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--batching-parameters-file: {error}") from error
+    parameters = parse_tfserving_text(text, source=str(wanted.batching_parameters_file))
+    return Configuration(batching=parameters, flags=fixed.flags)
+
+
+def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTarget | ExternalTarget:
+    if wanted.rest_url is None and wanted.grpc_url is None:
+        view.event(f"launching the server for {scenario.target.model}")
+        return TfServingTarget(scenario.target, on_event=view.event)
+    endpoint = external_endpoint(
+        model_name=served_name(scenario.target.model),
+        rest_url=wanted.rest_url,
+        grpc_url=wanted.grpc_url,
+        tls=_tls(scenario.target.tls),
+    )
+    return ExternalTarget(endpoint)
+
+
+def _tls(spec: TlsSpec | None) -> TlsOptions | None:
+    if spec is None:
+        return None
+    return TlsOptions(
+        ca_file=spec.ca_file,
+        certificate_file=spec.certificate_file,
+        key_file=spec.key_file,
+        server_name=spec.server_name,
+    )
+
+
+def _show(view: View, live: LiveAggregate) -> None:
+    view.live(live_line(live))
+
+
+def _whole(value: float, text: str) -> int:
+    if value != int(value) or value < 1:
+        raise UsageError(
+            f"--concurrency: {text!r} has a value that is no number of clients", hint="write 1:64:x2"
+        )
+    return int(value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -70,6 +71,11 @@ class TraceSpec(Spec):
     speed: Annotated[float, Field(gt=0, description="2: played twice as fast")] = 1.0
 
 
+def _natural_duration_s(validated: dict[str, Any]) -> float:
+    steps: Iterable[StepSpec] = validated.get("steps") or ()
+    return sum(step.duration_s for step in steps) or 5.0
+
+
 class LoadSpec(Spec):
     """Traffic: an open loop sends at its own times, whatever the server does; a closed loop waits for answers."""
 
@@ -91,9 +97,6 @@ class LoadSpec(Spec):
         description="closed loop: stop after so many requests, if duration does not end it before",
     )
     warm_up_s: Seconds = Field(default=1.0, alias="warm_up", description="sent first and not counted")
-    duration_s: PositiveSeconds = Field(
-        default=5.0, alias="duration", description="measured part, after warm_up"
-    )
     seed: Whole = Field(
         default=1, description="the same seed gives the same arrivals, whatever the parameters"
     )
@@ -102,6 +105,11 @@ class LoadSpec(Spec):
     ramp: RampSpec | None = None
     steps: tuple[StepSpec, ...] | None = None
     trace: TraceSpec | None = None
+    duration_s: PositiveSeconds = Field(
+        default_factory=_natural_duration_s,
+        alias="duration",
+        description="measured part, after warm_up; default 5s, with steps as long as they take",
+    )
     max_in_flight: Count | None = Field(
         default=None,
         description="open loop: most requests under way; a request beyond waits, and the wait counts",

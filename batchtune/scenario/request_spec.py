@@ -28,6 +28,7 @@ class RandomRange(Spec):
     high: float | None = Field(
         default=None, description="values stay below this; default 1, for integers 100"
     )
+    whole: bool = Field(default=False, description="whole numbers also where the model takes fractions")
     length: Count = Field(default=16, description="characters of a string")
 
     @model_validator(mode="after")

@@ -1,0 +1,323 @@
+"""When is each request due? The whole schedule, drawn once from one seed before anything is sent.
+
+Every kind is the same three steps: positions between 0 and 1 (random or even), the rate over time, and the
+inverse of its integral. The number of requests is exact, so the mean rate is too; given their number, the times of
+a Poisson process are uniform order statistics, here as normalised sums of exponentials. The same seed thus gives
+the same pattern for every configuration, and nearly the same, stretched, for every rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.errors import UsageError
+from batchtune.scenario.load_spec import LoadSpec, OnOffSpec
+from batchtune.scenario.traces import read_trace
+from batchtune.scenario.units import parse_rate_rps
+
+_RANGE_MAX = 10_000
+_REQUESTS_MAX = 200_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """An open loop: request i is due `due_ns[i]` after the start, whatever has happened to those before.
+
+    `due_ns` (n,) is sorted and lies in [0, duration_s); `request_index` (n,) names the payload of each request
+    and `trace_rows` (n,) its rows, where a trace says so.
+    """
+
+    due_ns: NDArray[np.int64]
+    duration_s: float
+    offered_rps: float
+    request_index: NDArray[np.int32] | None = None
+    trace_rows: NDArray[np.int32] | None = None
+
+    def slice(self, worker: int, workers: int) -> Schedule:
+        """Every `workers`-th request from number `worker` on; all slices together are this schedule."""
+        due_ns = self.due_ns[worker::workers]
+        return Schedule(
+            due_ns=due_ns,
+            duration_s=self.duration_s,
+            offered_rps=len(due_ns) / self.duration_s,
+            request_index=None if self.request_index is None else self.request_index[worker::workers],
+            trace_rows=None if self.trace_rows is None else self.trace_rows[worker::workers],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """A number of clients, each with one request under way; `requests_max` None: until the time is over."""
+
+    concurrency: int
+    duration_s: float
+    think_s: float = 0.0
+    requests_max: int | None = None
+
+    def slice(self, worker: int, workers: int) -> ClosedLoop:
+        """This worker's share of the clients and requests; some have one more, and all together are this loop."""
+        share = None if self.requests_max is None else _share(self.requests_max, worker, workers)
+        return ClosedLoop(
+            concurrency=_share(self.concurrency, worker, workers),
+            duration_s=self.duration_s,
+            think_s=self.think_s,
+            requests_max=share,
+        )
+
+
+Arrivals: TypeAlias = Schedule | ClosedLoop
+Seed: TypeAlias = int | np.random.Generator
+
+
+def arrivals_of(
+    load: LoadSpec,
+    *,
+    rate_rps: float | None = None,
+    concurrency: int | None = None,
+    duration_s: float | None = None,
+    seed: Seed | None = None,
+) -> Arrivals:
+    """The schedule or the closed loop of a load; arguments given here replace the load's own.
+
+    `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`.
+    """
+    if load.open_loop:
+        return draw(load, rate_rps=rate_rps, duration_s=duration_s, seed=seed)
+    clients = concurrency or load.concurrency
+    if clients is None:
+        raise UsageError("a closed loop needs a concurrency", hint="set load.concurrency")
+    return ClosedLoop(
+        concurrency=clients,
+        duration_s=load.warm_up_s + load.duration_s if duration_s is None else duration_s,
+        think_s=load.think_time_s,
+        requests_max=load.requests,
+    )
+
+
+def draw(
+    load: LoadSpec,
+    *,
+    rate_rps: float | None = None,
+    duration_s: float | None = None,
+    seed: Seed | None = None,
+) -> Schedule:
+    """The schedule of an open loop, warm-up included; arguments given here replace the load's own.
+
+    `rate_rps` is the mean rate of the whole run: ramps, steps and traces keep their shape and are scaled to it.
+    `duration_s` is the whole run: by default `load.warm_up_s + load.duration_s`. Ramps and steps begin after the
+    warm-up, which is sent at their first rate.
+
+    Raises:
+        UsageError: a closed loop, no rate, or a schedule without requests.
+    """
+    if not load.open_loop:
+        raise UsageError("a closed loop has no schedule", hint="set load.arrivals to poisson")
+    total_s = load.warm_up_s + load.duration_s if duration_s is None else duration_s
+    rate = load.rate_rps if rate_rps is None else rate_rps
+    if load.trace is not None:
+        return _traced(load, rate_rps=rate, total_s=total_s)
+    rng = (
+        seed
+        if isinstance(seed, np.random.Generator)
+        else np.random.default_rng(load.seed if seed is None else seed)
+    )
+    profile = _profile(load, rate_rps=rate, total_s=total_s, rng=rng)
+    count = round(profile.integral)
+    if not 1 <= count <= _REQUESTS_MAX:
+        raise UsageError(
+            f"{profile.integral:.3g} requests in {total_s:g} s: expected 1 to {_REQUESTS_MAX:,}",
+            hint="change load.rate or load.duration",
+        )
+    due_s = profile.times_s(_positions(load, count, rng))
+    due_ns = np.minimum(np.rint(due_s * 1e9).astype(np.int64), round(total_s * 1e9) - 1)
+    return Schedule(due_ns=due_ns, duration_s=total_s, offered_rps=count / total_s)
+
+
+def parse_range(text: str) -> tuple[float, ...]:
+    """The values of `8`, `1,2,8`, `start:end:step` (end included where met), or `start:end:x2` (doubling, and end).
+
+    For rates and concurrencies; values may carry a unit (`100/s:1k/s:100`).
+
+    Raises:
+        UsageError: anything else.
+    """
+    if "," in text:
+        return tuple(value for part in text.split(",") for value in parse_range(part))
+    parts = text.split(":")
+    if len(parts) == 1:
+        return (parse_rate_rps(text),)
+    expected = f"expected a value, start:end:step or start:end:x2; was {text!r}"
+    if len(parts) > 3:
+        raise UsageError(expected)
+    start, end = parse_rate_rps(parts[0]), parse_rate_rps(parts[1])
+    if start > end:
+        raise UsageError(f"{text!r} starts above its end", hint=f"write {parts[1]}:{parts[0]}")
+    if len(parts) == 3 and parts[2][:1] in {"x", "*"}:
+        return _multiplied(start, end, parse_rate_rps(parts[2][1:]), expected)
+    step = parse_rate_rps(parts[2]) if len(parts) == 3 else 1.0
+    if step <= 0 or (end - start) / step >= _RANGE_MAX:
+        raise UsageError(f"{text!r}: expected a step above 0 and at most {_RANGE_MAX:,} values")
+    return tuple(start + step * at for at in range(math.floor((end - start) / step + 1e-9) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """A rate over time: segments, over each of which it goes linearly from one value to another.
+
+    `lengths_s`, `from_rps` and `to_rps` are (segments,).
+    """
+
+    lengths_s: NDArray[np.float64]
+    from_rps: NDArray[np.float64]
+    to_rps: NDArray[np.float64]
+
+    @property
+    def integral(self) -> float:
+        """The expected number of requests."""
+        return float(np.sum(self._weights))
+
+    @property
+    def _weights(self) -> NDArray[np.float64]:
+        weights: NDArray[np.float64] = self.lengths_s * (self.from_rps + self.to_rps) / 2
+        return weights
+
+    def scaled_to(self, rate_rps: float) -> _Profile:
+        """The same shape with this mean rate."""
+        factor = rate_rps * float(np.sum(self.lengths_s)) / self.integral
+        return _Profile(self.lengths_s, self.from_rps * factor, self.to_rps * factor)
+
+    def times_s(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When the integral reaches each of the positions (shares of the whole, sorted)."""
+        if len(self.lengths_s) == 1 and self.from_rps[0] == self.to_rps[0]:
+            return np.multiply(positions, float(self.lengths_s[0]))
+        reached = np.concatenate([[0.0], np.cumsum(self._weights)])
+        begins_s = np.concatenate([[0.0], np.cumsum(self.lengths_s)])
+        wanted = positions * reached[-1]
+        at = np.clip(np.searchsorted(reached, wanted, side="right") - 1, 0, len(self.lengths_s) - 1)
+        slope = (self.to_rps - self.from_rps) / self.lengths_s
+        start, rest = self.from_rps[at], wanted - reached[at]
+        # The root of start·x + slope·x²/2 = rest, in the form that does not cancel.
+        root = start + np.sqrt(np.maximum(start**2 + 2 * slope[at] * rest, 0.0))
+        within = np.divide(2 * rest, root, out=np.zeros_like(rest), where=root > 0)
+        times_s: NDArray[np.float64] = begins_s[at] + np.minimum(within, self.lengths_s[at])
+        return times_s
+
+
+def _profile(load: LoadSpec, *, rate_rps: float | None, total_s: float, rng: np.random.Generator) -> _Profile:
+    before_s = min(load.warm_up_s, total_s)
+    if load.ramp is not None:
+        first = load.ramp.from_rps
+        shape = _segments([(before_s, first, first), (total_s - before_s, first, load.ramp.to_rps)])
+    elif load.steps is not None:
+        first = load.steps[0].rate_rps
+        steps = [(step.duration_s, step.rate_rps, step.rate_rps) for step in load.steps]
+        shape = _segments([(before_s, first, first), *_repeated(steps, total_s - before_s)])
+    else:
+        if rate_rps is None:
+            raise UsageError(
+                f"arrivals {load.arrivals} need a rate", hint="set load.rate, for instance 500/s"
+            )
+        flat = load.on_off is None
+        phases = [(total_s, 1.0, 1.0)] if flat or load.on_off is None else _phases(load.on_off, total_s, rng)
+        return _segments(phases).scaled_to(rate_rps)
+    return shape if rate_rps is None or not shape.integral else shape.scaled_to(rate_rps)
+
+
+_Segment: TypeAlias = tuple[float, float, float]
+
+
+def _segments(segments: list[_Segment]) -> _Profile:
+    columns = np.array([one for one in segments if one[0] > 0], dtype=np.float64).reshape(-1, 3)
+    return _Profile(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def _repeated(segments: list[_Segment], total_s: float) -> list[_Segment]:
+    """The segments over and over, cut at the end."""
+    filled: list[_Segment] = []
+    left_s = total_s
+    while left_s > 1e-12:
+        length_s, start, end = segments[len(filled) % len(segments)]
+        filled.append((min(length_s, left_s), start, end))
+        left_s -= length_s
+    return filled
+
+
+def _phases(on_off: OnOffSpec, total_s: float, rng: np.random.Generator) -> list[_Segment]:
+    """Busy and quiet phases in turn, beginning with a busy one, at relative rates."""
+    pair = [(on_off.on_s, 1.0, 1.0), (on_off.off_s, on_off.off_rate_ratio, on_off.off_rate_ratio)]
+    if on_off.phases == "fixed":
+        return _repeated(pair, total_s)
+    pairs = math.ceil(total_s / (on_off.on_s + on_off.off_s)) + 10
+    lengths = rng.standard_exponential((pairs, 2)) * (on_off.on_s, on_off.off_s)
+    while lengths.sum() < total_s:
+        lengths = np.concatenate(
+            [lengths, rng.standard_exponential((pairs, 2)) * (on_off.on_s, on_off.off_s)]
+        )
+    drawn = [
+        (float(length_s), pair[at % 2][1], pair[at % 2][2]) for at, length_s in enumerate(lengths.ravel())
+    ]
+    return _repeated(drawn, total_s)
+
+
+def _positions(load: LoadSpec, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """`count` sorted numbers in [0, 1)."""
+    spacing = (
+        load.ramp.spacing
+        if load.ramp is not None
+        else "constant"
+        if load.arrivals == "constant"
+        else "poisson"
+    )
+    if spacing == "constant":
+        return np.arange(count) / count
+    if load.gamma is not None:
+        gaps = rng.standard_gamma(1 / load.gamma.cv**2, count + 1)
+    else:
+        gaps = rng.standard_exponential(count + 1)
+    sums = np.cumsum(gaps)
+    positions: NDArray[np.float64] = sums[:-1] / sums[-1]
+    return positions
+
+
+def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedule:
+    """The recorded times, shifted to begin at 0; a trace that is shorter than the run starts again."""
+    if load.trace is None:
+        raise UsageError("arrivals trace need a trace file", hint="set load.trace.file")
+    trace = read_trace(load.trace.file)
+    offsets_s = (trace.offsets_s - trace.offsets_s[0]) / load.trace.speed
+    recorded = len(offsets_s)
+    # One mean gap after the last request, so that a repetition neither doubles nor skips a beat.
+    period_s = float(offsets_s[-1]) * recorded / max(recorded - 1, 1)
+    if rate_rps is not None and period_s > 0:
+        stretch = recorded / rate_rps / period_s
+        offsets_s, period_s = offsets_s * stretch, period_s * stretch
+    rounds = math.ceil(total_s / period_s) if period_s > 0 else 1
+    if rounds * recorded > _REQUESTS_MAX:
+        raise UsageError(f"more than {_REQUESTS_MAX:,} requests", hint="shorten load.duration")
+    due_s = (np.arange(rounds)[:, None] * period_s + offsets_s).ravel()
+    kept = int(np.searchsorted(due_s, total_s))
+    return Schedule(
+        due_ns=np.rint(due_s[:kept] * 1e9).astype(np.int64),
+        duration_s=total_s,
+        offered_rps=kept / total_s,
+        request_index=None if trace.request_index is None else np.tile(trace.request_index, rounds)[:kept],
+        trace_rows=None if trace.rows is None else np.tile(trace.rows, rounds)[:kept],
+    )
+
+
+def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple[float, ...]:
+    if start <= 0 or factor <= 1:
+        raise UsageError(expected)
+    values = [start]
+    while values[-1] * factor < end * (1 + 1e-9):
+        values.append(values[-1] * factor)
+    return tuple(values if math.isclose(values[-1], end) else [*values, end])
+
+
+def _share(total: int, worker: int, workers: int) -> int:
+    return total // workers + (worker < total % workers)

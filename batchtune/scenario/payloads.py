@@ -1,0 +1,252 @@
+"""Which bytes are sent? Every request of a scenario, encoded once, outside the timed path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.errors import UsageError
+from batchtune.scenario.arrivals import Schedule
+from batchtune.scenario.recordings import Recording, read_recordings
+from batchtune.scenario.request_spec import FileInputs, MixSpec, RandomInputs, RandomRange, RequestSpec
+from batchtune.scenario.tensor_shapes import check_names, concrete_shape, numpy_dtype
+from batchtune.wire.tensors import Signature, encode_predict_json, encode_predict_request
+
+_ORDER_LENGTH = 4096
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestSet:
+    """Encoded requests in rotation: the i-th request sent is `bodies[order[i % len(order)]]`.
+
+    `bodies` are serialised PredictRequests (grpc) or JSON documents (rest), `rows` their numbers of rows, `order`
+    (m,) int32 indices into them. `expected` holds the outputs of each body by name, None where nothing is expected;
+    it is None as a whole when no answer is compared.
+    """
+
+    protocol: Literal["grpc", "rest"]
+    model_name: str
+    bodies: tuple[bytes, ...]
+    rows: tuple[int, ...]
+    order: NDArray[np.int32]
+    timeout_s: float
+    expected: tuple[dict[str, NDArray[Any]] | None, ...] | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows_mean(self) -> float:
+        """Rows of a request on average."""
+        return float(np.mean(np.asarray(self.rows)[self.order]))
+
+
+def build_requests(
+    request: RequestSpec,
+    signature: Signature | Mapping[str, Signature],
+    *,
+    model_name: str,
+    version: int | None = None,
+    seed: int = 1,
+    distinct: int | None = None,
+) -> RequestSet:
+    """The encoded requests of a scenario, the same for the same seed.
+
+    `signature` is the one that the request names, or all of them by name when a mix calls several. `distinct`
+    replaces `request.distinct`; recorded requests are all taken, whatever it says.
+
+    Raises:
+        UsageError: inputs that do not fit the signature; the text names the input and says what to add.
+        ScenarioError: a recorded file that cannot be read.
+    """
+    signatures = signature if isinstance(signature, Mapping) else {signature.name: signature}
+    encoder = _Encoder(request, model_name, version)
+    kinds: list[list[Recording]] = []
+    for number, kind in enumerate(request.kinds()):
+        called = signatures.get(str(kind.signature))
+        if called is None:
+            raise UsageError(
+                f"request.signature: {kind.signature!r} is not known",
+                hint=f"known are: {', '.join(signatures)}",
+            )
+        rng = np.random.default_rng([seed, number])
+        kinds.append(_recordings(request, kind, called, rng, distinct or request.distinct))
+    recordings = [one for kind in kinds for one in kind]
+    if request.answers.file is not None:
+        recordings = _with_expected(recordings, request.answers.file)
+    compared = any(one.outputs is not None for one in recordings)
+    return RequestSet(
+        protocol=request.protocol,
+        model_name=model_name,
+        bodies=tuple(encoder.body(one) for one in recordings),
+        rows=tuple(one.rows for one in recordings),
+        order=_order([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
+        timeout_s=request.timeout_s,
+        expected=tuple(one.outputs for one in recordings) if compared else None,
+        headers=tuple(request.headers.items()),
+    )
+
+
+def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
+    """The schedule with the payload of each request in `request_index`, to be done before it is sliced.
+
+    A trace's own index counts the bodies (and starts again after the last); its rows choose among the bodies of
+    that many rows in turn; without either the set's rotation holds.
+
+    Raises:
+        UsageError: a trace asks for a number of rows that no body has.
+    """
+    count = len(schedule.due_ns)
+    if schedule.request_index is not None:
+        index = schedule.request_index % np.int32(len(requests.bodies))
+    elif schedule.trace_rows is not None:
+        index = _by_rows(schedule.trace_rows, np.asarray(requests.rows))
+    else:
+        index = np.resize(requests.order, count)
+    return replace(schedule, request_index=index.astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    request: RequestSpec
+    model_name: str
+    version: int | None
+
+    def body(self, recording: Recording) -> bytes:
+        try:
+            if self.request.protocol == "grpc":
+                return encode_predict_request(
+                    self.model_name, recording.signature_name, recording.inputs, version=self.version
+                )
+            return recording.rest_body or encode_predict_json(
+                recording.inputs,
+                signature_name=recording.signature_name,
+                row_format=self.request.rest_format == "row",
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"request.inputs cannot be encoded for {self.request.protocol}: {error}"
+            ) from error
+
+
+def _recordings(
+    request: RequestSpec, kind: MixSpec, signature: Signature, rng: np.random.Generator, distinct: int
+) -> list[Recording]:
+    rows = kind.rows or 1
+    if isinstance(kind.inputs, FileInputs):
+        return read_recordings(kind.inputs.file, signature, rows=rows, rest=request.protocol == "rest")
+    shapes = kind.shapes or {}
+    check_names(signature, shapes, key="request.shapes")
+    if isinstance(kind.inputs, RandomInputs):
+        check_names(signature, kind.inputs.random.by_input, key="request.inputs.random.by_input")
+    if kind.inputs == "zeros":
+        distinct = 1
+    return [
+        Recording(
+            signature_name=signature.name,
+            rows=rows,
+            inputs={
+                spec.name: _values(kind, spec.name, spec.dtype, concrete_shape(spec, rows, shapes), rng)
+                for spec in signature.inputs
+            },
+        )
+        for _ in range(distinct)
+    ]
+
+
+def _values(
+    kind: MixSpec, name: str, dtype: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[Any]:
+    if kind.inputs == "zeros":
+        return (
+            np.full(shape, b"", dtype=object)
+            if dtype == "object"
+            else np.zeros(shape, dtype=numpy_dtype(dtype))
+        )
+    limits: RandomRange = RandomRange()
+    if isinstance(kind.inputs, RandomInputs):
+        limits = kind.inputs.random.by_input.get(name, kind.inputs.random)
+    return _random(name, dtype, shape, limits, rng)
+
+
+def _random(
+    name: str, dtype: str, shape: tuple[int, ...], limits: RandomRange, rng: np.random.Generator
+) -> NDArray[Any]:
+    if dtype == "object":
+        letters = _LETTERS[rng.integers(0, len(_LETTERS), (*shape, limits.length))]
+        texts = letters.view(f"S{limits.length}").reshape(shape)
+        return texts.astype(object)
+    kind = numpy_dtype(dtype)
+    low = 0.0 if limits.low is None else limits.low
+    if kind.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.kind in "iu":
+        high = 100.0 if limits.high is None else limits.high
+        info = np.iinfo(kind)
+        lowest, beyond = int(np.ceil(low)), int(np.ceil(high))
+        if lowest < info.min or beyond - 1 > info.max or lowest >= beyond:
+            raise UsageError(
+                f"request.inputs: no {dtype} of input {name!r} lies from {low:g} to below {high:g}"
+            )
+        return rng.integers(lowest, beyond, shape, dtype=kind)
+    if kind.kind == "c":
+        raise UsageError(
+            f"request.inputs: input {name!r} is {dtype}", hint="record requests for it: {file: …}"
+        )
+    high = 1.0 if limits.high is None else limits.high
+    drawn = rng.uniform(low, high, shape)
+    values: NDArray[Any] = (np.floor(drawn) if limits.whole else drawn).astype(kind)
+    return values
+
+
+def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
+    """The recordings with their rows of the outputs in an .npz file, taken in order."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            outputs = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"request.answers.file: {file} cannot be read: {error}") from error
+    rows = sum(one.rows for one in recordings)
+    for name, array in outputs.items():
+        if not array.ndim or len(array) != rows:
+            raise UsageError(
+                f"request.answers.file: output {name!r} has shape {array.shape}; the requests have {rows} rows"
+            )
+    ends = np.cumsum([one.rows for one in recordings])
+    return [
+        replace(one, outputs={name: array[end - one.rows : end] for name, array in outputs.items()})
+        for one, end in zip(recordings, ends.tolist(), strict=True)
+    ]
+
+
+def _order(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.int32]:
+    """A rotation in which each kind has its share, shuffled, and its bodies come in turn."""
+    if len(sizes) == 1:
+        return np.arange(sizes[0], dtype=np.int32)
+    bounds = np.rint(np.cumsum(weights) / np.sum(weights) * _ORDER_LENGTH).astype(int)
+    kinds = np.searchsorted(bounds, np.arange(_ORDER_LENGTH), side="right")
+    np.random.default_rng([seed, len(sizes)]).shuffle(kinds)
+    order = np.empty(_ORDER_LENGTH, dtype=np.int32)
+    first = 0
+    for kind, size in enumerate(sizes):
+        chosen = kinds == kind
+        order[chosen] = first + np.arange(np.count_nonzero(chosen)) % size
+        first += size
+    return order
+
+
+def _by_rows(wanted: NDArray[np.int32], rows: NDArray[np.int_]) -> NDArray[np.int32]:
+    index = np.empty(len(wanted), dtype=np.int32)
+    for size in np.unique(wanted):
+        bodies = np.flatnonzero(rows == size)
+        if not len(bodies):
+            raise UsageError(
+                f"the trace asks for requests of {size} rows; there are some of {', '.join(map(str, np.unique(rows)))}",
+                hint=f"add a kind to request.mix: {{rows: {size}}}",
+            )
+        chosen = wanted == size
+        index[chosen] = np.resize(bodies, np.count_nonzero(chosen))
+    return index

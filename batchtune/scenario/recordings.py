@@ -1,0 +1,245 @@
+"""Which requests were recorded in this file?
+
+.npz: one array per input, the first axis being rows. .jsonl: one TensorFlow Serving predict body a line.
+Anything else: TFRecords of PredictionLog, TensorFlow Serving's `tf_serving_warmup_requests`.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.errors import ScenarioError
+from batchtune.scenario.tensor_shapes import fitted, rows_of
+from batchtune.wire.tensors import Signature, tensor_from_proto
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """One request before it is encoded: its inputs by name, and its outputs if they are known.
+
+    `rest_body` is a REST body that was recorded as such and is sent as it is.
+    """
+
+    signature_name: str
+    rows: int
+    inputs: dict[str, NDArray[Any]]
+    outputs: dict[str, NDArray[Any]] | None = None
+    rest_body: bytes | None = None
+
+
+def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -> list[Recording]:
+    """Every request of the file, in order; `rows` cuts an .npz into requests, the others keep their own.
+
+    With `rest` the bodies of a .jsonl file are kept as they are.
+
+    Raises:
+        ScenarioError: `file:line: …` or `file: record n: …` for what cannot be read.
+        UsageError: a request that does not fit the signature.
+    """
+    path = Path(file)
+    match path.suffix:
+        case ".npz":
+            found = _from_arrays(path, signature, rows)
+        case ".jsonl" | ".ndjson":
+            found = list(_from_bodies(path, signature, rest=rest))
+        case _:
+            found = list(_from_prediction_logs(path, signature))
+    if not found:
+        raise ScenarioError(f"{file}: no request in it")
+    return found
+
+
+def read_tfrecords(path: Path) -> Iterator[bytes]:
+    """The records of a TFRecord file: length, its checksum, data, its checksum, all little-endian.
+
+    Raises:
+        ScenarioError: a file that ends within a record, or a checksum that does not match.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+    at, number = 0, 0
+    while at < len(content):
+        number += 1
+        header = content[at : at + 12]
+        length = int.from_bytes(header[:8], "little")
+        end = at + 12 + length
+        if len(header) < 12 or masked_crc32c(header[:8]) != _checksum(header[8:]):
+            raise ScenarioError(
+                f"{path}: record {number}: no TFRecord",
+                hint="expected .npz, .jsonl, or uncompressed TFRecords such as tf_serving_warmup_requests",
+            )
+        record, checksum = content[at + 12 : end], content[end : end + 4]
+        if len(checksum) < 4:
+            raise ScenarioError(f"{path}: record {number}: the file ends within it")
+        if masked_crc32c(record) != _checksum(checksum):
+            raise ScenarioError(f"{path}: record {number}: the checksum does not match")
+        yield record
+        at = end + 4
+
+
+def masked_crc32c(content: bytes) -> int:
+    """TFRecord's checksum: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h `Mask`)."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return tuple(table)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _checksum(content: bytes) -> int:
+    return int(struct.unpack("<I", content)[0])
+
+
+def _from_arrays(path: Path, signature: Signature, rows: int) -> list[Recording]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ScenarioError(f"{path}: cannot be read as .npz: {error}") from error
+    inputs = fitted(arrays, signature, where=str(path))
+    lengths = {name: len(array) if array.ndim else 0 for name, array in inputs.items()}
+    recorded = min(lengths.values(), default=0)
+    if len(set(lengths.values())) > 1:
+        raise ScenarioError(f"{path}: the inputs have different numbers of rows: {lengths}")
+    if recorded < rows:
+        raise ScenarioError(f"{path}: {recorded} rows; one request takes {rows}", hint="lower request.rows")
+    return [
+        Recording(
+            signature_name=signature.name,
+            rows=rows,
+            inputs={name: array[at : at + rows] for name, array in inputs.items()},
+        )
+        for at in range(0, recorded - rows + 1, rows)
+    ]
+
+
+def _from_bodies(path: Path, signature: Signature, *, rest: bool) -> Iterator[Recording]:
+    import orjson
+
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            body = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ScenarioError(f"{where}: not JSON: {error}") from error
+        inputs = fitted(_arrays_of_body(body, signature, where), signature, where=where)
+        yield Recording(
+            signature_name=signature.name,
+            rows=rows_of(inputs),
+            inputs=inputs,
+            rest_body=line.strip() if rest else None,
+        )
+
+
+def _arrays_of_body(body: Any, signature: Signature, where: str) -> dict[str, NDArray[Any]]:
+    if not isinstance(body, dict) or ("instances" in body) == ("inputs" in body):
+        raise ScenarioError(f'{where}: expected a predict body: {{"instances": […]}} or {{"inputs": …}}')
+    called = body.get("signature_name", signature.name)
+    if called != signature.name:
+        raise ScenarioError(
+            f"{where}: recorded for signature {called!r}; the request calls {signature.name!r}",
+            hint="set request.signature",
+        )
+    names = [spec.name for spec in signature.inputs]
+    if "inputs" in body:
+        columns = body["inputs"]
+    elif isinstance(body["instances"], list) and body["instances"]:
+        columns = _columns(body["instances"], where)
+    else:
+        raise ScenarioError(f"{where}: instances must be a list with at least one row")
+    if not isinstance(columns, dict) or _is_base64(columns):
+        if len(names) != 1:
+            raise ScenarioError(f"{where}: the model has several inputs; expected {', '.join(names)} by name")
+        columns = {names[0]: columns}
+    types = {spec.name: spec.dtype for spec in signature.inputs}
+    return {name: _array(value, types.get(name, ""), f"{where}: {name}") for name, value in columns.items()}
+
+
+def _columns(rows: list[Any], where: str) -> Any:
+    if not isinstance(rows[0], dict) or _is_base64(rows[0]):
+        return rows
+    if any(not isinstance(row, dict) or row.keys() != rows[0].keys() for row in rows):
+        raise ScenarioError(f"{where}: the instances do not name the same inputs")
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _array(value: Any, dtype: str, where: str) -> NDArray[Any]:
+    try:
+        if dtype == "object":
+            return np.array(_decoded(value), dtype=object)
+        array = np.array(value)
+    except ValueError as error:
+        raise ScenarioError(f"{where}: rows of different shapes, or bad base64") from error
+    if array.dtype.kind not in "biuf":
+        raise ScenarioError(f"{where}: expected numbers of one shape")
+    return array
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
+    if isinstance(value, dict) and _is_base64(value):
+        return base64.b64decode(value["b64"], validate=True)
+    return value.encode() if isinstance(value, str) else value
+
+
+def _is_base64(value: Mapping[str, Any]) -> bool:
+    return set(value) == {"b64"} and isinstance(value["b64"], str)
+
+
+def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recording]:
+    from google.protobuf.message import DecodeError
+
+    from batchtune.wire.protos import PredictionLog
+
+    for number, record in enumerate(read_tfrecords(path), start=1):
+        where = f"{path}: record {number}"
+        try:
+            log = PredictionLog.FromString(record)
+        except DecodeError as error:
+            raise ScenarioError(f"{where}: no PredictionLog") from error
+        kind = log.WhichOneof("log_type")
+        if kind != "predict_log":
+            raise ScenarioError(f"{where}: {kind or 'an empty log'}; only predict_log can be sent")
+        request = log.predict_log.request
+        called = request.model_spec.signature_name or "serving_default"
+        if called != signature.name:
+            raise ScenarioError(
+                f"{where}: recorded for signature {called!r}; the request calls {signature.name!r}",
+                hint="set request.signature",
+            )
+        try:
+            arrays = {name: tensor_from_proto(proto) for name, proto in request.inputs.items()}
+        except ValueError as error:
+            raise ScenarioError(f"{where}: {error}") from error
+        inputs = fitted(arrays, signature, where=where)
+        yield Recording(signature_name=signature.name, rows=rows_of(inputs), inputs=inputs)

@@ -1,0 +1,93 @@
+"""The manual is true: every console line that can run here runs, in the manual's own order, from the first one on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# Set-up that has happened before a test can run, and the test run itself.
+SET_UP = ("python3 -m venv", ". .venv/bin/activate", "pip install", "pytest")
+
+
+def console_commands() -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    lines = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    commands = [part.strip() for line in lines for part in line.split(" && ")]
+    return [command for command in commands if not command.startswith(SET_UP)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a user has, so that no run is left in the checkout."""
+    folder = tmp_path_factory.mktemp("user")
+    shutil.copytree(ROOT / "scenarios", folder / "scenarios")
+    return folder
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        shlex.split(command),
+        cwd=folder,
+        env={**os.environ, "PATH": path, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", console_commands())
+def test_console_line_runs(command: str, folder: Path) -> None:
+    done = run(command, folder)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_quickstart_recommends_batching_for_the_real_model(folder: Path) -> None:
+    if not (folder / "results").exists():
+        pytest.skip("needs the sweep of the console line before it")
+    document = json.loads(run("batchtune recommend --json", folder).stdout)
+    assert document["batching_helps"] == "yes"
+    assert document["configuration"]["batching"]["max_batch_size"] > 1
+    assert document["gain_over_no_batching"]["low"] > 1.0
+    run_folder = folder / document["run"]
+    provenance = json.loads((run_folder / "provenance.json").read_text())
+    print(json.dumps(provenance, indent=1)[:400], time.strftime("%H:%M:%S"))
+    assert len((run_folder / "trials.jsonl").read_text().splitlines()) == document["trials"]
+
+
+def test_both_commands_of_the_manual_do_their_own_set_up() -> None:
+    commands = [line for line in README.splitlines() if line.startswith("$ python3 -m venv")]
+    assert len(commands) == 2
+    assert all("pip install" in command for command in commands)
+
+
+def test_exit_codes_in_the_manual_are_those_of_the_errors() -> None:
+    from batchtune import errors
+
+    manual = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
+    kinds = [
+        one
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, errors.BatchtuneError)
+    ]
+    assert manual == {one.exit_code for one in kinds} | {0, 1, 130}
+
+
+def test_files_that_the_manual_links_to_exist() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if "://" not in target:
+            assert (ROOT / target).exists(), target

@@ -1,0 +1,127 @@
+"""How does a load client get its connections, and how does it know how many more it may have?"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from batchtune.errors import TargetError
+from batchtune.target.endpoint import Endpoint
+
+DIALS_AT_ONCE_MAX: Final = 64
+_DESCRIPTORS_RESERVED: Final = 64
+
+
+class Dialer:
+    """Opens connections to one address, `open_count` of them (or on their way) at most `connections_max`.
+
+    The protocol that `make_protocol` returns hears that it is connected; `on_failed(reason)` is called for each
+    attempt that fails. Whoever loses a connection calls `closed()`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        port: int,
+        *,
+        alpn: str,
+        connections_max: int,
+        timeout_s: float,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self.connections_max = min(connections_max, descriptors_free())
+        self.open_count = 0
+        self.dialing = 0
+        self.lost_count = 0
+        self._endpoint = endpoint
+        self._port = port
+        self._timeout_s = timeout_s
+        self._make_protocol = make_protocol
+        self._on_failed = on_failed
+        self._address = endpoint.host
+        self._ssl: ssl.SSLContext | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        if endpoint.tls is not None:
+            self._ssl = endpoint.tls.context()
+            self._ssl.set_alpn_protocols([alpn])
+
+    async def resolve(self) -> None:
+        """Look the host up once, so that no dial waits for it.
+
+        Raises:
+            TargetError: the name does not resolve.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(self._endpoint.host, self._port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise TargetError(f"host {self._endpoint.host!r} cannot be resolved: {error}") from error
+        self._address = str(found[0][4][0])
+
+    def dial(self, wanted: int) -> None:
+        """Start up to `wanted` more connections, within the limits."""
+        loop = asyncio.get_running_loop()
+        room = min(
+            wanted - self.dialing, self.connections_max - self.open_count, DIALS_AT_ONCE_MAX - self.dialing
+        )
+        for _ in range(room):
+            self.dialing += 1
+            self.open_count += 1
+            task = loop.create_task(self._dial_one())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def dial_all(self, wanted: int) -> None:
+        """Open `wanted` connections, within the limits, and wait for them; failures are left to `on_failed`."""
+        while self.open_count < min(wanted, self.connections_max):
+            before = self.open_count
+            self.dial(wanted - self.open_count)
+            await asyncio.gather(*self._tasks)
+            if self.open_count <= before:
+                return
+
+    def closed(self) -> None:
+        """A connection that was up is gone."""
+        self.open_count -= 1
+
+    def cancel(self) -> None:
+        """Give up the attempts under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _dial_one(self) -> None:
+        loop = asyncio.get_running_loop()
+        server_name = None
+        if self._ssl is not None and self._endpoint.tls is not None:
+            server_name = self._endpoint.tls.server_name or self._endpoint.host
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await loop.create_connection(
+                    self._make_protocol, self._address, self._port, ssl=self._ssl, server_hostname=server_name
+                )
+        except (OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
+            self.open_count -= 1
+            self.dialing -= 1
+            self._on_failed(_reason(error, f"{self._endpoint.host}:{self._port}"))
+        else:
+            self.dialing -= 1
+
+
+def descriptors_free() -> int:
+    """How many sockets this process may open, after raising the soft limit as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard and hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return max(1, soft - _DESCRIPTORS_RESERVED)
+
+
+def _reason(error: Exception, address: str) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no connection to {address}: timed out"
+    return f"no connection to {address}: {error}"

@@ -1,0 +1,188 @@
+"""How does one process run its part of a load job: connect, start on time, send, time out, drain, stop?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.load.answers import check_answers
+from batchtune.load.clients import make_client
+from batchtune.load.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns
+from batchtune.load.job import ClosedPart, OpenPart, WorkerJob
+from batchtune.load.pacing import Pacer
+from batchtune.load.recorder import Recorder
+from batchtune.load.samples import Status
+from batchtune.load.source import ClosedSource, OpenSource
+
+TICK_S: Final = 0.02
+"""How often timeouts are looked for, counters published and the end noticed."""
+DRAIN_AFTER_STOP_S: Final = 1.0
+PREFAULTED_ROWS: Final = 200_000
+
+_monotonic_ns = time.monotonic_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What one process did, beside its columns."""
+
+    issued: int
+    wall_s: float
+    cpu_s: float
+    stopped_early: bool
+    answers_checked: int
+    error_texts: dict[str, str]
+    notes: tuple[str, ...]
+
+
+class Driver:
+    """Runs one WorkerJob in the running loop: `prepare()`, then `run(start_ns)`; `stop()` ends it early."""
+
+    def __init__(self, job: WorkerJob, columns: Columns) -> None:
+        self._job = job
+        self._columns = columns
+        self._outcomes = columns.outcomes()
+        self._recorder = Recorder(columns, check_every=job.check_every)
+        self._loop = asyncio.get_running_loop()
+        self._pacer = Pacer(self._loop, self._wake)
+        self._source = self._make_source()
+        self._client = make_client(
+            job.endpoint,
+            job.requests,
+            job.request_order,
+            self._recorder,
+            self._source,
+            in_flight_max=job.in_flight_max,
+            timeout_s=job.timeout_s,
+        )
+        self._source.sender = self._client
+        self._oldest = 0
+        self._give_up_ns = 0
+        self._stopped = False
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+
+    async def prepare(self) -> None:
+        """Open the connections and touch the memory.
+
+        Raises:
+            TargetError: the host's name does not resolve, or its TLS files cannot be read.
+        """
+        self._columns.prefault(min(self._job.capacity, PREFAULTED_ROWS))
+        await self._client.open(self._job.connections)
+        gc.collect()
+
+    async def run(self, start_ns: int) -> WorkerReport:
+        """Send from `start_ns` (CLOCK_MONOTONIC) on, and return when every request that was due has ended."""
+        gc.freeze()
+        gc.disable()
+        try:
+            cpu_before_ns = time.process_time_ns()
+            self._start(start_ns)
+            await self._finished
+            cpu_s = (time.process_time_ns() - cpu_before_ns) / 1e9
+            wall_s = (_monotonic_ns() - start_ns) / 1e9
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            self._pacer.close()
+            self._client.close()
+        return self._report(wall_s, cpu_s)
+
+    def abandon(self) -> WorkerReport:
+        """Close without having started."""
+        self._pacer.close()
+        self._client.close()
+        self._stopped = True
+        return self._report(0.0, 0.0)
+
+    def stop(self) -> None:
+        """Send nothing more, and do not wait long for the answers."""
+        if not self._stopped and self._give_up_ns:
+            self._stopped = True
+            self._source.stop()
+            drain_ns = int(min(self._job.drain_s, DRAIN_AFTER_STOP_S) * 1e9)
+            self._give_up_ns = min(self._give_up_ns, _monotonic_ns() + drain_ns)
+
+    def _make_source(self) -> OpenSource | ClosedSource:
+        match self._job.part:
+            case OpenPart(due_ns=due_ns):
+                return OpenSource(self._columns, len(due_ns), self._pacer.wake_at)
+            case ClosedPart() as part:
+                return ClosedSource(
+                    self._columns,
+                    users=part.users,
+                    think_ns=int(part.think_s * 1e9),
+                    requests_max=part.requests_max,
+                    wake_at=self._pacer.wake_at,
+                )
+
+    def _start(self, start_ns: int) -> None:
+        self._columns.header[STARTED_NS] = start_ns
+        match self._source, self._job.part:
+            case OpenSource() as source, OpenPart(due_ns=due_ns):
+                self._columns.times("due")[:] = due_ns + start_ns
+                last_ns = start_ns + int(due_ns[-1]) if len(due_ns) else start_ns
+                source.start()
+            case ClosedSource() as source, ClosedPart(duration_s=duration_s):
+                last_ns = start_ns + int(duration_s * 1e9)
+                source.start(start_ns, last_ns)
+            case _:
+                raise TypeError("a part and a source of different kinds")
+        self._give_up_ns = last_ns + int(self._job.drain_s * 1e9)
+        self._loop.call_later(TICK_S, self._tick)
+
+    def _wake(self) -> None:
+        self._source.wake()
+
+    def _tick(self) -> None:
+        """Publish the counters, end what has waited too long, and see whether the job is over."""
+        now_ns = _monotonic_ns()
+        issued = self._source.issued
+        pending = self._oldest + np.flatnonzero(self._outcomes[self._oldest : issued] == PENDING)
+        self._oldest = int(pending[0]) if len(pending) else issued
+        self._columns.header[ISSUED] = issued
+        self._columns.header[OLDEST_PENDING] = self._oldest
+        over = now_ns >= self._give_up_ns
+        if over:
+            self._source.stop()
+        self._end_overdue(pending, now_ns, over=over)
+        if over or (self._source.exhausted and not len(pending)):
+            self._columns.header[ISSUED] = self._source.issued
+            self._finished.set_result(None)
+        else:
+            self._loop.call_later(TICK_S, self._tick)
+
+    def _end_overdue(self, pending: NDArray[np.int64], now_ns: int, *, over: bool) -> None:
+        if over:
+            for index in self._source.give_up_waiting():
+                self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
+        else:
+            due_ns = self._columns.times("due")[pending]
+            pending = pending[due_ns + int(self._job.timeout_s * 1e9) < now_ns]
+        for index in pending.tolist():
+            if over:
+                self._recorder.fail(index, Status.UNFINISHED, "no answer before the drain ended")
+            else:
+                self._recorder.fail(index, Status.TIMEOUT, f"no answer within {self._job.timeout_s:g} s")
+            self._client.cancel(index)
+
+    def _report(self, wall_s: float, cpu_s: float) -> WorkerReport:
+        notes = list(self._pacer.notes)
+        if isinstance(self._source, ClosedSource) and self._source.table_full and not self._stopped:
+            notes.append(f"stopped after {self._source.issued} requests, as many as were allowed for")
+        checked = check_answers(self._recorder, self._job.requests, self._job.request_order)
+        return WorkerReport(
+            issued=self._source.issued,
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            stopped_early=self._stopped,
+            answers_checked=checked,
+            error_texts={status.name: text for status, text in self._recorder.error_texts.items()},
+            notes=tuple(notes),
+        )

@@ -1,0 +1,276 @@
+"""Who sends the load? Processes that are started once, each with its slice of every job, merged exactly at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Self, TypeVar, cast
+
+from batchtune.errors import BatchtuneError, MeasurementInvalidError
+from batchtune.load import worker
+from batchtune.load.columns import Columns, new_memory
+from batchtune.load.driver import WorkerReport
+from batchtune.load.gather import samples_of
+from batchtune.load.job import LoadJob, WorkerJob, split
+from batchtune.load.live import LiveAggregate, LiveView
+from batchtune.load.samples import Samples, merge
+from batchtune.scenario.arrivals import Schedule
+
+START_DELAY_NS: Final = 20_000_000
+LIVE_INTERVAL_S: Final = 0.25
+LAST_WORDS_CHARS: Final = 2_000
+EXIT_LIMIT_S: Final = 2.0
+
+GRACE_S: Final = 30.0
+"""How much longer than it should take a worker may be silent before it counts as hung."""
+
+Message = TypeVar("Message")
+OnProgress = Callable[[LiveAggregate], None]
+ShouldStop = Callable[[LiveAggregate], bool]
+
+
+class LoadInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a job: sending stopped, and `samples` holds what was measured until then."""
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__("interrupted")
+        self.samples = samples
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    process: SpawnProcess
+    pipe: Connection
+    last_words_file: Path
+
+
+class LoadFleet:
+    """A context manager around `processes` workers; `run` may be called any number of times, one job at a time.
+
+    `cpus`: the CPUs that the workers may use, dealt out in turn; None: all. A fleet whose worker died, or that was
+    closed, starts afresh with the next `run`.
+    """
+
+    def __init__(self, *, processes: int = 1, cpus: Sequence[int] | None = None) -> None:
+        if processes < 1:
+            raise ValueError("a fleet needs at least one process")
+        self.processes = processes
+        self._cpus = tuple(cpus) if cpus is not None else None
+        self._workers: list[_Worker] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._start_workers()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(
+        self, job: LoadJob, *, on_progress: OnProgress | None = None, should_stop: ShouldStop | None = None
+    ) -> Samples:
+        """Run one job and return what happened to each request.
+
+        Both callbacks hear at most 4 times a second; `should_stop` ends the sending, and the samples then hold the
+        requests that had become due, `stopped_early` set.
+
+        Raises:
+            MeasurementInvalidError: a worker died; its last words are in the message.
+            TargetError, UsageError: the endpoint cannot be used at all (name, TLS files, port).
+            LoadInterrupted: Ctrl-C; it carries the partial samples.
+        """
+        self._start_workers()
+        intact = False
+        try:
+            with _interrupts_noted() as interrupts:
+                samples = self._run(job, interrupts, on_progress, should_stop)
+            intact = True
+        finally:
+            if not intact:
+                self.close()
+        if interrupts:
+            raise LoadInterrupted(samples)
+        return samples
+
+    def close(self) -> None:
+        """End the workers; those that do not end by themselves are killed."""
+        for one in self._workers:
+            one.pipe.close()
+        give_up = time.monotonic() + EXIT_LIMIT_S
+        for one in self._workers:
+            one.process.join(max(0.0, give_up - time.monotonic()))
+            if one.process.exitcode is None:
+                one.process.kill()
+                one.process.join()
+            one.process.close()
+        self._workers.clear()
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+
+    def _start_workers(self) -> None:
+        if self._workers and all(one.process.is_alive() for one in self._workers):
+            return
+        self.close()
+        self._directory = tempfile.TemporaryDirectory(prefix="batchtune-fleet-")
+        spawn = multiprocessing.get_context("spawn")
+        for number in range(self.processes):
+            last_words_file = Path(self._directory.name) / f"worker-{number}.txt"
+            last_words_file.touch()
+            ours, theirs = spawn.Pipe(duplex=True)
+            process = spawn.Process(
+                target=worker.main,
+                args=(theirs, self._cpus_of(number), str(last_words_file)),
+                name=f"batchtune-load-{number}",
+                daemon=True,
+            )
+            with _interrupts_blocked():
+                process.start()
+            theirs.close()
+            self._workers.append(
+                _Worker(number=number, process=process, pipe=ours, last_words_file=last_words_file)
+            )
+
+    def _cpus_of(self, number: int) -> tuple[int, ...] | None:
+        return None if self._cpus is None else (self._cpus[number % len(self._cpus)],)
+
+    @property
+    def client_cores(self) -> int:
+        """How many cores the workers can keep busy: each is one thread."""
+        return self.processes if self._cpus is None else min(self.processes, len(set(self._cpus)))
+
+    def _run(
+        self,
+        job: LoadJob,
+        interrupts: list[int],
+        on_progress: OnProgress | None,
+        should_stop: ShouldStop | None,
+    ) -> Samples:
+        parts = split(job, self.processes)
+        tables = [self._hand_out(one, part) for one, part in zip(self._workers, parts, strict=True)]
+        self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
+        start_ns = time.monotonic_ns() + START_DELAY_NS
+        self._tell(worker.Stop() if interrupts else worker.Start(start_ns))
+        overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
+        view = LiveView(tables, start_ns=start_ns, overdue_after_s=overdue_after_s)
+        give_up = time.monotonic() + job.arrivals.duration_s + parts[0].drain_s + GRACE_S
+        stopping = bool(interrupts)
+        reports: dict[int, WorkerReport] = {}
+        next_look = 0.0
+        while len(reports) < self.processes:
+            reports |= self._heard(WorkerReport, LIVE_INTERVAL_S)
+            if time.monotonic() < next_look:
+                continue
+            next_look = time.monotonic() + LIVE_INTERVAL_S
+            live = view.look()
+            if on_progress is not None:
+                on_progress(live)
+            if not stopping and (interrupts or (should_stop is not None and should_stop(live))):
+                stopping = True
+                self._tell(worker.Stop())
+            if time.monotonic() > give_up:
+                raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
+        samples = merge(
+            [
+                samples_of(table, reports[one.number], part, start_ns)
+                for table, one, part in zip(tables, self._workers, parts, strict=True)
+            ]
+        )
+        offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
+        return replace(samples, offered_rps=offered_rps, client_cores=self.client_cores)
+
+    def _hand_out(self, one: _Worker, part: WorkerJob) -> Columns:
+        descriptor = new_memory(part.capacity)
+        try:
+            one.pipe.send(part)
+            send_handle(one.pipe, descriptor, one.process.pid)
+            return Columns(descriptor, part.capacity)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise _death(one) from error
+        finally:
+            os.close(descriptor)
+
+    def _await_ready(self, give_up: float) -> None:
+        ready: set[int] = set()
+        while len(ready) < self.processes:
+            ready |= self._heard(worker.Ready, LIVE_INTERVAL_S).keys()
+            if time.monotonic() > give_up:
+                raise MeasurementInvalidError("a load worker does not get ready", hint="please report this")
+
+    def _tell(self, message: worker.Start | worker.Stop) -> None:
+        for one in self._workers:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                one.pipe.send(message)
+
+    def _heard(self, kind: type[Message], limit_s: float) -> dict[int, Message]:
+        """The messages of this kind that arrive until one does or the time is up, by worker."""
+        by_pipe = {one.pipe: one for one in self._workers}
+        heard: dict[int, Message] = {}
+        for pipe in wait(list(by_pipe), limit_s):
+            one = by_pipe[cast("Connection", pipe)]
+            try:
+                message = one.pipe.recv()
+            except (EOFError, ConnectionResetError) as error:
+                raise _death(one) from error
+            if isinstance(message, BatchtuneError):
+                raise message
+            if isinstance(message, kind):
+                heard[one.number] = message
+        return heard
+
+
+def _death(one: _Worker) -> MeasurementInvalidError:
+    one.process.join(EXIT_LIMIT_S)
+    code = one.process.exitcode
+    how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+    text = one.last_words_file.read_text(errors="replace").strip()
+    words = text[-LAST_WORDS_CHARS:].splitlines()[-1] if text else "it said nothing"
+    return MeasurementInvalidError(
+        f"load worker {one.number} died ({how}): {words}",
+        hint="out of memory, or killed from outside; run it again",
+    )
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Hold Ctrl-C back while a child starts: it inherits the mask, and so never dies of a Ctrl-C meant for us."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Collect the first Ctrl-C instead of raising; the second raises at once. Only the main thread can hear any."""
+    seen: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)

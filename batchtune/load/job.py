@@ -1,0 +1,159 @@
+"""What is a load job, and what is each worker's part of it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
+from batchtune.scenario.payloads import RequestSet
+from batchtune.target.endpoint import Endpoint
+
+IN_FLIGHT_MAX: Final = 4096
+CHECK_EVERY: Final = 100
+OPEN_LOOP_CONNECTIONS: Final = {"rest": 32, "grpc": 4}
+CLOSED_LOOP_GRPC_CONNECTIONS: Final = 4
+CLOSED_LOOP_MAX_RPS: Final = 500_000
+"""Rows are set aside for this many requests per second and worker, beyond what any client here reaches."""
+ROWS_MAX: Final = 64_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadJob:
+    """One load test: what is sent where, when, and how long an answer is waited for.
+
+    `timeout_s`: a request without an answer this long after it was due ends as TIMEOUT; None: the request set's.
+    `drain_s`: after the last request was due, answers are waited for this long; None: `timeout_s`.
+    `in_flight_max`: requests in flight over all workers; more wait in order, and their wait is recorded.
+    `connections`: opened before the start; None: chosen for the protocol and the load.
+    `check_every`: one good answer in so many is decoded after the run, and compared if the set says what is expected;
+    0: none. `overdue_after_s`: what the live aggregate calls late; None: `timeout_s`.
+    """
+
+    endpoint: Endpoint
+    requests: RequestSet
+    arrivals: Arrivals
+    timeout_s: float | None = None
+    drain_s: float | None = None
+    in_flight_max: int = IN_FLIGHT_MAX
+    connections: int | None = None
+    check_every: int = CHECK_EVERY
+    overdue_after_s: float | None = None
+
+    @property
+    def timeout_or_default_s(self) -> float:
+        return self.requests.timeout_s if self.timeout_s is None else self.timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPart:
+    """One worker's part of a schedule: its due times as offsets in ns, shape (n,)."""
+
+    due_ns: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedPart:
+    """One worker's part of the users of a closed loop."""
+
+    users: int
+    duration_s: float
+    think_s: float
+    requests_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJob:
+    """What one worker is to do; its i-th request is number `request_order[i % len(request_order)]` of the set."""
+
+    endpoint: Endpoint
+    requests: RequestSet
+    request_order: NDArray[np.int32]
+    part: OpenPart | ClosedPart
+    capacity: int
+    timeout_s: float
+    drain_s: float
+    in_flight_max: int
+    connections: int
+    check_every: int
+
+    def rows(self, count: int) -> NDArray[np.int32]:
+        """Rows of the first `count` requests, shape (count,)."""
+        rows_of = np.asarray(self.requests.rows, dtype=np.int32)[self.request_order]
+        return np.resize(rows_of, count)
+
+
+def split(job: LoadJob, workers: int) -> list[WorkerJob]:
+    """The parts of a job for so many workers: together they send the same requests at the same times as one would.
+
+    An open loop is dealt out request by request (`due[k::n]`), a closed loop user by user; workers without a user
+    get none. Nothing here needs the workers to be on one machine.
+    """
+    timeout_s = job.timeout_or_default_s
+    return [
+        WorkerJob(
+            endpoint=job.endpoint,
+            requests=job.requests,
+            request_order=_request_order(job, worker, workers),
+            part=part,
+            capacity=_capacity(part),
+            timeout_s=timeout_s,
+            drain_s=timeout_s if job.drain_s is None else job.drain_s,
+            in_flight_max=_share(job.in_flight_max, worker, workers) or 1,
+            connections=_connections(job, part, worker, workers),
+            check_every=job.check_every,
+        )
+        for worker, part in enumerate(_parts(job.arrivals, workers))
+    ]
+
+
+def _parts(arrivals: Arrivals, workers: int) -> list[OpenPart | ClosedPart]:
+    match arrivals:
+        case Schedule(due_ns=due_ns):
+            return [OpenPart(due_ns=due_ns[worker::workers]) for worker in range(workers)]
+        case ClosedLoop():
+            requests_max = arrivals.requests_max or ROWS_MAX
+            return [
+                ClosedPart(
+                    users=_share(arrivals.concurrency, worker, workers),
+                    duration_s=arrivals.duration_s,
+                    think_s=arrivals.think_s,
+                    requests_max=_share(requests_max, worker, workers),
+                )
+                for worker in range(workers)
+            ]
+
+
+def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]:
+    """Worker k sends what a lone client would have sent as requests k, k + n, k + 2n …"""
+    if isinstance(job.arrivals, Schedule) and job.arrivals.request_index is not None:
+        return np.asarray(job.arrivals.request_index[worker::workers], dtype=np.int32)
+    order = np.asarray(job.requests.order, dtype=np.int32)
+    return order[(worker + workers * np.arange(len(order))) % len(order)]
+
+
+def _connections(job: LoadJob, part: OpenPart | ClosedPart, worker: int, workers: int) -> int:
+    rest = job.requests.protocol == "rest"
+    limit = _share(job.in_flight_max, worker, workers) or 1
+    if isinstance(part, ClosedPart) and rest:
+        return min(part.users, limit)
+    if job.connections is not None:
+        return min(_share(job.connections, worker, workers) or 1, limit)
+    if isinstance(part, ClosedPart):
+        return min(part.users, CLOSED_LOOP_GRPC_CONNECTIONS)
+    return min(OPEN_LOOP_CONNECTIONS[job.requests.protocol], limit, len(part.due_ns))
+
+
+def _capacity(part: OpenPart | ClosedPart) -> int:
+    if isinstance(part, OpenPart):
+        return len(part.due_ns)
+    by_rate = ceil(part.duration_s * CLOSED_LOOP_MAX_RPS) + part.users
+    return min(by_rate, part.requests_max, ROWS_MAX)
+
+
+def _share(total: int, worker: int, workers: int) -> int:
+    return total // workers + (worker < total % workers)

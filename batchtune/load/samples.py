@@ -1,0 +1,148 @@
+"""What happened to each request, and when?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEVER_NS = -1
+
+Number = TypeVar("Number", int, float)
+
+
+class Status(IntEnum):
+    """How a request ended; every request that became due has exactly one."""
+
+    OK = 0
+    QUEUE_FULL = 1
+    """The server's batching queue had no room."""
+    EXPIRED = 2
+    """It waited in the server's queue until its deadline."""
+    TOO_LARGE = 3
+    """More rows than the server's max_batch_size, or more bytes than it takes."""
+    THREAD_POOL_EXHAUSTED = 4
+    """The server had no thread to accept it (TF Serving's --grpc_max_threads)."""
+    INVALID_REQUEST = 5
+    """The server refuses this request as such: shape, type, name, authorisation."""
+    TIMEOUT = 6
+    """No answer within the client's timeout, or the server says that its own deadline passed."""
+    RESET = 7
+    """The connection or the stream was lost before the answer."""
+    REFUSED = 8
+    """No connection could be made."""
+    MALFORMED = 9
+    """The answer breaks the protocol, or does not decode."""
+    WRONG_ANSWER = 10
+    """It decodes, and it is not what was expected."""
+    SERVER_ERROR = 11
+    """Any other failure that the server reports."""
+    UNFINISHED = 12
+    """Still without an answer when the drain ended."""
+    UNSENT = 13
+    """It was due, and no connection or stream came free for it before the drain ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """One row per request that became due, in the order of due times.
+
+    Times are nanoseconds from `started_ns` (CLOCK_MONOTONIC); NEVER_NS where it did not happen.
+    `done_ns` is when the request ended in any way but UNFINISHED and UNSENT. `first_byte_ns` equals `done_ns` when
+    the answer came in one piece, and for gRPC. `connection_wait_ns` is how long a request waited for a free
+    connection or stream: `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
+    `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
+    """
+
+    due_ns: NDArray[np.int64]
+    sent_ns: NDArray[np.int64]
+    first_byte_ns: NDArray[np.int64]
+    done_ns: NDArray[np.int64]
+    connection_wait_ns: NDArray[np.int64]
+    status: NDArray[np.uint8]
+    rows: NDArray[np.int32]
+    started_ns: int
+    wall_s: float
+    client_cpu_s: float
+    client_cores: int
+    concurrency: int | None = None
+    offered_rps: float | None = None
+    stopped_early: bool = False
+    answers_checked: int = 0
+    error_texts: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.due_ns)
+
+    @property
+    def latency_ns(self) -> NDArray[np.int64]:
+        """From due to done, shape (n,); NEVER_NS for a request that did not end."""
+        latency_ns: NDArray[np.int64] = np.where(
+            self.done_ns == NEVER_NS, NEVER_NS, self.done_ns - self.due_ns
+        )
+        return latency_ns
+
+    @property
+    def send_lag_ns(self) -> NDArray[np.int64]:
+        """How late the client itself sent each request that was sent, shape (≤ n,): waits for the server excluded."""
+        sent = self.sent_ns != NEVER_NS
+        lag_ns: NDArray[np.int64] = (self.sent_ns - self.due_ns - self.connection_wait_ns)[sent]
+        return lag_ns
+
+    @property
+    def client_cpu_ratio(self) -> float:
+        """The part of the client's cores that the client used; 0 when nothing ran."""
+        available_s = self.wall_s * self.client_cores
+        return self.client_cpu_s / available_s if available_s > 0 else 0.0
+
+    def errors(self) -> dict[str, int]:
+        """How many requests ended with each status other than OK, those with none left out."""
+        counts = np.bincount(self.status, minlength=len(Status))
+        return {one.name: int(counts[one]) for one in Status if one is not Status.OK and counts[one]}
+
+
+def merge(parts: Sequence[Samples]) -> Samples:
+    """The samples of several workers of one job as one, in the order of due times; exact.
+
+    Raises:
+        ValueError: no parts, or parts with different starts.
+    """
+    if not parts:
+        raise ValueError("merge() needs at least one part")
+    first = parts[0]
+    if any(part.started_ns != first.started_ns for part in parts):
+        raise ValueError("only parts with a common start can be merged")
+    order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
+
+    def column(name: str) -> NDArray[np.int64]:
+        return np.asarray(np.concatenate([getattr(part, name) for part in parts])[order])
+
+    return Samples(
+        due_ns=column("due_ns"),
+        sent_ns=column("sent_ns"),
+        first_byte_ns=column("first_byte_ns"),
+        done_ns=column("done_ns"),
+        connection_wait_ns=column("connection_wait_ns"),
+        status=column("status").astype(np.uint8, copy=False),
+        rows=column("rows").astype(np.int32, copy=False),
+        started_ns=first.started_ns,
+        wall_s=max(part.wall_s for part in parts),
+        client_cpu_s=sum(part.client_cpu_s for part in parts),
+        client_cores=sum(part.client_cores for part in parts),
+        concurrency=_sum_or_none([part.concurrency for part in parts]),
+        offered_rps=_sum_or_none([part.offered_rps for part in parts]),
+        stopped_early=any(part.stopped_early for part in parts),
+        answers_checked=sum(part.answers_checked for part in parts),
+        error_texts={name: text for part in reversed(parts) for name, text in part.error_texts.items()},
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
+
+
+def _sum_or_none(values: list[Number | None]) -> Number | None:
+    present = [value for value in values if value is not None]
+    return sum(present[1:], start=present[0]) if present else None

@@ -1,0 +1,252 @@
+"""How does a load client exchange one HTTP/1.1 request at a time over a connection, at a C client's cost?
+
+Request bytes are prepared once by the caller. The head of an answer that was seen before (the same bytes, parsed
+by httptools that first time) is recognised by one dictionary look-up, so that an ordinary answer costs no parsing;
+everything else — a new head, a chunked body, a head in pieces — goes through httptools (llhttp).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol, cast
+
+import httptools
+
+HEADS_REMEMBERED_MAX: Final = 1024
+HEAD_MAX_BYTES: Final = 256 * 1024
+NO_TAG: Final = -1
+
+_BLANK_LINE: Final = b"\r\n\r\n"
+
+
+class KnownHeads(dict[bytes, tuple[int, int]]):
+    """Heads of answers, with their blank line, already parsed: status, and length of the whole answer in bytes.
+
+    Only heads of keep-alive answers with Content-Length enter. Share one among the connections to a server;
+    it empties itself at `HEADS_REMEMBERED_MAX` entries (a `Date` header makes a new head each second).
+    """
+
+    __slots__ = ()
+
+    def learn(self, head: bytes, status: int, body_bytes: int) -> None:
+        """Remember a head that httptools has just parsed."""
+        if len(self) >= HEADS_REMEMBERED_MAX:
+            self.clear()
+        self[head] = (status, len(head) + body_bytes)
+
+
+class Http1Events(Protocol):
+    """What the owner of connections hears. Each tag given to `send` ends in `answered` or in `lost`, once."""
+
+    def ready(self, connection: Http1ClientConnection) -> None:
+        """The connection (and its TLS) is up."""
+
+    def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:
+        """An answer has begun and is not complete; not called for an answer that arrives in one piece."""
+
+    def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
+        """The answer is complete; `body` is given if it was asked for, and always when the status is not 200."""
+
+    def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
+        """The connection is gone; `tag` is the request left without an answer, or NO_TAG."""
+
+
+class Http1ClientConnection(asyncio.Protocol):
+    """One connection with at most one request in flight.
+
+    `reusable`: a request may be sent; False before the connection is up, once a close was announced, and at the end.
+    `malformed`: how the server broke the protocol ("" if it did not); the connection then closes.
+    """
+
+    __slots__ = (
+        "_answered", "_events", "_heads", "_keep_body", "_missing_bytes", "_pieces", "_reader", "_status",
+        "_transport", "_write", "malformed", "reusable", "tag",
+    )  # fmt: skip
+
+    def __init__(self, events: Http1Events, heads: KnownHeads) -> None:
+        self._events = events
+        self._answered = events.answered
+        self._heads = heads
+        self._keep_body = False
+        self._missing_bytes = 0  # of an answer whose head is known and whose body comes in pieces
+        self._pieces: list[bytes] = []
+        self._status = 0
+        self._reader: _AnswerReader | None = None
+        self._transport: asyncio.Transport | None = None
+        self.malformed = ""
+        self.reusable = False
+        self.tag = NO_TAG
+
+    def send(self, request: bytes, tag: int, keep_body: bool) -> None:
+        """Write one prepared request; the caller has seen that nothing is in flight and that `reusable` holds."""
+        self.tag = tag
+        self._keep_body = keep_body
+        self._write(request)
+
+    def abandon(self) -> None:
+        """Close at once, forgetting the request in flight: `lost` will name NO_TAG."""
+        self.tag = NO_TAG
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._write = self._transport.write
+        self.reusable = True
+        self._events.ready(self)
+
+    def data_received(self, data: bytes) -> None:
+        tag = self.tag
+        if tag >= 0 and not self._missing_bytes and self._reader is None:
+            head = data[: data.find(_BLANK_LINE) + 4]
+            known = self._heads.get(head)
+            if known is not None:
+                status, whole_bytes = known
+                if whole_bytes == len(data):
+                    self.tag = NO_TAG
+                    kept = data[len(head) :] if self._keep_body or status != 200 else None
+                    self._answered(self, tag, status, kept)
+                elif whole_bytes > len(data):
+                    self._events.first_byte(self, tag)
+                    self._status = status
+                    self._missing_bytes = whole_bytes - len(head)
+                    self._pieces.clear()
+                    self._body_piece_received(data[len(head) :])
+                else:
+                    self._break("more bytes than Content-Length says")
+                return
+        self._piece_received(data)
+
+    def eof_received(self) -> bool:
+        reader = self._reader
+        if reader is not None and reader.ends_with_connection:
+            self._finish(reader.status, reader.body(), last=True)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
+        tag = self.tag
+        self.tag = NO_TAG
+        self._reader = None
+        gone = f"connection lost: {exc}" if exc else "connection closed by the server"
+        self._events.lost(self, tag, self.malformed or gone)
+
+    def _piece_received(self, data: bytes) -> None:
+        if self.tag == NO_TAG:
+            self._break("bytes without a request")
+        elif self._missing_bytes:
+            self._body_piece_received(data)
+        elif self._reader is None:
+            self._reader = _AnswerReader(keep_body=self._keep_body)
+            self._feed(self._reader, data)
+            if self._reader is not None and not self.malformed:
+                self._events.first_byte(self, self.tag)
+        else:
+            self._feed(self._reader, data)
+
+    def _body_piece_received(self, data: bytes) -> None:
+        self._missing_bytes -= len(data)
+        if self._missing_bytes < 0:
+            self._break("more bytes than Content-Length says")
+            return
+        if self._keep_body or self._status != 200:
+            self._pieces.append(data)
+        if not self._missing_bytes:
+            self._finish(self._status, b"".join(self._pieces), last=False)
+
+    def _feed(self, reader: _AnswerReader, data: bytes) -> None:
+        try:
+            reader.feed(data)
+        except httptools.HttpParserError as error:
+            self._break(str(error))
+            return
+        if not reader.complete:
+            return
+        if reader.head_to_learn is not None:
+            self._heads.learn(reader.head_to_learn, reader.status, reader.body_bytes)
+        self._finish(reader.status, reader.body(), last=not reader.keep_alive)
+
+    def _finish(self, status: int, body: bytes, *, last: bool) -> None:
+        self._reader = None
+        tag = self.tag
+        self.tag = NO_TAG
+        if last:
+            self.reusable = False
+        self._answered(self, tag, status, body if self._keep_body or status != 200 else None)
+        if last and self._transport is not None:
+            self._transport.close()
+
+    def _break(self, reason: str) -> None:
+        self.malformed = f"malformed answer: {reason}"
+        self.reusable = False
+        self._reader = None
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _AnswerReader:
+    """One answer through httptools, interim (1xx) answers skipped."""
+
+    def __init__(self, *, keep_body: bool) -> None:
+        self.complete = False
+        self.status = 0
+        self.keep_alive = False
+        self.body_bytes = 0
+        self._keep_body = keep_body
+        self._pieces: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+        self._fed_bytes = 0
+        self._first_piece_head = b""
+        self._declared_length: int | None = None
+        self._in_body = False
+
+    def feed(self, data: bytes) -> None:
+        """Raises httptools.HttpParserError when the bytes are not one HTTP/1.x answer."""
+        if not self._fed_bytes:
+            self._first_piece_head = data[: data.find(_BLANK_LINE) + 4]
+        self._fed_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            raise httptools.HttpParserError("an upgrade nobody asked for") from error
+        if not self._in_body and not self.complete and self._fed_bytes > HEAD_MAX_BYTES:
+            raise httptools.HttpParserError(f"a head of more than {HEAD_MAX_BYTES} bytes")
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """The head is read and the body lasts until the connection closes."""
+        return self._in_body and not self.complete and self._declared_length is None and not self.keep_alive
+
+    @property
+    def head_to_learn(self) -> bytes | None:
+        """The head, if its length and the declared one account for every byte of a keep-alive answer."""
+        whole_bytes = len(self._first_piece_head) + self.body_bytes
+        exact = self._declared_length == self.body_bytes and whole_bytes == self._fed_bytes
+        return self._first_piece_head if exact and self.keep_alive else None
+
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("a second answer to one request")
+        self._declared_length = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-length":
+            self._declared_length = int(value)
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.keep_alive = self._parser.should_keep_alive()
+        self._in_body = True
+
+    def on_body(self, data: bytes) -> None:
+        self.body_bytes += len(data)
+        if self._keep_body or self.status != 200:
+            self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self.complete = self.status >= 200

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from numpy.typing import NDArray
-
+from batchtune.server.session_request import Runner, Tensors
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 
-PREDICT_METHOD = "tensorflow/serving/predict"
+__all__ = ["PREDICT_METHOD", "BackendOptions", "LoadedModel", "Runner", "Tensors", "load_model"]
 
-Tensors = Mapping[str, NDArray[Any]]
-Run = Callable[[Tensors], Tensors]
+PREDICT_METHOD = "tensorflow/serving/predict"
 
 
 def _nothing_to_close() -> None:
@@ -38,7 +36,7 @@ class LoadedModel:
 
     platform: str
     signatures: Mapping[str, Signature]
-    runs: Mapping[str, Run]
+    runs: Mapping[str, Runner]
     metadata: bytes = b""
     emulated: bool = False
     close: Callable[[], None] = field(default=_nothing_to_close)

@@ -137,8 +137,12 @@ class Metrics:
             self._processed_batch_size.add(size)
             _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
             _count(self._close_reasons, record.close_reason)
-            self._execution_counts[size] = self._execution_counts.get(size, 0) + 1
-            self._execution_micros[size] = self._execution_micros.get(size, 0.0) + record.execution_micros
+            self._count_execution(size, record.execution_micros)
+
+    def on_unbatched_run(self, rows: int, execution_micros: float) -> None:
+        """One request has run alone, batching being off: no metric of TF Serving's shows it."""
+        with self._lock:
+            self._count_execution(rows, execution_micros)
 
     def on_rejected(self, reason: str) -> None:
         """One request refused or dropped: queue_full, too_large, expired."""
@@ -152,6 +156,10 @@ class Metrics:
         with self._lock:
             lines = [*self._reference_lines(), *self._own_lines()]
         return "\n".join(lines) + "\n"
+
+    def _count_execution(self, rows: int, micros: float) -> None:
+        self._execution_counts[rows] = self._execution_counts.get(rows, 0) + 1
+        self._execution_micros[rows] = self._execution_micros.get(rows, 0.0) + micros
 
     def _reference_lines(self) -> list[str]:
         return [

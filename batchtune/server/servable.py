@@ -1,0 +1,145 @@
+"""How does one loaded version of a model take requests?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchtune.batching import BatchingParameters
+from batchtune.server.batching_session import Deliver
+from batchtune.server.concurrency_limit import ConcurrencyLimit
+from batchtune.server.loaded_model import LoadedModel, Runner, Tensors
+from batchtune.server.metrics import Metrics
+from batchtune.server.sessions import Done, Session, SessionPool
+from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.status import StatusError
+from batchtune.wire.tensors import Signature, signature_to_def
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredLimit:
+    """A limit on the requests in work, for all servables, and the way in which a late refusal is delivered."""
+
+    limit: ConcurrencyLimit
+    deliver: Deliver
+
+
+class Servable:
+    """One version: a session per signature, on the session pool that is in force.
+
+    Signatures that share a run (two names of the same tensors) share a session, and so a batching queue.
+    `own_parameters` are those of the version's batching_params.pbtxt.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: int,
+        model: LoadedModel,
+        metrics: Metrics,
+        own_parameters: BatchingParameters | None = None,
+        limit: DeliveredLimit | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.model = model
+        self.signatures: Mapping[str, Signature] = model.signatures
+        self.metadata = model.metadata or _metadata(model.signatures)
+        self.own_parameters = own_parameters
+        self._metrics = metrics
+        self._limit = limit
+        self._pool: SessionPool | None = None
+        self._sessions: Mapping[str, Session] = {}
+
+    def submit(
+        self,
+        signature_name: str,
+        inputs: dict[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
+    ) -> None:
+        """Runner a request; on the event loop. `done(outputs, None)` or `done(None, error)` follows there.
+
+        `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC.
+
+        Raises:
+            StatusError: refused at once: no such signature, wrong tensors, too large, queue full, closed.
+        """
+        session = self._sessions.get(signature_name)
+        if session is None:
+            raise self._no_session(signature_name)
+        if self._limit is None:
+            session.submit(inputs, output_names, deadline_ns, done)
+        else:
+            self._limit.submit(
+                lambda finish: self._sessions[signature_name].submit(
+                    inputs, output_names, deadline_ns, finish
+                ),
+                done,
+            )
+
+    def use(self, pool: SessionPool) -> None:
+        """Send requests from now on to sessions of `pool`; the sessions used so far stay open.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT for parameters that break a rule; then nothing has changed.
+        """
+        self.switch(pool, self.open_sessions(pool))
+
+    def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
+        """Sessions of `pool` for every signature, not yet used."""
+        batched = pool.settings.parameters_for(self.own_parameters) is not None
+        by_run: dict[int, Session] = {}
+        for name, run in self.model.runs.items():
+            if id(run) not in by_run:
+                metered = self._metered(run, name, batched=batched)
+                by_run[id(run)] = pool.open(self.signatures[name], metered, own=self.own_parameters)
+        return {name: by_run[id(run)] for name, run in self.model.runs.items()}
+
+    def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
+        """Use what `open_sessions` opened; on the event loop."""
+        self._pool, self._sessions = pool, sessions
+
+    def close(self) -> None:
+        """Refuse new requests, answer those that are queued, free the model. Blocks; no submit may be under way."""
+        sessions, self._sessions = self._sessions, {}
+        if self._pool is not None:
+            for session in {id(one): one for one in sessions.values()}.values():
+                self._pool.forget(session)
+        self.model.close()
+
+    def _metered(self, run: Runner, signature_name: str, *, batched: bool) -> Runner:
+        device, metrics = self._metrics.device, self._metrics
+        first_input = self.signatures[signature_name].inputs[0].name
+
+        def run_batch(inputs: Tensors) -> Tensors:
+            with device:
+                return run(inputs)
+
+        def run_request(inputs: Tensors) -> Tensors:
+            started_ns = time.monotonic_ns()
+            with device:
+                outputs = run(inputs)
+            array = inputs[first_input]
+            micros = (time.monotonic_ns() - started_ns) / 1000
+            metrics.on_unbatched_run(array.shape[0] if array.ndim else 1, micros)
+            return outputs
+
+        return run_batch if batched else run_request
+
+    def _no_session(self, signature_name: str) -> StatusError:
+        if signature_name in self.signatures:  # closed after it was found
+            request = f"Specific({self.name}, {self.version})"
+            return StatusError("NOT_FOUND", f"Servable not found for request: {request}")
+        return StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
+
+
+def _metadata(signatures: Mapping[str, Signature]) -> bytes:
+    definitions = {name: signature_to_def(one) for name, one in signatures.items()}
+    return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())

@@ -1,0 +1,163 @@
+"""What do the flags and the files that they name ask of the server? Everything that can be wrong before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchtune.batching import BatchingParameters, parse_tfserving_text, text_proto, validate
+from batchtune.errors import UsageError
+from batchtune.server.concurrency_limit import ConcurrencyLimit
+from batchtune.server.flags import ServerFlags
+from batchtune.server.loaded_model import BackendOptions
+from batchtune.server.model_config import ModelConfig, read_model_config_file
+from batchtune.server.repository import RepositoryOptions
+from batchtune.server.sessions import BatchingSettings, check_parameters
+from batchtune.wire.status import StatusError
+
+DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
+OWN_PARAMETERS_FILE = "batching_params.pbtxt"
+
+
+def batching_settings(flags: ServerFlags) -> BatchingSettings:
+    """The settings to start with.
+
+    Raises:
+        UsageError: a file that cannot be read, or parameters that TF Serving would refuse.
+    """
+    parameters = BatchingParameters()
+    if flags.batching_parameters_file:
+        parameters = read_batching_parameters(Path(flags.batching_parameters_file))
+    return BatchingSettings(
+        enabled=flags.enable_batching,
+        parameters=parameters,
+        scheduler=flags.batch_scheduler,  # type: ignore[arg-type]  # its choices are checked
+        per_model=flags.enable_per_model_batching_parameters,
+        zero_padding=flags.zero_padding,
+        retry_max_time_micros=flags.batch_retry_max_time_micros,
+        retry_delay_micros=flags.batch_retry_delay_micros,
+        default_num_batch_threads=flags.processes_per_replica or None,
+    )
+
+
+def read_batching_parameters(path: Path) -> BatchingParameters:
+    """A text BatchingParameters file, checked.
+
+    Raises:
+        UsageError: with TF Serving's texts.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {_reason(error)}", hint="give a text BatchingParameters file") from error
+    parameters = parse_tfserving_text(text, source=str(path))
+    validate(parameters)
+    try:
+        check_parameters(parameters)
+    except StatusError as error:
+        raise UsageError(f"{path}: {error.message}") from error
+    return parameters
+
+
+def own_batching_parameters(version_directory: Path) -> BatchingParameters | None:
+    """A version's batching_params.pbtxt; None where there is none.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT.
+    """
+    path = version_directory / OWN_PARAMETERS_FILE
+    if not path.is_file():
+        return None
+    try:
+        return read_batching_parameters(path)
+    except UsageError as error:
+        raise StatusError("INVALID_ARGUMENT", error.message) from error
+
+
+def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
+    """The models of --model_config_file, else the one of --model_base_path.
+
+    Raises:
+        UsageError: a configuration file that cannot be used.
+    """
+    if flags.model_config_file:
+        return read_model_config_file(Path(flags.model_config_file))
+    return (
+        ModelConfig(name=flags.model_name, base_path=Path(flags.model_base_path).expanduser().absolute()),
+    )
+
+
+def backend_options(flags: ServerFlags) -> BackendOptions:
+    """How frameworks are set up."""
+    parallelism = flags.tensorflow_session_parallelism
+    return BackendOptions(
+        device=flags.device,  # type: ignore[arg-type]  # its choices are checked
+        intra_op_threads=parallelism or flags.tensorflow_intra_op_parallelism,
+        inter_op_threads=parallelism or flags.tensorflow_inter_op_parallelism,
+        saved_model_tags=tuple(flags.saved_model_tags.split(",")),
+        session_config_file=flags.tensorflow_session_config_file,
+        memory_fraction=flags.per_process_gpu_memory_fraction,
+    )
+
+
+def repository_options(flags: ServerFlags) -> RepositoryOptions:
+    """How versions are looked for and loaded."""
+    return RepositoryOptions(
+        poll_wait_s=max(flags.file_system_poll_wait_seconds, 0),
+        load_threads=flags.num_load_threads or 1,
+        load_retries_max=flags.max_num_load_retries,
+        load_retry_interval_s=flags.load_retry_interval_micros / 1e6,
+        labels_for_unavailable=flags.allow_version_labels_for_unavailable_models,
+    )
+
+
+def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> ConcurrencyLimit | None:
+    """Cortex's limit of requests in work; None: no limit.
+
+    Raises:
+        UsageError: a max_batch_size that could never fill.
+    """
+    if not flags.processes_per_replica:
+        return None
+    try:
+        return ConcurrencyLimit.of_cortex(
+            processes_per_replica=flags.processes_per_replica,
+            threads_per_process=flags.threads_per_process,
+            max_batch_size=settings.parameters.max_batch_size if settings.enabled else None,
+        )
+    except StatusError as error:
+        raise UsageError(error.message) from error
+
+
+def monitoring_path(flags: ServerFlags) -> str | None:
+    """Where the metrics are served: prometheus_config of --monitoring_config_file; None: nowhere.
+
+    Raises:
+        UsageError: a file that is no text MonitoringConfig.
+    """
+    if not flags.monitoring_config_file:
+        return None
+    path = Path(flags.monitoring_config_file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--monitoring_config_file={path}: {_reason(error)}") from error
+    enabled, where = False, ""
+    for field in text_proto.parse_text_proto(text, source=str(path)).fields:
+        if field.name != "prometheus_config":
+            raise text_proto.failure(
+                str(path), field.line, f"unknown field {field.name!r} of MonitoringConfig"
+            )
+        for one in text_proto.message(field, source=str(path)).fields:
+            if one.name == "enable":
+                enabled = text_proto.boolean(one, source=str(path))
+            elif one.name == "path":
+                where = text_proto.string(one, source=str(path))
+            else:
+                raise text_proto.failure(
+                    str(path), one.line, f"unknown field {one.name!r} of PrometheusConfig"
+                )
+    return (where or DEFAULT_MONITORING_PATH) if enabled else None
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,130 @@
+"""Which runs does a model make before it is AVAILABLE, so that no request pays for first times?
+
+The requests recorded in `assets.extra/tf_serving_warmup_requests` (a TFRecord of PredictionLog, at most 1,000, as
+TF Serving reads it), and for each predict signature a batch of zeros of every size that batches will have.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching import BatchingParameters
+from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel
+from batchtune.wire.status import StatusError
+from batchtune.wire.tensors import Signature, TensorSpec, tensor_from_proto
+
+WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+_RECORDS_MAX = 1000
+_LENGTH_OF_FREE_DIMENSION = 1
+
+
+def warm_up(
+    model: LoadedModel, version_directory: Path, parameters: BatchingParameters | None, *, iterations: int = 1
+) -> None:
+    """Run the recorded requests and the synthetic batches, each `iterations` times.
+
+    `parameters` None: not batched. A synthetic batch that the model does not take (zeros need not mean anything
+    to it) is noted on stderr and passed over.
+
+    Raises:
+        StatusError: a recorded request that cannot be read or fails, as in TF Serving.
+    """
+    for number, (signature_name, inputs) in enumerate(_recorded(version_directory / WARMUP_FILE)):
+        if signature_name not in model.runs:
+            raise _corrupt(f"record {number} names the unknown signature {signature_name!r}")
+        for _ in range(iterations):
+            model.runs[signature_name](inputs)
+    sizes = _batch_sizes(parameters)
+    for name, signature in model.signatures.items():
+        if signature.method_name in {PREDICT_METHOD, ""}:
+            _run_zeros(model, name, signature, sizes, iterations)
+
+
+def _batch_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
+    return (1,) if parameters is None else parameters.allowed_batch_sizes or (1,)
+
+
+def _run_zeros(
+    model: LoadedModel, name: str, signature: Signature, sizes: Sequence[int], iterations: int
+) -> None:
+    for size in sizes:
+        inputs = {spec.name: _zeros(spec, size) for spec in signature.inputs}
+        try:
+            for _ in range(iterations):
+                model.runs[name](inputs)
+        except StatusError as error:
+            first_line = error.message.partition("\n")[0]
+            sys.stderr.write(
+                f"batchtune-model-server: note: warm-up of signature {name} with {size} rows of zeros: {first_line}\n"
+            )
+            return
+
+
+def _zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
+    sizes = (spec.shape or (None,))[1:]
+    shape = (rows, *(_LENGTH_OF_FREE_DIMENSION if size is None else size for size in sizes))
+    if spec.dtype == "object":
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, _dtype(spec.dtype))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(name)
+    return found
+
+
+def _recorded(path: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    if not path.is_file():
+        return
+    from batchtune.wire.protos import PredictionLog
+
+    for record in _records(path.read_bytes()):
+        log = PredictionLog.FromString(record)
+        kind = log.WhichOneof("log_type")
+        if kind == "predict_log":
+            request = log.predict_log.request
+            inputs = {name: tensor_from_proto(tensor) for name, tensor in request.inputs.items()}
+            yield request.model_spec.signature_name or "serving_default", inputs
+        elif kind in {"classify_log", "regress_log"}:
+            request = getattr(log, kind).request
+            yield request.model_spec.signature_name or "serving_default", _examples(request.input)
+
+
+def _examples(message: Any) -> dict[str, NDArray[Any]]:
+    if message.WhichOneof("kind") == "example_list":
+        rows = [one.SerializeToString() for one in message.example_list.examples]
+    else:
+        context = message.example_list_with_context.context.SerializeToString()
+        rows = [context + one.SerializeToString() for one in message.example_list_with_context.examples]
+    return {"inputs": np.array(rows, dtype=object)}
+
+
+def _records(content: bytes) -> Iterable[bytes]:
+    """The records of a TFRecord file: length (8 bytes), its checksum (4), the data, its checksum (4)."""
+    at = 0
+    for _ in range(_RECORDS_MAX):
+        if at == len(content):
+            return
+        if at + 12 > len(content):
+            raise _corrupt("a truncated record")
+        (length,) = struct.unpack_from("<Q", content, at)
+        at += 12
+        if at + length + 4 > len(content):
+            raise _corrupt("a truncated record")
+        yield content[at : at + length]
+        at += length + 4
+
+
+def _corrupt(what: str) -> StatusError:
+    return StatusError("DATA_LOSS", f"{WARMUP_FILE}: {what}")

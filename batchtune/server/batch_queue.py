@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.padding import PAD_UP, size_to_trim_to, tasks_within
+from batchtune.server.queue_options import QueueOptions, invalid_argument, split_sizes
 from batchtune.wire.status import StatusError
 
 CloseReason = Literal["full", "timeout", "no_room", "closed"]
@@ -31,50 +31,6 @@ class Task(Protocol):
 
 
 TaskT = TypeVar("TaskT", bound=Task)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueOptions:
-    """TF Serving's options of a queue, with its defaults.
-
-    max_batch_size: most rows of one task, and of a batch unless splitting is on.
-    batch_timeout_micros: from the first task of the open batch; 0 means as soon as a thread is free.
-    max_enqueued_batches: waiting batches, the open one included; 0 is taken as 1 where splitting is off.
-    max_execution_batch_size: most rows of a batch when splitting is on (None: max_batch_size); else ignored.
-    mean_cost: the mean cost of a batch of so many rows, for MINIMIZE_TPU_COST_PER_REQUEST.
-    """
-
-    max_batch_size: int = 1000
-    batch_timeout_micros: int = 0
-    max_enqueued_batches: int = 10
-    enable_large_batch_splitting: bool = False
-    max_execution_batch_size: int | None = None
-    allowed_batch_sizes: tuple[int, ...] = ()
-    batch_padding_policy: str = PAD_UP
-    mean_cost: Callable[[int], float | None] | None = None
-
-    @property
-    def batch_size_limit(self) -> int:
-        """Most rows of an executed batch."""
-        if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
-            return self.max_execution_batch_size
-        return self.max_batch_size
-
-    def validate(self) -> None:
-        """Raise INVALID_ARGUMENT with the texts of `SharedBatchScheduler::AddQueue`."""
-        if self.max_batch_size < 1:
-            raise _invalid(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
-        if self.batch_timeout_micros < 0:
-            raise _invalid(f"batch_timeout_micros must be non-negative; was {self.batch_timeout_micros}")
-        if self.max_enqueued_batches < (1 if self.enable_large_batch_splitting else 0):
-            raise _invalid(f"max_enqueued_batches must be positive; was {self.max_enqueued_batches}")
-        if self.batch_size_limit < 1:
-            raise _invalid(f"max_execution_batch_size must be positive; was {self.batch_size_limit}")
-        if self.max_batch_size < self.batch_size_limit:
-            raise _invalid(
-                "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
-                f"max_execution_batch_size.1{self.max_batch_size}{self.batch_size_limit}"
-            )
 
 
 class Batch(Generic[TaskT]):
@@ -168,7 +124,9 @@ class BatchQueue(Generic[TaskT]):
                     "UNAVAILABLE", "The batch scheduling queue to which this task was submitted is closed"
                 )
             if size > self._task_limit:
-                raise _invalid(f"Task size {size} is larger than maximum input batch size {self._task_limit}")
+                raise invalid_argument(
+                    f"Task size {size} is larger than maximum input batch size {self._task_limit}"
+                )
             if self._open.size + size <= self._limit:
                 self._enqueue(task, size, self._now_micros())
             elif self._splits:
@@ -284,7 +242,7 @@ class BatchQueue(Generic[TaskT]):
             self._enqueue(task, size, self._now_micros())
             return
         if not hasattr(task, "split"):
-            raise _invalid("split_input_task_func must be specified when split_input_task is true: 1")
+            raise invalid_argument("split_input_task_func must be specified when split_input_task is true: 1")
         parts: Sequence[TaskT] = task.split(sizes)
         now_micros = self._now_micros()
         for part, part_size in zip(parts, sizes, strict=True):
@@ -323,20 +281,3 @@ class BatchQueue(Generic[TaskT]):
         if self._closed and not self._running and not self.pending and not self._gone.is_set():
             self._gone.set()
             self._on_gone(self)
-
-
-def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
-    """Rows of each part of a task: fill the open batch, then full batches, then the rest.
-
-    Source: `InputSplitMetadata`.
-    """
-    sizes = [min(size, open_slot)] if open_slot > 0 else []
-    rest = size - sum(sizes)
-    sizes += [limit] * (rest // limit)
-    if rest % limit or not sizes:
-        sizes.append(rest % limit)
-    return sizes
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from batchtune.server.batch_queue import Batch, CloseReason, QueueOptions
+from batchtune.server.batch_queue import Batch, CloseReason
 from batchtune.server.clock import Clock
 from batchtune.server.padding import next_allowed_size
+from batchtune.server.queue_options import QueueOptions, invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier
 from batchtune.server.session_request import (
     Completion,
@@ -192,7 +193,7 @@ class BatchingSession:
 
     def _count_rows(self, inputs: Tensors) -> int:
         if not inputs:
-            raise _invalid("Batching Run() must have at least one input tensor")
+            raise invalid_argument("Batching Run() must have at least one input tensor")
         rows = -1
         for index, (name, dtype) in enumerate(self._input_dtypes):
             array = inputs.get(name)
@@ -200,13 +201,15 @@ class BatchingSession:
                 raise StatusError("INTERNAL", "Task does not conform to batch signature")
             shape = array.shape
             if not shape:
-                raise _invalid("Batching Run() input tensors must have at least one dimension")
+                raise invalid_argument("Batching Run() input tensors must have at least one dimension")
             if rows != shape[0]:
                 if rows >= 0:
-                    raise _invalid("Batching Run() input tensors must have equal 0th-dimension size")
+                    raise invalid_argument("Batching Run() input tensors must have equal 0th-dimension size")
                 rows = shape[0]
             if array.dtype is not dtype and dtype is not None and array.dtype != dtype:
-                raise _invalid(f"Expects arg[{index}] to be {dtype.name} but {array.dtype.name} is provided")
+                raise invalid_argument(
+                    f"Expects arg[{index}] to be {dtype.name} but {array.dtype.name} is provided"
+                )
         if len(inputs) != len(self._input_dtypes):
             raise StatusError("INTERNAL", "Task does not conform to batch signature")
         return rows
@@ -308,9 +311,9 @@ def check_allowed_sizes(options: QueueOptions) -> None:
     if not sizes:
         return
     if any(later <= earlier for earlier, later in pairwise(sizes)):
-        raise _invalid("allowed_batch_sizes entries must be monotonically increasing")
+        raise invalid_argument("allowed_batch_sizes entries must be monotonically increasing")
     if sizes[-1] != options.max_batch_size:
-        raise _invalid(
+        raise invalid_argument(
             "Last entry in allowed_batch_sizes must match max_batch_size; last entry was "
             f"{sizes[-1]}; expected {options.max_batch_size}"
         )
@@ -326,7 +329,3 @@ def _numpy_dtype(name: str) -> np.dtype[Any] | None:
         return np.dtype(name)
     except TypeError:
         return None
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)

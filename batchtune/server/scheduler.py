@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from batchtune.server.batch_queue import Batch, BatchQueue, CloseReason, QueueOptions, Task, TaskT
+from batchtune.server.batch_queue import Batch, BatchQueue, CloseReason, Task, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.clock import Clock, ManualClock, MonotonicClock
+from batchtune.server.queue_options import QueueOptions
 from batchtune.wire.status import StatusError
 
 __all__ = [

@@ -1,0 +1,218 @@
+"""How does TensorFlow's AdaptiveSharedBatchScheduler batch? It learns how many batches should run at once.
+
+Source: `tensorflow/core/kernels/batching_util/adaptive_shared_batch_scheduler.h`. Regular batches (timed out) run
+while fewer than the limit are in flight; the limit climbs hills towards the lowest latency. Closed batches (full)
+are express: they need only a free thread and teach the limit nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from batchtune.server.adaptive_queue import AdaptiveBatch, AdaptiveQueue, check_queue
+from batchtune.server.batch_queue import Batch, TaskT
+from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
+from batchtune.server.clock import Clock, MonotonicClock
+from batchtune.server.in_flight_limit import InFlightLimit
+from batchtune.server.queue_options import QueueOptions, invalid_argument
+from batchtune.wire.status import StatusError
+
+_DEFAULT_INITIAL_LIMIT = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveOptions:
+    """The reference's options, with its defaults.
+
+    initial_in_flight_batches_limit: None means 3, or all threads where there are fewer; a fraction is a probability.
+    full_batch_scheduling_boost_micros: how much older a full batch counts. fifo_scheduling: strictly in order.
+    """
+
+    min_in_flight_batches_limit: int = 1
+    initial_in_flight_batches_limit: float | None = None
+    batches_to_average_over: int = 1000
+    full_batch_scheduling_boost_micros: int = 0
+    fifo_scheduling: bool = False
+
+
+class AdaptiveSharedBatchScheduler:
+    """One pool of threads, many queues, a learned limit on batches in flight.
+
+    Raises StatusError INVALID_ARGUMENT for options that break a rule. `rng` draws whether a fractional limit lets
+    one more batch run.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_batch_threads: int | None = None,
+        clock: Clock | None = None,
+        options: AdaptiveOptions | None = None,
+        thread_pool_name: str = "adaptive_batch_threads",
+        rng: random.Random | None = None,
+    ) -> None:
+        count = (os.cpu_count() or 1) if num_batch_threads is None else num_batch_threads
+        self._options = options or AdaptiveOptions()
+        initial = self._options.initial_in_flight_batches_limit
+        if initial is None:
+            initial = max(min(_DEFAULT_INITIAL_LIMIT, count), self._options.min_in_flight_batches_limit)
+        _check_scheduler(self._options, initial, count)
+        self._limit = InFlightLimit(
+            initial=initial,
+            lowest=self._options.min_in_flight_batches_limit,
+            highest=count,
+            batches_to_average_over=self._options.batches_to_average_over,
+        )
+        self._rng = rng or random.Random()
+        self._batches: deque[AdaptiveBatch[Any]] = deque()
+        self._queues: set[AdaptiveQueue[Any]] = set()
+        self._regular = 0
+        self._express = 0
+        self._threads: BatchThreads[AdaptiveBatch[Any]] = BatchThreads(
+            count=count, clock=clock or MonotonicClock(), name=thread_pool_name, source=self
+        )
+
+    @property
+    def clock(self) -> Clock:
+        return self._threads.clock
+
+    @property
+    def num_batch_threads(self) -> int:
+        return self._threads.count
+
+    @property
+    def in_flight_batches_limit(self) -> float:
+        """How many regular batches may run at once, as learned so far."""
+        return self._limit.value
+
+    def set_num_batch_threads(self, count: int) -> None:
+        """Grow or shrink the pool between batches; the limit stays within it."""
+        self._threads.resize(count)
+        with self._threads.lock:
+            self._limit.set_highest(count)
+
+    def add_queue(
+        self,
+        options: QueueOptions,
+        process_batch: Callable[[Batch[TaskT]], None],
+        *,
+        max_tasks_per_batch: int | None = None,
+    ) -> AdaptiveQueue[TaskT]:
+        """A new queue; raises StatusError INVALID_ARGUMENT for options that break a rule.
+
+        With splitting on, the reference's max_input_task_size is our max_batch_size, and its max_batch_size is our
+        max_execution_batch_size.
+        """
+        check_queue(options)
+        queue: AdaptiveQueue[TaskT] = AdaptiveQueue(
+            options,
+            process_batch,
+            self._threads,
+            self._batches.append,
+            self._queues.discard,
+            max_tasks_per_batch,
+        )
+        with self._threads.lock:
+            if self._threads.count == 0:
+                raise StatusError("UNAVAILABLE", "The batch scheduler is closed")
+            self._queues.add(queue)
+        return queue
+
+    def close(self) -> None:
+        """Close every queue, wait until all that was queued is processed, end the threads."""
+        for queue in list(self._queues):
+            queue.close()
+        self._threads.stop()
+
+    def take(
+        self, now_micros: int
+    ) -> tuple[tuple[AdaptiveSharedBatchScheduler, AdaptiveBatch[Any]] | None, int]:
+        """For the pool: a regular batch if the limit allows, else an express one, else when to ask again."""
+        batch = self._best_regular(now_micros) if self._may_run_regular() else None
+        if batch is None:
+            batch = self._first_express()
+            if batch is None:
+                return None, self._next_due_micros(now_micros)
+            batch.express = True
+            self._express += 1
+        else:
+            self._regular += 1
+        self._batches.remove(batch)
+        batch.queue.release(batch)
+        return (self, batch), NEVER_MICROS
+
+    def pending(self) -> bool:
+        """For the pool: whether any task waits."""
+        return bool(self._batches)
+
+    def process(self, batch: AdaptiveBatch[Any]) -> None:
+        """For the pool: run the batch."""
+        batch.queue.process(batch)
+
+    def finished(self, batch: AdaptiveBatch[Any]) -> None:
+        """For the pool: count the batch out; a regular one teaches the limit its latency since creation."""
+        if batch.express:
+            self._express -= 1
+        else:
+            self._regular -= 1
+            self._limit.record(self.clock.now_micros() - batch.opened_micros)
+        batch.queue.batch_finished()
+
+    def _may_run_regular(self) -> bool:
+        spare = self._limit.value - self._regular
+        return bool(self._batches) and spare > 0 and (spare >= 1 or self._rng.random() <= spare)
+
+    def _best_regular(self, now_micros: int) -> AdaptiveBatch[Any] | None:
+        if self._options.fifo_scheduling:
+            return self._batches[0] if self._batches[0].due_micros <= now_micros else None
+        return min(
+            (one for one in self._batches if one.due_micros <= now_micros), key=self._score, default=None
+        )
+
+    def _first_express(self) -> AdaptiveBatch[Any] | None:
+        if self._options.fifo_scheduling:
+            return self._batches[0] if self._batches and self._batches[0].closed else None
+        return next((one for one in self._batches if one.closed), None)
+
+    def _score(self, batch: AdaptiveBatch[Any]) -> float:
+        boost_micros = self._options.full_batch_scheduling_boost_micros
+        return batch.opened_micros - boost_micros * batch.size / batch.queue.max_task_size
+
+    def _next_due_micros(self, now_micros: int) -> int:
+        """A batch that is overdue waits for one in flight, whose thread looks again when it ends."""
+        return min(
+            (one.due_micros for one in self._batches if one.due_micros > now_micros), default=NEVER_MICROS
+        )
+
+
+def _check_scheduler(options: AdaptiveOptions, initial: float, count: int) -> None:
+    lowest = options.min_in_flight_batches_limit
+    if count < 1:
+        raise invalid_argument(f"num_batch_threads must be positive; was {count}")
+    if lowest < 1:
+        raise invalid_argument(f"min_in_flight_batches_limit must be >= 1; was {lowest}")
+    if lowest > count:
+        raise invalid_argument(
+            f"min_in_flight_batches_limit ({lowest}) must be <= num_batch_threads ({count})"
+        )
+    if options.full_batch_scheduling_boost_micros < 0:
+        boost = options.full_batch_scheduling_boost_micros
+        raise invalid_argument(f"full_batch_scheduling_boost_micros can't be negative; was {boost}")
+    if initial > count:
+        raise invalid_argument(
+            f"initial_in_flight_batches_limit ({initial:g}) should not be larger than num_batch_threads ({count})"
+        )
+    if initial < lowest:
+        raise invalid_argument(
+            f"initial_in_flight_batches_limit ({initial:g}must be >= min_in_flight_batches_limit ({lowest})"
+        )
+    if options.batches_to_average_over < 1:
+        average_over = options.batches_to_average_over
+        raise invalid_argument(
+            f"batches_to_average_over should be greater than or equal to 1; was {average_over}"
+        )

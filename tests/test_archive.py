@@ -1,0 +1,162 @@
+"""Results directories: whole files, the ledger after a kill at any byte, the latest run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
+
+from batchtune.archive import LEDGER, Run, create_run, latest_run, open_run
+from batchtune.batching import parse_tfserving_text
+from batchtune.errors import ArchiveError
+from batchtune.recommend import recommend
+from batchtune.tune.sweep import sweep
+
+PROVENANCE = {"host": "test"}
+
+
+@pytest.fixture(scope="module")
+def finished():
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    scenario = scenario_of(search={"trials": 4, "space": {"max_batch_size": [1, 8, 16]}})
+    return list(sweep(scenario, target, FakeFleet(target), now_s=clock))
+
+
+def new_run(root: Path, **options) -> Run:
+    return create_run(scenario_of(), "name: fake\n", root, provenance=PROVENANCE, **options)
+
+
+def test_trials_come_back_as_they_were_kept(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished:
+        run.append(one.trial, one.samples)
+    back = Run(run.path).trials()
+    assert json.dumps([one.to_dict() for one in back]) == json.dumps([one.trial.to_dict() for one in finished])
+    assert run.notes == ()
+
+
+def test_every_request_of_a_trial_is_kept(tmp_path, finished):
+    run = new_run(tmp_path)
+    one = finished[0]
+    run.append(one.trial, one.samples)
+    back = run.samples(one.trial.number)
+    for name in ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows"):
+        kept, given = getattr(back, name), getattr(one.samples, name)
+        assert kept.dtype == given.dtype
+        assert np.array_equal(kept, given)
+    assert back.concurrency == one.samples.concurrency
+    assert back.wall_s == one.samples.wall_s
+
+
+def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished[:3]:
+        run.append(one.trial, None)
+    ledger = run.path / LEDGER
+    whole = ledger.read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for length in range(start, len(whole)):
+        ledger.write_bytes(whole[:length])
+        assert [one.number for one in run.trials()] == [1, 2]
+        assert len(run.notes) == (1 if length > start else 0)
+    assert f"{LEDGER}:3" in run.notes[0]
+    run.append(finished[2].trial, None)
+    assert ledger.read_bytes() == whole
+    assert run.trials()[2].number == 3
+
+
+def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished[:3]:
+        run.append(one.trial, None)
+    ledger = run.path / LEDGER
+    lines = ledger.read_bytes().split(b"\n")
+    for corrupt in (b"{", b"", b"\xff\xfe", b"[]", b"17", b'{"schema_version": 99}', b'{"schema_version": 1}'):
+        ledger.write_bytes(b"\n".join([lines[0], corrupt, *lines[2:]]))
+        with pytest.raises(ArchiveError, match=rf"{LEDGER}:2: not a trial"):
+            run.trials()
+
+
+def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
+    """The writer is killed while it appends as fast as it can; whatever is there is read."""
+    run = new_run(tmp_path)
+    run.append(finished[0].trial, None)
+    script = (
+        "import sys; from pathlib import Path; from batchtune.archive import Run\n"
+        "run = Run(Path(sys.argv[1])); trial = run.trials()[0]\n"
+        "print('ready', flush=True)\n"
+        "while True: run.append(trial, None)\n"
+    )
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", script, run.path], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout.readline() == b"ready\n"
+            before = (run.path / LEDGER).stat().st_size
+            while (run.path / LEDGER).stat().st_size == before:
+                pass
+            writer.kill()
+        trials = run.trials()
+        assert len(trials) >= 2
+        assert all(one.number == 1 for one in trials)
+
+
+def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(tmp_path):
+    for name, hour in (("a", 3), ("b", 5), ("reference", 9), ("a", 4)):
+        create_run(
+            scenario_of(name=name), "", tmp_path, provenance=PROVENANCE, now=datetime(2026, 1, 1, hour, tzinfo=UTC)
+        )
+    assert open_run(root=tmp_path).path.parent.name == "b"
+    assert latest_run(tmp_path, name="a").path.name.startswith("20260101T040000Z-")
+
+
+def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
+    with pytest.raises(ArchiveError, match="no run under"):
+        open_run(root=tmp_path)
+    run = new_run(tmp_path)
+    with pytest.raises(ArchiveError, match="is no run") as caught:
+        open_run(run.path.parent)
+    assert run.path.name in caught.value.hint
+
+
+def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
+    run = new_run(tmp_path)
+    recommendation = recommend([one.trial for one in finished], scenario=scenario_of())
+    run.write_recommendation(recommendation)
+    assert run.recommendation() == recommendation
+    parameters = parse_tfserving_text((run.path / "batching_parameters.txt").read_text())
+    assert parameters == recommendation.configuration.batching
+    assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_corrupt_recommendation_is_refused(tmp_path):
+    run = new_run(tmp_path)
+    for text in ("", "{", "[]", '{"schema_version": 1}', '{"schema_version": 2}'):
+        (run.path / "recommendation.json").write_text(text)
+        with pytest.raises(ArchiveError, match=r"recommendation\.json"):
+            run.recommendation()
+
+
+def test_provenance_is_kept(tmp_path):
+    assert new_run(tmp_path).provenance() == PROVENANCE
+
+
+def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished:
+        run.append(one.trial, None)
+    script = (
+        "import sys; from pathlib import Path; from batchtune.archive import open_run; from tune_fakes import scenario_of\n"
+        "from batchtune.recommend import recommend\n"
+        "run = open_run(Path(sys.argv[1])); run.write_recommendation(recommend(run.trials(), scenario=scenario_of()))\n"
+        "print(sorted({'optuna', 'pandas', 'pyarrow', 'tensorflow', 'scipy', 'rich'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, run.path], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    assert done.stdout == "[]\n", done.stderr

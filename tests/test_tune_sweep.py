@@ -1,0 +1,161 @@
+"""The sweep end to end against a fake server on a fake clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+
+from batchtune.errors import TargetError
+from batchtune.recommend import recommend
+from batchtune.tune.sweep import SweepProgress, sweep
+from batchtune.tune.trial import Trial
+
+
+def run(scenario, *, law=None, finished=(), fleet_seed=1, on_progress=None, **target_options) -> list[Trial]:
+    clock = FakeClock()
+    target = FakeTarget(clock, law=law or Law(), **target_options)
+    fleet = FakeFleet(target, seed=fleet_seed)
+    found = sweep(scenario, target, fleet, finished=finished, on_progress=on_progress, now_s=clock)
+    return [one.trial for one in found]
+
+
+def test_reference_points_come_first_and_confirmation_last():
+    trials = run(scenario_of())
+    sources = [one.source for one in trials]
+    assert sources[:4] == ["no_batching", "probe", "rule", "defaults"]
+    first_confirmation = sources.index("confirm")
+    assert set(sources[first_confirmation:]) == {"confirm"}
+    assert set(sources[4:first_confirmation]) == {"sampler"}
+    assert [one.number for one in trials] == list(range(1, len(trials) + 1))
+
+
+def test_no_configuration_is_searched_twice_and_the_trial_budget_is_kept():
+    trials = run(scenario_of())
+    searched = [one.configuration for one in trials if one.source not in ("probe", "confirm")]
+    assert len(set(searched)) == len(searched) == 12
+
+
+def test_leader_and_reference_points_are_confirmed_three_times_side_by_side():
+    trials = run(scenario_of(), law=Law(noise=0.01))
+    confirmed = [one for one in trials if one.source == "confirm"]
+    recommendation = recommend(trials, scenario=scenario_of())
+    assert recommendation.confirmations >= 3
+    blocks = Counter(one.block for one in confirmed)
+    assert len(set(blocks.values())) == 1
+    seeds = {one.block: one.seed for one in confirmed}
+    assert len(set(seeds.values())) == len(seeds)
+    assert all(one.seed == seeds[one.block] for one in confirmed)
+    assert not set(seeds.values()) & {one.seed for one in trials if one.source != "confirm"}
+
+
+def test_batching_is_found_to_help_on_a_device_that_shares_its_fixed_cost():
+    scenario = scenario_of()
+    recommendation = recommend(run(scenario, law=Law(noise=0.02)), scenario=scenario)
+    assert recommendation.batching_helps == "yes"
+    assert recommendation.gain_over_no_batching.value > 1.5
+    assert "one by one" in recommendation.reason
+
+
+def test_batching_is_found_not_to_help_where_time_is_proportional_to_rows():
+    scenario = scenario_of()
+    law = Law(fixed_s=0.0, per_row_s=0.001, noise=0.01)
+    recommendation = recommend(run(scenario, law=law), scenario=scenario)
+    assert recommendation.batching_helps == "no"
+    assert recommendation.configuration.batching is None
+    assert recommendation.confirmations >= 3
+
+
+def test_an_exhausted_space_ends_the_search():
+    space = {"max_batch_size": [1, 8], "batch_timeout_micros": [0, 1000]}
+    trials = run(scenario_of(search={"trials": 100, "space": space}))
+    assert sum(one.source == "sampler" for one in trials) == 4
+
+
+def test_the_time_budget_is_kept_within_one_trial():
+    scenario = scenario_of(search={"time_budget": "30s", "space": {"max_batch_size": list(range(1, 60))}})
+    trials = run(scenario)
+    longest = max(one.seconds for one in trials)
+    assert sum(one.seconds for one in trials) <= 30.0 + longest
+    assert sum(one.seconds for one in trials) >= 24.0
+    assert recommend(trials, scenario=scenario).confirmations >= 3
+
+
+def test_a_target_that_refuses_a_configuration_makes_a_failed_trial_with_the_reason():
+    def refuses(configuration):
+        batching = configuration.batching
+        return "num_batch_threads must not be 2" if batching and batching.num_batch_threads == 2 else None
+
+    trials = run(scenario_of(search={"trials": 25, "space": scenario_of().search.space}), refuses=refuses)
+    failed = [one for one in trials if one.state == "failed"]
+    assert failed
+    assert all(one.failure == "num_batch_threads must not be 2" for one in failed)
+    assert recommend(trials, scenario=scenario_of()).configuration.batching.num_batch_threads != 2
+
+
+def test_a_target_that_dies_is_launched_again_for_the_next_trial():
+    def dies_under(configuration):
+        return configuration.batching is not None and configuration.batching.max_batch_size == 32
+
+    trials = run(scenario_of(search={"trials": 33, "space": scenario_of().search.space}), dies_under=dies_under)
+    failed = [one for one in trials if one.state == "failed"]
+    assert failed
+    assert "exited with 137" in failed[0].failure
+    assert trials[-1].state == "complete"
+
+
+def test_three_failures_in_a_row_end_the_sweep_with_the_last_reason():
+    found = []
+    clock = FakeClock()
+    target = FakeTarget(clock, refuses=lambda _configuration: "no model")
+    with pytest.raises(TargetError, match="3 trials in a row failed; the last: no model"):
+        found.extend(sweep(scenario_of(), target, FakeFleet(target), now_s=clock))
+
+
+def test_an_interrupt_passes_through_and_everything_measured_stays():
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        for one in sweep(scenario_of(), target, FakeFleet(target, interrupt_after=5), now_s=clock):
+            kept.append(one.trial)
+    assert len(kept) == 5
+    assert recommend(kept, scenario=scenario_of()).confirmations == 0
+
+
+def test_a_resumed_sweep_runs_what_is_missing_and_proposes_the_same():
+    scenario = scenario_of()
+    whole = run(scenario)
+    resumed = run(scenario, finished=whole[:7])
+    assert resumed[0].number == 8
+    searched = [one.configuration for one in whole if one.source == "sampler"]
+    again = [one.configuration for one in [*whole[:7], *resumed] if one.source == "sampler"]
+    assert again == searched
+
+
+def test_progress_tells_phase_budget_and_the_best_so_far():
+    seen: list[SweepProgress] = []
+    trials = run(scenario_of(), on_progress=seen.append)
+    assert [one.phase for one in seen if one.phase != "search"][0] == "reference points"
+    assert {one.phase for one in seen} == {"reference points", "search", "confirmation"}
+    assert seen[0].best is None
+    assert seen[-1].best is not None
+    assert {one.trial_number for one in seen} == {one.number for one in trials}
+    assert any(one.live is not None for one in seen)
+    assert seen[-1].trials_max == 12
+
+
+def test_the_rule_strategy_measures_reference_points_and_confirms():
+    scenario = scenario_of(search={"strategy": "rule", "trials": 20, "space": {"max_batch_size": [1, 8]}})
+    assert {one.source for one in run(scenario)} == {"no_batching", "defaults", "rule", "probe", "confirm"}
+
+
+def test_latency_at_a_rate_that_no_batching_cannot_sustain():
+    load = {"arrivals": "poisson", "rate": 1000, "warm_up": "200ms", "duration": "1s", "seed": 3}
+    scenario = scenario_of(load=load, objective="latency")
+    trials = run(scenario)
+    recommendation = recommend(trials, scenario=scenario)
+    assert recommendation.batching_helps == "yes"
+    assert recommendation.rate_rps == pytest.approx(1000, rel=0.01)
+    assert "without batching p95" in recommendation.reason

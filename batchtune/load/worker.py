@@ -80,6 +80,7 @@ async def _run(pipe: Connection, job: WorkerJob, memory: int) -> WorkerReport | 
         driver.stop()
 
     loop.add_reader(pipe.fileno(), heard)
+    os.set_blocking(pipe.fileno(), True)  # uvloop turned it off, and the pipe is read and written as blocking
     try:
         return await driver.run(start.start_ns)
     finally:

@@ -138,10 +138,12 @@ class Http1ClientConnection(asyncio.Protocol):
         elif self._missing_bytes:
             self._body_piece_received(data)
         elif self._reader is None:
-            self._reader = _AnswerReader(keep_body=self._keep_body)
-            self._feed(self._reader, data)
-            if self._reader is not None and not self.malformed:
-                self._events.first_byte(self, self.tag)
+            reader = _AnswerReader(keep_body=self._keep_body)
+            self._reader = reader
+            tag = self.tag
+            self._feed(reader, data)
+            if self._reader is reader and self.tag == tag:
+                self._events.first_byte(self, tag)
         else:
             self._feed(self._reader, data)
 

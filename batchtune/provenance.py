@@ -1,0 +1,255 @@
+"""Where, when and with what was this measured, and may two measurements be compared?
+
+Nothing here is ever fatal: what cannot be found out is None.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+_PACKAGES = (
+    "batchtune",
+    "tensorflow",
+    "tensorflow-serving-api",
+    "torch",
+    "onnxruntime",
+    "nvidia-pytriton",
+    "ray",
+    "numpy",
+    "numba",
+    "grpcio",
+    "protobuf",
+    "hpack",
+    "httptools",
+    "httpx",
+    "optuna",
+    "orjson",
+    "uvicorn",
+    "uvloop",
+)
+_GIT_LIMIT_S = 2.0
+
+# What a number depends on beyond the code under test: the machine and what schedules it. Versions of packages are
+# not among them, because a new version is what a comparison is often about.
+_MUST_MATCH = (
+    ("machine", "architecture"),
+    ("cpu", "model"),
+    ("cpu", "logical"),
+    ("cpu", "usable"),
+    ("cpu", "cgroup_limit"),
+    ("cpu", "governor"),
+    ("kernel_series",),
+    ("python", "series"),
+    ("gpu", "names"),
+    ("gpu", "driver"),
+)
+
+
+def collect(
+    seed: int,
+    *,
+    directory: Path | None = None,
+    root: Path = Path("/"),
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything about this run that a reader of its numbers may ask, as plain values for JSON.
+
+    `directory` (default: the current one) is where git is asked; `root` is where /proc and /sys are looked for;
+    `extra` is added as it is.
+    """
+    import psutil
+
+    kernel = platform.release()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "machine": {
+            "host": platform.node(),
+            "architecture": platform.machine(),
+            "system": platform.system(),
+            "in_container": _in_container(root),
+        },
+        "kernel": kernel,
+        "kernel_series": ".".join(kernel.split(".")[:2]),
+        "cpu": _cpu(root),
+        "memory_bytes": psutil.virtual_memory().total,
+        "memory_cgroup_limit_bytes": _memory_limit_bytes(root),
+        "gpu": _gpu(),
+        "python": {
+            "version": platform.python_version(),
+            "series": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "implementation": platform.python_implementation(),
+        },
+        "packages": _package_versions(),
+        "git": _git(Path.cwd() if directory is None else directory),
+        **(extra or {}),
+    }
+
+
+def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """The differences that forbid comparing numbers of two provenances, one readable line each; empty: none.
+
+    A value that is known on one side only counts as a difference; one that neither knows does not.
+    """
+    differences = []
+    for path in (("schema_version",), *_MUST_MATCH):
+        one, other = _at(ours, path), _at(theirs, path)
+        if one != other:
+            differences.append(f"{'.'.join(path)}: {_shown(one)} against {_shown(other)}")
+    return differences
+
+
+def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = document
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "unknown" if value is None else str(value)
+
+
+def _cpu(root: Path) -> dict[str, Any]:
+    import psutil
+
+    return {
+        "model": _cpu_model(root),
+        "logical": os.cpu_count(),
+        "physical": psutil.cpu_count(logical=False),
+        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cgroup_limit": _cpu_limit(root),
+        "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    }
+
+
+def _cpu_model(root: Path) -> str | None:
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in {"model name", "Hardware", "cpu model"}:
+            return " ".join(value.split())
+    return platform.processor() or None
+
+
+def _cpu_limit(root: Path) -> float | None:
+    """CPUs that the control groups allow, at every level; None: no limit."""
+    limits = []
+    for group in _control_groups(root):
+        quota, _, period = (_read(group / "cpu.max") or "").partition(" ")
+        if not quota:
+            quota = _read(group / "cpu.cfs_quota_us") or ""
+            period = _read(group / "cpu.cfs_period_us") or ""
+        if quota.isdigit() and period.isdigit() and int(period):
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def _memory_limit_bytes(root: Path) -> int | None:
+    """Bytes that the control groups allow, at every level; None: no limit."""
+    texts = [
+        _read(group / name) or ""
+        for group in _control_groups(root)
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
+    # Version 1 writes "no limit" as a number close to 2^63.
+    return min((int(text) for text in texts if text.isdigit() and int(text) < 2**60), default=None)
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Every directory that may limit this process, in both versions of control groups."""
+    for line in (_read(root / "proc/self/cgroup") or "0::/").splitlines():
+        _, controllers, group = line.split(":", 2)
+        mounts = [root / "sys/fs/cgroup"]
+        if controllers:
+            mounts = [mounts[0] / controllers, *(mounts[0] / one for one in controllers.split(","))]
+        for mount in mounts:
+            path = mount / group.lstrip("/")
+            # Inside a container the group's own path is often not mounted: the mount itself is then the limit.
+            while path != mount.parent:
+                yield path
+                path = path.parent
+
+
+def _in_container(root: Path) -> bool:
+    return any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
+
+
+def _gpu() -> dict[str, Any]:
+    none: dict[str, Any] = {"names": [], "driver": None, "memory_bytes": []}
+    try:
+        import pynvml
+    except ImportError:
+        return none
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return none
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        return {
+            "names": [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
+            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+            "memory_bytes": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles],
+        }
+    except pynvml.NVMLError:
+        return none
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git(directory: Path) -> dict[str, Any] | None:
+    """The commit checked out in `directory`, and whether tracked files differ from it; None outside git."""
+    commit = _git_output(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git_output(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git_output(directory: Path, *arguments: str) -> str | None:
+    try:
+        ended = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(directory), *arguments],
+            capture_output=True,
+            check=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_GIT_LIMIT_S,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return ended.stdout.strip()
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None

@@ -8,7 +8,7 @@ side.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
-from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, paired_ratio, predict
-from batchtune.tune.pool import Pooled, leaders, objective_value, pool, prior_sd
+from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, paired_ratio, predict
+from batchtune.tune.pool import Pooled, RunFigures, leaders, pool, run_noise
 from batchtune.tune.reason import explain_gain
 from batchtune.tune.trial import Trial
 
@@ -154,22 +154,24 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
     references = _references(trials, pooled)
     no_batching = references.get("no_batching")
     batched = next((one for one in ranked if one.configuration.batching is not None), None)
-    gain = None if batched is None else _gain(batched, no_batching, scenario=scenario)
+    noise = run_noise(pooled, scenario=scenario)
+    gain = None if batched is None else _gain(batched, no_batching, noise=noise, scenario=scenario)
     helps = _helps(batched, no_batching, gain)
     chosen = _chosen(ranked, batched, no_batching, helps=helps, gain=gain)
     groups = [one for one in pooled if one is not chosen]
-    first = chosen.runs[-1]
-    caveats = {one.code: one for run in chosen.runs if run.measurement for one in run.measurement.caveats}
+    last = chosen.runs[-1].trial
+    behind = [run.trial.measurement for run in chosen.runs]
+    caveats = {one.code: one for measurement in behind if measurement for one in measurement.caveats}
     latency_s = _predicted_latency(chosen, groups)
     return Recommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
-        throughput_rps=_predicted(chosen, groups, "throughput_rps"),
-        throughput_rows_per_s=_predicted(chosen, groups, "throughput_rows_per_s"),
+        throughput_rps=_predicted(chosen, groups, lambda run: run.throughput_rps),
+        throughput_rows_per_s=_predicted(chosen, groups, lambda run: run.throughput_rows_per_s),
         latency_s=latency_s,
         slo={**promised.limits(), "errors": promised.error_ratio},
-        gain_over_no_batching=_gain(chosen, no_batching, scenario=scenario),
-        gain_over_defaults=_gain(chosen, references.get("defaults"), scenario=scenario),
+        gain_over_no_batching=_gain(chosen, no_batching, noise=noise, scenario=scenario),
+        gain_over_defaults=_gain(chosen, references.get("defaults"), noise=noise, scenario=scenario),
         batching_helps=helps,
         reason=explain_gain(
             batched,
@@ -181,8 +183,8 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
         trials=len(trials),
         seconds=sum(trial.seconds for trial in trials),
         confirmations=chosen.confirmations,
-        rate_rps=first.rate_rps,
-        concurrency=first.concurrency,
+        rate_rps=chosen.value if scenario.objective == "capacity" else last.rate_rps,
+        concurrency=last.concurrency,
         rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
         alternatives=_alternatives(chosen, pooled),
         caveats=tuple(caveats.values()),
@@ -220,20 +222,20 @@ def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | 
     return "no" if gain.high < 1.0 + GAIN_WANTED else "not distinguishable"
 
 
-def _gain(ours: Pooled, other: Pooled | None, *, scenario: Scenario) -> Estimate | None:
+def _gain(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
     """How many times better our objective is; pairs from the same block, else the pooled values."""
     if other is None:
         return None
-    theirs = {run.block: value for run in other.runs if (value := objective_value(run)) is not None}
+    theirs = {run.trial.block: run.value for run in other.runs}
     pairs = [
-        (value, theirs[run.block])
+        (run.value, theirs[run.trial.block])
         for run in ours.runs
-        if run.block is not None and run.block in theirs and (value := objective_value(run)) is not None
+        if run.trial.block is not None and run.trial.block in theirs
     ]
     pairs = pairs or [(ours.value, other.value)]
     if scenario.objective == "latency":
         pairs = [(b, a) for a, b in pairs]
-    return paired_ratio(pairs, prior_sd=prior_sd(scenario))
+    return paired_ratio(pairs, run_sd=noise.sd)
 
 
 def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, Pooled]:
@@ -249,25 +251,24 @@ def _unbatched_rows_per_s(
     trials: Sequence[Trial], no_batching: Pooled | None, *, scenario: Scenario
 ) -> float:
     """The most the server did without batching: in the closed loop, or in the probes; NaN when neither was run."""
-    runs = [trial for trial in trials if trial.source == "probe"] if scenario.load.open_loop else []
-    if not scenario.load.open_loop and no_batching is not None:
-        runs = list(no_batching.runs)
-    values = [run.measurement.throughput_rows_per_s.value for run in runs if run.measurement is not None]
+    if scenario.load.open_loop:
+        probes = [trial.measurement for trial in trials if trial.source == "probe"]
+        values = [probe.throughput_rows_per_s.value for probe in probes if probe is not None]
+    else:
+        values = [run.throughput_rows_per_s.value for run in no_batching.runs] if no_batching else []
     return max((value for value in values if math.isfinite(value)), default=math.nan)
 
 
-def _predicted(chosen: Pooled, others: Sequence[Pooled], name: str) -> Estimate:
-    def figures(one: Pooled) -> list[Estimate]:
-        return [getattr(run.measurement, name) for run in one.runs if run.measurement is not None]
-
-    spreads = [[run.value for run in figures(one)] for one in others]
-    return predict(figures(chosen), others=spreads, prior_sd=THROUGHPUT_PRIOR_SD)
+def _predicted(
+    chosen: Pooled, others: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]
+) -> Estimate:
+    spreads = [[figure(run).value for run in one.runs] for one in others]
+    return predict([figure(run) for run in chosen.runs], others=spreads, prior_sd=THROUGHPUT_PRIOR_SD)
 
 
 def _predicted_latency(chosen: Pooled, others: Sequence[Pooled]) -> dict[str, Estimate]:
     def figures(one: Pooled, quantile: str) -> list[Estimate]:
-        found = [run.measurement.latency_s for run in one.runs if run.measurement is not None]
-        return [quantiles[quantile] for quantiles in found if quantile in quantiles]
+        return [run.latency_s[quantile] for run in one.runs if quantile in run.latency_s]
 
     return {
         quantile: predict(
@@ -309,8 +310,7 @@ def _alternatives(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternative
 
 
 def _mean_throughput(one: Pooled) -> float:
-    values = [run.measurement.throughput_rps.value for run in one.runs if run.measurement is not None]
-    return sum(values) / len(values) if values else math.nan
+    return sum(run.throughput_rps.value for run in one.runs) / len(one.runs)
 
 
 def _notes(
@@ -357,7 +357,7 @@ def _nothing_feasible(
 
 def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
     if name == "errors":
-        ratios = [run.measurement.error_ratio for run in nearest.runs if run.measurement is not None]
+        ratios = [run.error_ratio for run in nearest.runs]
         return f"{sum(ratios) / len(ratios):.2%} of requests fail where {slo.error_ratio:.2%} may"
     value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
     if not math.isfinite(value_s):

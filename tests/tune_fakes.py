@@ -15,16 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.batching import Configuration, default_num_batch_threads
+from batchtune.batching import Configuration, default_num_batch_threads, from_dict
 from batchtune.errors import TargetError
 from batchtune.load.job import LoadJob
 from batchtune.load.live import LiveAggregate
 from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec import Scenario
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.telemetry import Counters
+from batchtune.target.telemetry import Counters, ServerActivity
 from batchtune.target.tfserving import ApplyRecord
+from batchtune.tune.trial import Trial
 from batchtune.wire.tensors import Signature, TensorSpec
 
 SIGNATURE = Signature(
@@ -280,3 +283,62 @@ def scenario_of(**changes: Any) -> Scenario:
         },
     }
     return Scenario.model_validate({**given, **changes})
+
+
+def planted(
+    number: int,
+    *,
+    throughput: float,
+    p95_s: float,
+    batching: dict[str, Any] | str | None = "defaults",
+    source: str = "sampler",
+    block: int | None = None,
+    error_ratio: float = 0.0,
+    objective: str = "throughput",
+    limit_s: float = 0.05,
+    server: ServerActivity | None = None,
+    failure: str | None = None,
+    within: float = 0.01,
+) -> Trial:
+    """A trial with these figures; `batching` "defaults" means absent parameters, None no batching."""
+    parameters = None if batching is None else from_dict({} if batching == "defaults" else batching)
+
+    def about(value: float) -> Estimate:
+        return Estimate(value=value, low=value * (1 - within), high=value * (1 + within))
+
+    latency_s = {name: about(p95_s * share) for name, share in (("p50", 0.6), ("p95", 1.0), ("p99", 1.3))}
+    constraints = {"p95": p95_s / limit_s - 1.0, "errors": error_ratio / 0.01 - 1.0}
+    measurement = Measurement(
+        requests=1000,
+        window_s=1.0,
+        offered_rps=None,
+        concurrency=16,
+        throughput_rps=about(throughput),
+        throughput_rows_per_s=about(throughput),
+        goodput_rps=throughput,
+        latency_s=latency_s,
+        latency_mean_s=p95_s * 0.6,
+        error_ratio=error_ratio,
+        errors={},
+        send_lag_p99_s=0.0,
+        client_cpu_ratio=0.1,
+        client_cpu_per_request_s=1e-5,
+        server=server,
+    )
+    return Trial(
+        number=number,
+        configuration=Configuration(batching=parameters),
+        source=source,  # type: ignore[arg-type]
+        reason="planted",
+        state="complete" if failure is None else "failed",
+        failure=failure,
+        seconds=2.0,
+        started_utc="2026-01-01T00:00:00.000+00:00",
+        seed=1,
+        block=block,
+        concurrency=16,
+        objective=None if failure else about(p95_s if objective == "latency" else throughput),
+        constraints=constraints,
+        feasible=failure is None and all(value <= 0 for value in constraints.values()),
+        measurement=None if failure else measurement,
+    )

@@ -77,18 +77,19 @@ def predict(runs: Sequence[Estimate], *, others: Iterable[Sequence[float]], prio
     return Estimate(value=centre, low=centre * math.exp(-half), high=centre * math.exp(half))
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]], *, prior_sd: float) -> Estimate | None:
+def paired_ratio(pairs: Sequence[tuple[float, float]], *, run_sd: float) -> Estimate | None:
     """The ratio a/b over pairs (a, b) measured side by side: geometric mean and 95 % interval of the mean.
 
-    None when no pair has two positive finite values.
+    The spread of few pairs is moderated with what two independent runs would differ by, √2·`run_sd`. None when no
+    pair has two positive finite values.
     """
-    logs = [math.log(a / b) for a, b in pairs if _usable(a) and _usable(b)]
-    if not logs:
+    ratios = [a / b for a, b in pairs if _usable(a) and _usable(b)]
+    if not ratios:
         return None
-    mean = sum(logs) / len(logs)
-    noise = spread([[math.exp(one) for one in logs]], prior_sd=math.sqrt(2.0) * prior_sd)
-    half = t_quantile(0.975, noise.degrees) * noise.sd / math.sqrt(len(logs))
-    return Estimate(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+    noise = spread([ratios], prior_sd=math.sqrt(2.0) * run_sd)
+    half = t_quantile(0.975, noise.degrees) * noise.sd / math.sqrt(len(ratios))
+    centre = geometric_mean(ratios)
+    return Estimate(value=centre, low=centre * math.exp(-half), high=centre * math.exp(half))
 
 
 def _within(runs: Sequence[Estimate]) -> float:

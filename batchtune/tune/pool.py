@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchtune.batching import DEFAULT_BATCH_TIMEOUT_MICROS, DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, geometric_mean, spread
 from batchtune.tune.trial import Trial, is_feasible, violations
@@ -22,16 +23,28 @@ INDIFFERENCE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What one run says under the SLO in question; `value` is the objective's, NaN when undefined."""
+
+    trial: Trial
+    value: float
+    throughput_rps: Estimate
+    throughput_rows_per_s: Estimate
+    latency_s: Mapping[str, Estimate]
+    error_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pooled:
     """One configuration: `value` is the geometric mean of the objective over `runs`, NaN when undefined.
 
-    `runs` are the trials behind the figures: confirmation runs when there are any, else those of the search.
-    `latency_s` are geometric means of each quantile. A configuration with `failures`, runs in which the server refused,
-    died or answered nothing, is not feasible whatever its other runs show.
+    `runs` are those behind the figures: confirmation runs when there are any, else those of the search. `latency_s`
+    are geometric means of each quantile. A configuration with `failures`, runs in which the server refused, died or
+    answered nothing, is not feasible whatever its other runs show.
     """
 
     configuration: Configuration
-    runs: tuple[Trial, ...]
+    runs: tuple[RunFigures, ...]
     confirmations: int
     failures: int
     value: float
@@ -49,14 +62,6 @@ class Pooled:
         return max(self.constraints.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    trial: Trial
-    value: float
-    latency_s: Mapping[str, float]
-    error_ratio: float
-
-
 def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> list[Pooled]:
     """One entry per configuration measured, in order of first appearance; probes and failures are left out.
 
@@ -64,7 +69,7 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
     read from the rates tried (a lower bound: rates between them were not).
     """
     limits = slo or scenario.slo
-    by_configuration: dict[Configuration, list[_Run]] = {}
+    by_configuration: dict[Configuration, list[RunFigures]] = {}
     for trial in trials:
         run = _run_of(trial, scenario=scenario, slo=limits)
         if run is not None:
@@ -75,20 +80,8 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
 
 def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
     """The between-run noise of the objective over the repeats of all configurations."""
-    groups = [[value for run in one.runs if (value := objective_value(run)) is not None] for one in pooled]
-    return spread(groups, prior_sd=prior_sd(scenario))
-
-
-def prior_sd(scenario: Scenario) -> float:
-    """The assumed noise of the scenario's objective."""
-    return LATENCY_PRIOR_SD if scenario.objective == "latency" else THROUGHPUT_PRIOR_SD
-
-
-def objective_value(trial: Trial) -> float | None:
-    """The objective's value; None when it is undefined."""
-    if trial.objective is None or not math.isfinite(trial.objective.value):
-        return None
-    return trial.objective.value
+    prior_sd = LATENCY_PRIOR_SD if scenario.objective == "latency" else THROUGHPUT_PRIOR_SD
+    return spread([[run.value for run in one.runs] for one in pooled], prior_sd=prior_sd)
 
 
 def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
@@ -96,15 +89,14 @@ def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
 
     Those whose objectives cannot be told apart from the best are ordered: confirmed ones, then by robustness: larger
     SLO margin, smaller batch, shorter timeout, fewer threads. The rest follow by objective. Where some are confirmed,
-    the others are discounted by the optimism expected of the best of k noisy values, sd·√(2 ln k).
+    the others are discounted by the optimism to be expected of the best of k noisy values, sd·√(2 ln k).
     """
     feasible = [one for one in pooled if one.feasible]
     if not feasible:
         return []
     noise = run_noise(pooled, scenario=scenario)
-    unconfirmed = sum(one.confirmations == 0 for one in feasible)
-    discount = noise.sd * math.sqrt(2.0 * math.log(max(unconfirmed, 1)))
-    anything_confirmed = unconfirmed < len(feasible)
+    discount = noise.sd * math.sqrt(2.0 * math.log(len(feasible)))
+    anything_confirmed = any(one.confirmations for one in feasible)
 
     def score(one: Pooled) -> float:
         curse = discount if anything_confirmed and not one.confirmations else 0.0
@@ -156,19 +148,24 @@ def _higher_is_better(value: float, scenario: Scenario) -> float:
     return -math.log(value) if scenario.objective == "latency" else math.log(value)
 
 
-def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> _Run | None:
+def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | None:
     measurement = trial.measurement
     if trial.state != "complete" or trial.source == "probe" or measurement is None:
         return None
-    latency_s: Mapping[str, float] = {name: one.value for name, one in measurement.latency_s.items()}
-    error_ratio = measurement.error_ratio
-    value = math.nan if trial.objective is None else trial.objective.value
     if trial.probes and slo != scenario.slo:
-        value, latency_s, error_ratio = _capacity_under(trial, slo)
-    return _Run(trial=trial, value=value, latency_s=latency_s, error_ratio=error_ratio)
+        rows_per_request = measurement.throughput_rows_per_s.value / measurement.throughput_rps.value
+        return _capacity_under(trial, slo, rows_per_request=rows_per_request)
+    return RunFigures(
+        trial=trial,
+        value=math.nan if trial.objective is None else trial.objective.value,
+        throughput_rps=measurement.throughput_rps,
+        throughput_rows_per_s=measurement.throughput_rows_per_s,
+        latency_s=measurement.latency_s,
+        error_ratio=measurement.error_ratio,
+    )
 
 
-def _capacity_under(trial: Trial, slo: SloSpec) -> tuple[float, Mapping[str, float], float]:
+def _capacity_under(trial: Trial, slo: SloSpec, *, rows_per_request: float) -> RunFigures:
     """The highest rate tried that meets this SLO; else the lowest rate tried, and by how much it misses."""
     by_rate = sorted(trial.probes, key=lambda probe: probe.rate_rps)
     chosen = by_rate[0]
@@ -179,18 +176,29 @@ def _capacity_under(trial: Trial, slo: SloSpec) -> tuple[float, Mapping[str, flo
         if not is_feasible(missed):
             break
         chosen = probe
-    return chosen.rate_rps, chosen.latency_s, chosen.error_ratio
+    return RunFigures(
+        trial=trial,
+        value=chosen.rate_rps,
+        throughput_rps=_exactly(chosen.rate_rps),
+        throughput_rows_per_s=_exactly(chosen.rate_rps * rows_per_request),
+        latency_s={name: _exactly(value) for name, value in chosen.latency_s.items()},
+        error_ratio=chosen.error_ratio,
+    )
 
 
-def _pooled(runs: list[_Run], *, failures: int, slo: SloSpec) -> Pooled:
+def _exactly(value: float) -> Estimate:
+    return Estimate(value=value, low=value, high=value)
+
+
+def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
     confirmed = [run for run in runs if run.trial.source == "confirm"]
     used = confirmed or runs
     names = dict.fromkeys(name for run in used for name in run.latency_s)
-    latency_s = {name: geometric_mean(run.latency_s.get(name, math.nan) for run in used) for name in names}
+    latency_s = {name: geometric_mean(_value(run, name) for run in used) for name in names}
     error_ratio = sum(run.error_ratio for run in used) / len(used)
     return Pooled(
         configuration=runs[0].trial.configuration,
-        runs=tuple(run.trial for run in used),
+        runs=tuple(used),
         confirmations=len(confirmed),
         failures=failures,
         value=geometric_mean(run.value for run in used),
@@ -198,3 +206,7 @@ def _pooled(runs: list[_Run], *, failures: int, slo: SloSpec) -> Pooled:
         constraints=violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio),
         point=next((run.trial.point for run in runs if run.trial.point is not None), None),
     )
+
+
+def _value(run: RunFigures, quantile: str) -> float:
+    return run.latency_s[quantile].value if quantile in run.latency_s else math.nan

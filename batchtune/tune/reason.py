@@ -81,7 +81,7 @@ def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
 
 
 def _activity(one: Pooled) -> ServerActivity | None:
-    measurement = one.runs[-1].measurement
+    measurement = one.runs[-1].trial.measurement
     return None if measurement is None else measurement.server
 
 

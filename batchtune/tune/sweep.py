@@ -288,7 +288,7 @@ class _Sweep:
 
     def _update_best(self) -> None:
         ranked = leaders(pool(self._ledger, scenario=self._scenario), scenario=self._scenario)
-        self._best = ranked[0].runs[-1] if ranked else None
+        self._best = ranked[0].runs[-1].trial if ranked else None
 
     def _has(self, source: Source) -> bool:
         return self._last(source) is not None

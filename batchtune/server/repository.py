@@ -43,7 +43,8 @@ class RepositoryOptions:
 class ModelRepository:
     """All models of the process.
 
-    `open_servable(name, version, directory)` loads and warms a version (on a load thread, raises StatusError).
+    `open_servable(name, version, directory)` loads and warms a version (on a load thread, raises StatusError);
+    `close_servable` answers what it has queued and frees it.
     `on_loop` runs a function on the event loop soon; a version is closed only after that, so that a request which
     found it has been submitted.
     """
@@ -53,10 +54,12 @@ class ModelRepository:
         models: Iterable[ModelConfig],
         *,
         open_servable: Callable[[str, int, Path], Servable],
+        close_servable: Callable[[Servable], None],
         on_loop: Callable[[Callable[[], None]], None],
         options: RepositoryOptions = RepositoryOptions(),
     ) -> None:
         self._open_servable = open_servable
+        self._close_servable = close_servable
         self._on_loop = on_loop
         self._options = options
         self._wanted = {model.name: model for model in models}
@@ -138,7 +141,7 @@ class ModelRepository:
         for versions in self._book.entries.values():
             for entry in versions.values():
                 if entry.servable is not None:
-                    entry.servable.close()
+                    self._close_servable(entry.servable)
 
     def _adopt_labels(self, models: Sequence[ModelConfig]) -> None:
         failures = self._book.failures([model.name for model in models], self._complaints)
@@ -259,7 +262,7 @@ class ModelRepository:
         submitted = threading.Event()
         self._on_loop(submitted.set)
         submitted.wait()
-        servable.close()
+        self._close_servable(servable)
         self._book.publish(entry, servable=None, status=VersionStatus(version=version, state="END"))
         _say(f"model {name} version {version} is unloaded")
 

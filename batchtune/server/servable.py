@@ -64,7 +64,7 @@ class Servable:
         deadline_ns: int | None,
         done: Done,
     ) -> None:
-        """Runner a request; on the event loop. `done(outputs, None)` or `done(None, error)` follows there.
+        """Run a request; on the event loop. `done(outputs, None)` or `done(None, error)` follows there.
 
         `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC.
 
@@ -76,13 +76,22 @@ class Servable:
             raise self._no_session(signature_name)
         if self._limit is None:
             session.submit(inputs, output_names, deadline_ns, done)
-        else:
-            self._limit.submit(
-                lambda finish: self._sessions[signature_name].submit(
-                    inputs, output_names, deadline_ns, finish
-                ),
-                done,
-            )
+            return
+        limit, deliver = self._limit.limit, self._limit.deliver
+
+        def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
+            done(outputs, error)
+            limit.leave()
+
+        def start() -> None:
+            try:
+                self._sessions[signature_name].submit(inputs, output_names, deadline_ns, finish)
+            except KeyError:
+                deliver([(finish, None, self._no_session(signature_name))])
+            except StatusError as error:
+                deliver([(finish, None, error)])
+
+        limit.enter_or_wait(start)
 
     def use(self, pool: SessionPool) -> None:
         """Send requests from now on to sessions of `pool`; the sessions used so far stay open.

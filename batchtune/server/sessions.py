@@ -81,7 +81,7 @@ class Session(Protocol):
         deadline_ns: int | None,
         done: Done,
     ) -> None:
-        """Runner a request; `done` follows on the event loop unless StatusError is raised at once."""
+        """Run a request; `done` follows on the event loop unless StatusError is raised at once."""
 
 
 class SessionPool:

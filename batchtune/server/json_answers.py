@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 from batchtune.server.json_tensors import tensorflow_type_name
 from batchtune.wire.status import StatusError
 
-# As json_tensor.cc: no half, no uint16.
-_WRITABLE = frozenset(
-    ["float32", "float64", "int32", "int16", "int8", "uint8", "object", "int64", "bool", "uint32", "uint64"]
-)
+# numpy's type characters of what json_tensor.cc writes: no half, no uint16. (dtype.name costs a microsecond.)
+_WRITABLE = frozenset("fdihbBOlq?ILQ")
 _BYTES_SUFFIX = "_bytes"
 _STEP = b"    "
 _LINE = orjson.OPT_SERIALIZE_NUMPY
@@ -41,7 +39,7 @@ def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> 
     if not outputs:
         raise _invalid("Cannot convert empty tensor map to JSON")
     for tensor in outputs.values():
-        if tensor.dtype.name not in _WRITABLE:
+        if tensor.dtype.char not in _WRITABLE:
             raise _invalid(
                 f"Failed to write JSON value for tensor type: {tensorflow_type_name(tensor.dtype.name)}"
             )

@@ -1,0 +1,67 @@
+"""Which gRPC method does a call name, and who answers it? The services of tensorflow_model_server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batchtune.server.deadlines import Deadlines
+from batchtune.server.grpc_call import UnaryCall, fail_call
+from batchtune.server.grpc_inference import InferenceCalls
+from batchtune.server.grpc_model_service import ModelServiceCalls
+from batchtune.server.grpc_predict import PredictCalls
+from batchtune.server.health import HealthCalls
+from batchtune.server.request_counts import RequestCounts, RequestMetrics
+from batchtune.server.served_models import Models
+from batchtune.wire.status import StatusError
+
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcOptions:
+    """`serialize_as_content` is --enable_serialization_as_tensor_content, `check_methods`
+    --enable_signature_method_name_check, `health` --enable_grpc_healthcheck_service."""
+
+    serialize_as_content: bool = False
+    check_methods: bool = False
+    health: bool = True
+    reflection: bool = True
+
+
+def make_dispatch(
+    repository: Models, metrics: RequestMetrics, *, options: GrpcOptions | None = None
+) -> Callable[[UnaryCall], None]:
+    """Make the function that the wire calls with each gRPC call, on the event loop."""
+    options = options or GrpcOptions()
+    counts = RequestCounts(metrics, "GRPC")
+    deadlines = Deadlines()
+    check = options.check_methods
+    predict = PredictCalls(
+        repository, counts, deadlines, as_content=options.serialize_as_content, check_methods=check
+    )
+    inference = InferenceCalls(repository, counts, deadlines, check_methods=check)
+    models = ModelServiceCalls(repository)
+    handlers: dict[str, Callable[[UnaryCall], None]] = {
+        f"/{PREDICTION_SERVICE}/Predict": predict.start,
+        f"/{PREDICTION_SERVICE}/Classify": inference.classify,
+        f"/{PREDICTION_SERVICE}/Regress": inference.regress,
+        f"/{PREDICTION_SERVICE}/MultiInference": inference.multi_inference,
+        f"/{PREDICTION_SERVICE}/GetModelMetadata": models.metadata,
+        f"/{MODEL_SERVICE}/GetModelStatus": models.status,
+        f"/{MODEL_SERVICE}/HandleReloadConfigRequest": models.reload_config,
+    }
+    if options.health:
+        health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
+        handlers[f"/{HEALTH_SERVICE}/Check"] = health.check
+
+    def dispatch(call: UnaryCall) -> None:
+        handler = handlers.get(call.path)
+        if handler is None:
+            fail_call(call, StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
+        else:
+            handler(call)
+
+    return dispatch

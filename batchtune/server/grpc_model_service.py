@@ -1,0 +1,110 @@
+"""What does the server say of its models over gRPC, and how is it told to serve others?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from batchtune.server.grpc_call import UnaryCall, fail_call
+from batchtune.server.grpc_inference import parse_message
+from batchtune.server.predict_requests import read_model_spec
+from batchtune.server.served_models import Models, find_servable
+from batchtune.wire.protos import (
+    GetModelMetadataRequest,
+    GetModelMetadataResponse,
+    GetModelStatusRequest,
+    GetModelStatusResponse,
+    ModelVersionStatus,
+    ReloadConfigRequest,
+    ReloadConfigResponse,
+    SignatureDefMap,
+)
+from batchtune.wire.status import GRPC_CODES, StatusError
+
+_SIGNATURE_DEF = "signature_def"
+_ANY_PREFIX = "type.googleapis.com/"
+
+
+class ModelServiceCalls:
+    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    def metadata(self, call: UnaryCall) -> None:
+        """Answer GetModelMetadata."""
+        try:
+            answer = self._metadata(parse_message(GetModelMetadataRequest, call.message))
+        except StatusError as error:
+            fail_call(call, error)
+            return
+        call.reply(answer)
+
+    def status(self, call: UnaryCall) -> None:
+        """Answer GetModelStatus; a version label is ignored, as TensorFlow Serving does."""
+        try:
+            request = parse_message(GetModelStatusRequest, call.message)
+            if not request.HasField("model_spec"):
+                raise StatusError("INVALID_ARGUMENT", "Missing ModelSpec")
+            name, version, _, _ = read_model_spec(request.model_spec)
+            states = self._models.statuses(name, version=version)
+        except StatusError as error:
+            fail_call(call, error)
+            return
+        response = GetModelStatusResponse()
+        for state in states:
+            entry = response.model_version_status.add(
+                version=state.version, state=ModelVersionStatus.State.Value(state.state)
+            )
+            entry.status.error_code = GRPC_CODES[state.error_code]
+            entry.status.error_message = state.error_message
+        call.reply(response.SerializeToString())
+
+    def reload_config(self, call: UnaryCall) -> None:
+        """Start HandleReloadConfigRequest: it is answered when the models are available or have failed."""
+        try:
+            request = parse_message(ReloadConfigRequest, call.message)
+            if request.config.WhichOneof("config") != "model_config_list":
+                raise StatusError(
+                    "INVALID_ARGUMENT",
+                    "ServerModelConfig type not supported by HandleReloadConfigRequest. "
+                    "Only ModelConfigList is currently supported",
+                )
+        except StatusError as error:
+            fail_call(call, error)
+            return
+        task = asyncio.get_running_loop().create_task(self._reload(call, request.config))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, call: UnaryCall, config: Any) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._models.reload_config, config)
+        except StatusError as error:
+            fail_call(call, error)
+            return
+        response = ReloadConfigResponse()
+        response.status.error_code = GRPC_CODES["OK"]
+        if not call.cancelled:
+            call.reply(response.SerializeToString())
+
+    def _metadata(self, request: Any) -> bytes:
+        if not request.HasField("model_spec"):
+            raise StatusError("INVALID_ARGUMENT", "Missing ModelSpec")
+        if not request.metadata_field:
+            raise StatusError(
+                "INVALID_ARGUMENT", "GetModelMetadataRequest must specify at least one metadata_field"
+            )
+        for field in request.metadata_field:
+            if field != _SIGNATURE_DEF:
+                raise StatusError("INVALID_ARGUMENT", f"Metadata field {field} is not supported")
+        name, version, label, _ = read_model_spec(request.model_spec)
+        servable = find_servable(self._models, name, version, label)
+        response = GetModelMetadataResponse()
+        response.model_spec.name = servable.name
+        response.model_spec.version.value = servable.version
+        packed = response.metadata[_SIGNATURE_DEF]
+        packed.type_url = _ANY_PREFIX + SignatureDefMap.DESCRIPTOR.full_name
+        packed.value = servable.metadata
+        return bytes(response.SerializeToString())

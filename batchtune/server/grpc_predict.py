@@ -1,0 +1,185 @@
+"""How is a gRPC Predict call checked against its model, run and answered?
+
+Texts and the order of checks are TensorFlow Serving's (servables/tensorflow/predict_util.cc and TensorFlow's
+cc/saved_model/util.cc). What a request says beside its values is checked once for each version of a model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchtune.server.deadlines import Deadlines
+from batchtune.server.grpc_call import ModelCall, UnaryCall, fail_call
+from batchtune.server.predict_requests import PredictPlan, PredictRequests, decode_inputs
+from batchtune.server.predict_responses import PredictResponses
+from batchtune.server.request_counts import RequestCounts
+from batchtune.server.served_models import Models, Outputs, Servable, find_servable
+from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.status import StatusError
+from batchtune.wire.tensors import Signature, tensor_from_proto
+
+DEFAULT_SIGNATURE = "serving_default"
+
+_PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
+_BINDINGS_MAX = 1024
+
+
+class PredictCalls:
+    """Answers Predict."""
+
+    def __init__(
+        self,
+        models: Models,
+        counts: RequestCounts,
+        deadlines: Deadlines,
+        *,
+        as_content: bool,
+        check_methods: bool = False,
+    ) -> None:
+        self._models = models
+        self._counts = counts
+        self._deadlines = deadlines
+        self._as_content = as_content
+        self._check_methods = check_methods
+        self._requests = PredictRequests()
+        self._bindings: dict[PredictPlan, _Binding] = {}
+
+    def start(self, call: UnaryCall) -> None:
+        """Start one call; it ends by itself."""
+        name = ""
+        try:
+            plan, inputs, request = self._requests.decode(call.message)
+            name = plan.model_name
+            servable = find_servable(self._models, name, plan.version, plan.label)
+            binding = self._bindings.get(plan)
+            if binding is None or binding.servable() is not servable:
+                binding = self._bind(plan, servable)
+            if inputs is None:
+                inputs = decode_inputs(request)
+            if binding.refusal is not None:
+                raise binding.refusal
+            if binding.defaults:
+                inputs = {**binding.defaults, **inputs}
+        except StatusError as error:
+            self._counts.failed(name, error.code)
+            fail_call(call, error)
+            return
+        running = ModelCall(
+            call,
+            self._counts,
+            self._deadlines,
+            model_name=name,
+            api="Predict",
+            encode=binding.encode,
+        )
+        try:
+            servable.submit(
+                binding.signature_name, inputs, binding.output_names, call.deadline_ns, running.done
+            )
+        except StatusError as error:
+            running.fail(error)
+
+    def _bind(self, plan: PredictPlan, servable: Servable) -> _Binding:
+        """Check a plan against a version. Raises StatusError; what TensorFlow Serving checks only after the tensors
+        is kept as the binding's refusal."""
+        signature_name = plan.signature_name or DEFAULT_SIGNATURE
+        signature = servable.signatures.get(signature_name)
+        if signature is None:
+            raise StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
+        if self._check_methods and signature.method_name not in _PREDICT_METHODS:
+            raise StatusError(
+                "INTERNAL",
+                "Expected prediction signature method_name to be one of {"
+                f"{', '.join(_PREDICT_METHODS)}}}. Was: {signature.method_name}",
+            )
+        defaults = _check_inputs(plan.input_names, signature, servable)
+        responses = PredictResponses(
+            model_name=servable.name,
+            version=servable.version,
+            signature_name=signature_name,
+            outputs=plan.output_filter or tuple(spec.name for spec in signature.outputs),
+            as_content=self._as_content,
+        )
+        binding = _Binding(
+            servable=weakref.ref(servable),
+            signature_name=signature_name,
+            output_names=plan.output_filter or None,
+            defaults=defaults,
+            encode=responses.encode,
+            refusal=_check_output_filter(plan.output_filter, signature),
+        )
+        if len(self._bindings) >= _BINDINGS_MAX:
+            self._bindings.clear()
+        self._bindings[plan] = binding
+        return binding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Binding:
+    """A plan that fits a version; holds no reference that would keep an unloaded version alive."""
+
+    servable: weakref.ref[Servable]
+    signature_name: str
+    output_names: tuple[str, ...] | None
+    defaults: Mapping[str, NDArray[Any]]
+    encode: Callable[[Outputs], bytes]
+    refusal: StatusError | None
+
+
+def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable) -> dict[str, NDArray[Any]]:
+    """Compare the names of the inputs; gives the signature's defaults of those that are missing."""
+    sent = set(given)
+    wanted = {spec.name for spec in signature.inputs}
+    if sent == wanted:
+        return {}
+    definition = SignatureDefMap.FromString(servable.metadata).signature_def[signature.name]
+    if len(sent) > len(wanted) or (len(sent) < len(wanted) and not definition.defaults):
+        raise _invalid(
+            f"input size does not match signature: {len(sent)}!={len(wanted)} len({_braced(sent)}) != "
+            f"len({_braced(wanted)}). Sent extra: {_braced(sent - wanted)}. Missing but required: "
+            f"{_braced(wanted - sent)}."
+        )
+    defaults = {}
+    for name in sorted(wanted - sent):
+        if name not in definition.defaults:
+            raise _invalid(
+                f"Signature input alias: {name}(feed name: {definition.inputs[name].name}) not found in request and "
+                f"no default value provided. Inputs expected to be in the request {_braced(sent)}, or default input "
+                f"alias set: {','.join(sorted(definition.defaults))}"
+            )
+        try:
+            defaults[name] = tensor_from_proto(definition.defaults[name])
+        except ValueError as error:
+            raise _invalid(f"tensor parsing error: {name}") from error
+    if not sent <= wanted:
+        raise _invalid(
+            f"Inputs contains invalid name. Used request inputs: {','.join(sorted(sent & wanted))}, "
+            f"request input: {','.join(sorted(sent))}"
+        )
+    return defaults
+
+
+def _check_output_filter(names: tuple[str, ...], signature: Signature) -> StatusError | None:
+    known = {spec.name for spec in signature.outputs}
+    for index, name in enumerate(names):
+        if name not in known:
+            return _invalid(
+                f"output tensor alias not found in signature: {name} Outputs expected to be in the set "
+                f"{_braced(known)}."
+            )
+        if name in names[:index]:
+            return _invalid(f"duplicate output tensor alias: {name}")
+    return None
+
+
+def _braced(names: Iterable[str]) -> str:
+    return f"{{{','.join(sorted(names))}}}"
+
+
+def _invalid(message: str) -> StatusError:
+    return StatusError("INVALID_ARGUMENT", message)

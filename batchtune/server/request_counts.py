@@ -1,0 +1,59 @@
+"""How does a front end report its requests to the metrics, without letting clients make new labels at will?"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+_NAMES_MAX = 256
+
+
+class RequestMetrics(Protocol):
+    """What the front ends tell; server.metrics.Metrics implements it."""
+
+    def request_count(self, model_name: str, status: str) -> None:
+        """One request answered with this status, a gRPC code name."""
+        ...
+
+    def request_latency(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
+        """The time of one OK request."""
+        ...
+
+    def runtime_latency(self, model_name: str, api: str, runtime: str, micros: float) -> None:
+        """The time of one request between submit and outputs."""
+        ...
+
+    def example_count(self, model_name: str, examples: int) -> None:
+        """The examples of one Classify or Regress request."""
+        ...
+
+
+class RequestCounts:
+    """Counts the requests of one front end; `entrypoint` is TF Serving's "REST" or "GRPC"."""
+
+    def __init__(self, metrics: RequestMetrics, entrypoint: str) -> None:
+        self._metrics = metrics
+        self._entrypoint = entrypoint
+        self._failed_names: set[str] = set()
+
+    def succeeded(self, model_name: str, api: str, started_ns: int) -> None:
+        """One request of a served model ended OK; `started_ns` is CLOCK_MONOTONIC when it arrived."""
+        metrics = self._metrics
+        metrics.request_count(model_name, "OK")
+        metrics.request_latency(model_name, api, self._entrypoint, (time.monotonic_ns() - started_ns) / 1000)
+
+    def answered(self, model_name: str) -> None:
+        """One request beside the model calls ended OK; its latency is no model's."""
+        self._metrics.request_count(model_name, "OK")
+
+    def failed(self, model_name: str, code: str) -> None:
+        """One request ended otherwise. Only the first 256 names are told apart: a client may invent any number."""
+        if model_name not in self._failed_names:
+            if len(self._failed_names) >= _NAMES_MAX:
+                model_name = ""
+            self._failed_names.add(model_name)
+        self._metrics.request_count(model_name, code)
+
+    def examples(self, model_name: str, count: int) -> None:
+        """One Classify or Regress request carried `count` examples."""
+        self._metrics.example_count(model_name, count)

@@ -1,0 +1,128 @@
+"""What may we send now? The peer's flow-control windows and the bodies that wait for them (RFC 9113 §5.2)."""
+
+from __future__ import annotations
+
+from batchtune.wire.http2_frames import (
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
+    END_STREAM,
+    LARGEST_WINDOW,
+    ErrorCode,
+    PeerError,
+    frame,
+)
+
+
+class _Body:
+    """What is left to send of one stream; `tail` follows the last DATA frame, None sets END_STREAM on it instead."""
+
+    __slots__ = ("data", "sent", "tail", "window")
+
+    def __init__(self, data: bytes, tail: bytes | None, window: int) -> None:
+        self.data = memoryview(data)
+        self.sent = 0
+        self.tail = tail
+        self.window = window
+
+
+class OutgoingFlow:
+    """The peer's receive windows, seen from the sender.
+
+    Fast path of both ends: a body of n bytes with `n <= flow.window and n <= flow.at_once` may be written in one
+    DATA frame; the writer then takes n off `window`. Everything else goes through `queue` and `pump`.
+    """
+
+    __slots__ = ("_frame_bytes", "_initial_window", "_waiting", "at_once", "queued_bytes", "window")
+
+    def __init__(self) -> None:
+        self.window = DEFAULT_WINDOW
+        self.at_once = DEFAULT_FRAME_BYTES
+        self.queued_bytes = 0
+        self._initial_window = DEFAULT_WINDOW
+        self._frame_bytes = DEFAULT_FRAME_BYTES
+        self._waiting: dict[int, _Body] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Count the streams whose body has not been written entirely."""
+        return len(self._waiting)
+
+    def waits(self, stream_id: int) -> bool:
+        """Tell whether part of this stream's body has not been written."""
+        return stream_id in self._waiting
+
+    def queue(self, stream_id: int, data: bytes, tail: bytes | None, extra_window: int = 0) -> None:
+        """Append a body; `extra_window` is what WINDOW_UPDATEs have granted this stream above the initial window."""
+        self._waiting[stream_id] = _Body(data, tail, self._initial_window + extra_window)
+        self.queued_bytes += len(data)
+        self.at_once = -1
+
+    def drop(self, stream_id: int) -> bool:
+        """Forget what is left of a stream; True if there was something."""
+        body = self._waiting.pop(stream_id, None)
+        if body is None:
+            return False
+        self.queued_bytes -= len(body.data) - body.sent
+        self._set_at_once()
+        return True
+
+    def pump(self, out: list[bytes]) -> list[int]:
+        """Append all frames that the windows allow to `out`, oldest stream first; list the streams finished."""
+        finished: list[int] = []
+        for stream_id, body in self._waiting.items():
+            total = len(body.data)
+            while True:
+                size = min(total - body.sent, body.window, self.window, self._frame_bytes)
+                if size <= 0 and body.sent < total:
+                    break
+                chunk = bytes(body.data[body.sent : body.sent + size])
+                body.sent += size
+                body.window -= size
+                self.window -= size
+                self.queued_bytes -= size
+                done = body.sent == total
+                out.append(frame(DATA, END_STREAM if done and body.tail is None else 0, stream_id, chunk))
+                if done:
+                    out.append(body.tail or b"")
+                    finished.append(stream_id)
+                    break
+            if self.window <= 0:
+                break
+        for stream_id in finished:
+            del self._waiting[stream_id]
+        if finished:
+            self._set_at_once()
+        return finished
+
+    def grow_connection(self, increment: int) -> None:
+        """Apply a WINDOW_UPDATE of stream 0; raises PeerError when it is 0 or overflows."""
+        if increment == 0:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+        self.window += increment
+        if self.window > LARGEST_WINDOW:
+            raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "connection window above 2^31-1")
+
+    def grow_stream(self, stream_id: int, increment: int) -> bool:
+        """Apply a WINDOW_UPDATE to a stream that waits; False if it overflows 2^31-1."""
+        body = self._waiting[stream_id]
+        body.window += increment
+        return body.window <= LARGEST_WINDOW
+
+    def set_initial_window(self, size: int) -> None:
+        """Apply SETTINGS_INITIAL_WINDOW_SIZE to all streams, present ones by the difference (§6.9.2)."""
+        change = size - self._initial_window
+        self._initial_window = size
+        for body in self._waiting.values():
+            body.window += change
+            if body.window > LARGEST_WINDOW:
+                raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
+        self._set_at_once()
+
+    def set_frame_bytes(self, size: int) -> None:
+        """Apply SETTINGS_MAX_FRAME_SIZE."""
+        self._frame_bytes = size
+        self._set_at_once()
+
+    def _set_at_once(self) -> None:
+        self.at_once = -1 if self._waiting else min(self._initial_window, self._frame_bytes)

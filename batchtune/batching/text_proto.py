@@ -44,10 +44,14 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The fields of a sub-message (or of the whole text), in order, repeated ones repeated."""
+    """The fields of a sub-message (or of the whole text), in order, repeated ones repeated.
+
+    `empty_lists` are the names and lines of `name: []`, which leave no field.
+    """
 
     fields: tuple[Field, ...]
     line: int
+    empty_lists: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,30 +161,35 @@ class _Parser:
     def message(self, *, until: str) -> Message:
         line = self._next.line
         fields: list[Field] = []
+        empty_lists: list[tuple[str, int]] = []
         while not (self._next.kind == "end" if until == "end" else self._is_mark(until)):
-            fields.extend(self._field())
+            name, values = self._field()
+            fields.extend(values)
+            if not values:
+                empty_lists.append((name.text, name.line))
             if self._is_mark(",") or self._is_mark(";"):
                 self._take()
         if until != "end":
             self._take()
-        return Message(fields=tuple(fields), line=line)
+        return Message(fields=tuple(fields), line=line, empty_lists=tuple(empty_lists))
 
-    def _field(self) -> list[Field]:
+    def _field(self) -> tuple[_Token, list[Field]]:
         name = self._take()
         if name.kind != "name":
             raise failure(self._source, name.line, f"expected a field name, found {name.text!r}")
         if self._is_mark(":"):
             self._take()
-        elif not (self._is_mark("{") or self._is_mark("<") or self._is_mark("[")):
+        elif not (self._begins_block(0) or (self._is_mark("[") and self._begins_block(1))):
             raise failure(
                 self._source,
                 self._next.line,
                 f"expected ':' or '{{' after {name.text}, found {self._next.text!r}",
             )
         if not self._is_mark("["):
-            return [Field(name=name.text, value=self._value(), line=name.line)]
+            return name, [Field(name=name.text, value=self._value(), line=name.line)]
         self._take()
-        return [Field(name=name.text, value=value, line=name.line, listed=True) for value in self._list()]
+        fields = [Field(name=name.text, value=value, line=name.line, listed=True) for value in self._list()]
+        return name, fields
 
     def _list(self) -> Iterator[Scalar | Message]:
         while not self._is_mark("]"):
@@ -209,6 +218,11 @@ class _Parser:
                 kind="number" if token.kind == "number" else "name", text=token.text, line=token.line
             )
         raise failure(self._source, token.line, f"expected a value, found {token.text!r}")
+
+    def _begins_block(self, ahead: int) -> bool:
+        """Whether a sub-message begins so many tokens ahead: only such a value needs no colon."""
+        token = self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
+        return token.kind == "mark" and token.text in _CLOSING
 
     @property
     def _next(self) -> _Token:

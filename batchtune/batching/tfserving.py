@@ -26,7 +26,11 @@ def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingPara
     """
     values: dict[str, Any] = {}
     sizes: list[int] = []
-    for field in text_proto.parse_text_proto(text, source=source).fields:
+    message = text_proto.parse_text_proto(text, source=source)
+    for name, line in message.empty_lists:
+        if name != "allowed_batch_sizes":
+            raise text_proto.failure(source, line, f"{name} takes one value, not a list")
+    for field in message.fields:
         if field.name not in PARAMETER_NAMES:
             raise text_proto.failure(
                 source,
@@ -76,6 +80,8 @@ def _wrapped(field: Field, source: str) -> int | bool | str:
             hint=f"write it as {wanted}",
         )
     inner = field.value.fields
+    if field.value.empty_lists or any(one.listed for one in inner):
+        raise text_proto.failure(source, field.line, f"{field.name} holds one value, not a list")
     for one in inner:
         if one.name != "value":
             raise text_proto.failure(source, one.line, f"{field.name} holds only 'value', not {one.name!r}")

@@ -21,6 +21,7 @@ from batchtune.errors import BatchingParametersError
 
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 
+_UINT32_MAX = 2**32 - 1
 _TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
 
 
@@ -43,6 +44,7 @@ def format_triton(
         lines.append(f"  max_queue_delay_microseconds: {parameters.batch_timeout_micros}")
     if parameters.max_enqueued_batches is not None:
         requests = max(1, parameters.max_enqueued_batches * size // rows_per_request)
+        requests = min(requests, _UINT32_MAX)
         lines.append(f"  default_queue_policy {{ max_queue_size: {requests} }}")
     lines.append("}")
     if parameters.num_batch_threads is not None:

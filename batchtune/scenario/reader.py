@@ -117,7 +117,11 @@ def _validated(document: Document, directory: Path | None, *, variant: str = "")
     try:
         return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
-        problems = [_problem(one, document) for one in error.errors(include_url=False)]
+        # A default that depends on a wrong value is pydantic's echo of that value's own error.
+        found = [
+            one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"
+        ]
+        problems = [_problem(one, document) for one in found]
     where = f"variants.{variant}: " if variant else ""
     problems = sorted(set(problems))
     if len(problems) == 1:

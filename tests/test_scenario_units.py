@@ -1,0 +1,83 @@
+"""Are durations, rates and ratios read exactly, and is a missing unit noticed?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.errors import UsageError
+from batchtune.scenario.units import format_duration, parse_duration_s, parse_rate_rps, parse_ratio
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("20ms", 0.02),
+        ("1.5s", 1.5),
+        ("3m", 180.0),
+        ("2min", 120.0),
+        ("1m30s", 90.0),
+        ("1m 30s", 90.0),
+        ("500us", 0.0005),
+        ("500µs", 0.0005),
+        ("100ns", 1e-7),
+        ("1h", 3600.0),
+        (".5s", 0.5),
+        ("20 ms", 0.02),
+        (" 20ms ", 0.02),
+        ("0", 0.0),
+        ("0.1s", 0.1),
+    ],
+)
+def test_a_duration_is_read_to_the_nearest_float(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "20", "1.5", "ms", "20 parsecs", "-5ms", "20msx", "1e3s", "5 s 3", "20mss", "1:30"]
+)
+def test_a_duration_without_a_known_unit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a duration with its unit"):
+        parse_duration_s(text)
+
+
+def test_a_bare_number_gets_both_readings_as_a_hint() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_duration_s("20")
+    assert caught.value.hint == "write 20ms or 20s"
+
+
+@given(st.floats(0, 1e6, allow_nan=False, allow_infinity=False))
+def test_a_duration_written_is_read_back_exactly(seconds: float) -> None:
+    assert parse_duration_s(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0s"), (0.02, "20ms"), (1.5, "1.5s"), (120.0, "120s"), (0.0005, "500us"), (1e-7, "0.1us")],
+)
+def test_a_duration_is_written_in_its_natural_unit(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rps"),
+    [("500", 500.0), ("500/s", 500.0), ("30/min", 0.5), ("2k/s", 2000.0), ("1.5k", 1500.0), ("7 rps", 7.0)],
+)
+def test_a_rate_is_read_per_second(text: str, rps: float) -> None:
+    assert parse_rate_rps(text) == rps
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "5/week", "5//s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a rate"):
+        parse_rate_rps(text)
+
+
+def test_a_ratio_is_a_percentage_or_a_number() -> None:
+    assert parse_ratio("1%") == 0.01
+    assert parse_ratio("0.1 %") == 0.001
+    assert parse_ratio("0.25") == 0.25
+    with pytest.raises(UsageError, match="percentage"):
+        parse_ratio("one percent")

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
-from batchtune.errors import TargetError
+from batchtune.errors import NoFeasibleConfigurationError, TargetError
 from batchtune.recommend import recommend
 from batchtune.tune.sweep import SweepProgress, sweep
 from batchtune.tune.trial import Trial
@@ -160,3 +160,33 @@ def test_latency_at_a_rate_that_no_batching_cannot_sustain():
     assert recommendation.batching_helps == "yes"
     assert recommendation.rate_rps == pytest.approx(1000, rel=0.01)
     assert "without batching p95" in recommendation.reason
+
+
+def capacity_scenario(**changes):
+    load = {"arrivals": "poisson", "warm_up": "100ms", "duration": "1s", "seed": 3}
+    search = {"trials": 6, "space": {"max_batch_size": [1, 4, 16, 64]}}
+    return scenario_of(
+        **{"load": load, "objective": "capacity", "slo": {"p95": "20ms"}, "search": search, **changes}
+    )
+
+
+def test_capacity_is_the_rate_that_the_law_says():
+    """One thread, τ(b) = 0.9 ms + 0.4 ms·b: without batching at most 769/s; with batches of 16 at most 2192/s."""
+    scenario = capacity_scenario(fixed={"num_batch_threads": 1})
+    trials = run(scenario)
+    no_batching = next(one for one in trials if one.source == "no_batching")
+    assert 0.75 * 769 < no_batching.objective.value < 769
+    recommendation = recommend(trials, scenario=scenario)
+    assert 0.8 * 2192 < recommendation.rate_rps < 2500
+    assert recommendation.batching_helps == "yes"
+    assert recommendation.confirmations >= 3
+    assert recommendation.latency_s["p95"].value < 0.025
+    assert len(next(one for one in trials if one.source == "sampler").probes) <= 5
+
+
+def test_a_capacity_that_no_rate_gives_is_infeasible():
+    scenario = capacity_scenario(slo={"p95": "1ms"})
+    trials = run(scenario)
+    assert not any(one.feasible for one in trials if one.source != "probe")
+    with pytest.raises(NoFeasibleConfigurationError, match="nearest"):
+        recommend(trials, scenario=scenario)

@@ -1,4 +1,4 @@
-"""How is one trial run: parameters applied, load sent, counters read, figures made?"""
+"""How is one trial run: parameters applied, load sent, figures made, failures told?"""
 
 from __future__ import annotations
 
@@ -6,72 +6,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError, TargetError
-from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.live import LiveAggregate
-from batchtune.load.samples import Samples, Status
-from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.quantiles import Estimate
+from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
-from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec import Scenario
-from batchtune.target.endpoint import Endpoint
-from batchtune.target.telemetry import Counters, activity
-from batchtune.target.tfserving import ApplyRecord
-from batchtune.tune.trial import FinishedTrial, Source, Trial, is_feasible, violations
-from batchtune.wire.tensors import Signature
+from batchtune.tune.capacity_trial import capacity_plan, search_capacity
+from batchtune.tune.load_run import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
+from batchtune.tune.trial import FinishedTrial, Probe, Source, Trial, is_feasible, violations
 
 PROBE_WARM_UP_S = 0.3
 """Warm-up of the rule's short probes, when the scenario's is longer."""
 
-PATIENCE = 10.0
-"""Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
-
 HOPELESS_RATIO = 0.25
-
-SETTLE_LIMIT_S = 3.0
-SETTLE_STEP_S = 0.1
-
-_LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
-
-
-class Target(Protocol):
-    """A launched server that takes configurations."""
-
-    @property
-    def endpoint(self) -> Endpoint: ...
-
-    def apply(self, configuration: Configuration) -> ApplyRecord: ...
-
-    def counters(self) -> Counters: ...
-
-    def signature(self, name: str) -> Signature: ...
-
-    def alive(self) -> bool: ...
-
-    def log_tail(self) -> str: ...
-
-
-class Fleet(Protocol):
-    """Load generators that run one job at a time."""
-
-    def run(
-        self,
-        job: LoadJob,
-        *,
-        on_progress: Callable[[LiveAggregate], None] | None = None,
-        should_stop: Callable[[LiveAggregate], bool] | None = None,
-    ) -> Samples: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A trial that is to be run. `concurrency` and `duration_s` are set for probes only; None: as the scenario says."""
+    """A trial that is to be run.
+
+    `rate_rps`, `concurrency` and `duration_s` (the measured part) replace the scenario's. `hint_rps` is where a search
+    for the capacity begins.
+    """
 
     number: int
     configuration: Configuration
@@ -83,14 +43,14 @@ class Plan:
     rate_rps: float | None = None
     concurrency: int | None = None
     duration_s: float | None = None
+    hint_rps: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What came of one load: the samples and their sum."""
-
-    samples: Samples
-    measurement: Measurement
+class _Outcome:
+    figures: Figures
+    objective: Estimate | None
+    probes: tuple[Probe, ...] = ()
 
 
 class Bench:
@@ -109,108 +69,89 @@ class Bench:
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._sleep = sleep
         self._scenario = scenario
         self._target = target
-        self._fleet = fleet
         self._on_live = on_live
         self._now_s = now_s
-        self._requests: RequestSet | None = None
+        self._loader = Loader(scenario, target, fleet, sleep=sleep)
 
     def run(self, plan: Plan) -> FinishedTrial:
         """Run a trial; a target that refuses, dies or answers nothing makes a failed one."""
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
-        figures: Figures | None = None
+        outcome: _Outcome | None = None
         failure: str | None = None
         try:
             self._target.apply(plan.configuration)
-            figures = self._load(plan)
-            failure = self._defect(figures)
+            outcome = self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
+            failure = self._defect(outcome.figures)
         except (TargetError, BatchingParametersError) as error:
             failure = error.message
-        measurement = figures.measurement if figures is not None else None
-        constraints = self._constraints(measurement) if measurement is not None else {}
-        objective = self._objective(plan, measurement) if measurement is not None else None
+        measurement = None if outcome is None else outcome.figures.measurement
+        constraints = {} if outcome is None else self._constraints(outcome)
         trial = Trial(
             number=plan.number,
             configuration=plan.configuration,
             source=plan.source,
             reason=plan.reason,
-            state="failed" if failure is not None else "complete",
+            state="complete" if failure is None else "failed",
             failure=failure,
             point=plan.point,
             block=plan.block,
             seed=plan.seed,
             rate_rps=None if measurement is None else measurement.offered_rps,
             concurrency=None if measurement is None else measurement.concurrency,
-            objective=None if failure is not None else objective,
+            objective=None if outcome is None or failure is not None else outcome.objective,
             constraints=constraints,
             feasible=failure is None and bool(constraints) and is_feasible(constraints),
             measurement=measurement,
+            probes=() if outcome is None else outcome.probes,
             seconds=self._now_s() - started_s,
             started_utc=started_utc,
         )
-        return FinishedTrial(trial=trial, samples=None if figures is None else figures.samples)
+        return FinishedTrial(trial=trial, samples=None if outcome is None else outcome.figures.samples)
 
-    def _load(self, plan: Plan) -> Figures:
+    def _asks_capacity(self, plan: Plan) -> bool:
+        return self._scenario.objective == "capacity" and plan.source != "probe" and plan.rate_rps is None
+
+    def _one_load(self, plan: Plan) -> _Outcome:
         load = self._scenario.load
-        probe = plan.duration_s is not None
-        warm_up_s = min(load.warm_up_s, PROBE_WARM_UP_S) if probe else load.warm_up_s
+        short = plan.duration_s is not None
+        warm_up_s = min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s
         duration_s = warm_up_s + (plan.duration_s if plan.duration_s is not None else load.duration_s)
-        arrivals: Arrivals = arrivals_of(load, rate_rps=plan.rate_rps, duration_s=duration_s, seed=plan.seed)
+        arrivals: Arrivals
         if plan.concurrency is not None:
             arrivals = ClosedLoop(concurrency=plan.concurrency, duration_s=duration_s)
-        before = self._target.counters()
-        samples = self._fleet.run(
-            self._job(arrivals),
-            on_progress=lambda live: self._on_live(plan, live),
-            should_stop=_hopeless(arrivals, warm_up_s=warm_up_s),
-        )
-        after = self._target.counters()
-        if np.isin(samples.status, _LEFT_BEHIND).any():
-            self._settle()
-        measurement = measure(
-            samples,
-            warm_up_s=warm_up_s,
-            slo=self._scenario.slo,
-            activity=activity(before, after),
-            duration_s=duration_s,
-        )
-        return Figures(samples=samples, measurement=measurement)
-
-    def _job(self, arrivals: Arrivals) -> LoadJob:
-        request = self._scenario.request
+        else:
+            arrivals = arrivals_of(load, rate_rps=plan.rate_rps, duration_s=duration_s, seed=plan.seed)
         limit_s = max(self._scenario.slo.limits().values(), default=None)
-        if self._requests is None:
-            self._requests = build_requests(
-                request,
-                self._target.signature(request.signature),
-                model_name=self._target.endpoint.model_name,
-                seed=self._scenario.load.seed,
-                distinct=request.distinct,
-            )
-        return LoadJob(
-            endpoint=self._target.endpoint,
-            requests=self._requests,
+        run = LoadRun(
             arrivals=arrivals,
-            timeout_s=request.timeout_s,
-            drain_s=min(request.timeout_s, PATIENCE * limit_s) if limit_s is not None else None,
-            in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
-            connections=self._scenario.load.connections,
+            warm_up_s=warm_up_s,
             overdue_after_s=None if limit_s is None else PATIENCE * limit_s,
+            should_stop=None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s),
         )
+        figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
+        by_latency = self._scenario.objective == "latency"
+        measured = figures.measurement
+        objective = measured.latency_s["p95"] if by_latency else measured.throughput_rps
+        return _Outcome(figures=figures, objective=objective)
 
-    def _settle(self) -> None:
-        """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
-        give_up_s = self._now_s() + SETTLE_LIMIT_S
-        before = self._target.counters()
-        while self._now_s() < give_up_s:
-            self._sleep(SETTLE_STEP_S)
-            after = self._target.counters()
-            moved = activity(before, after)
-            if not moved.batches and not sum(moved.requests_by_status.values()):
-                return
-            before = after
+    def _capacity(self, plan: Plan) -> _Outcome:
+        search = capacity_plan(
+            self._scenario,
+            plan.configuration,
+            source=plan.source,
+            hint_rps=plan.hint_rps,
+            seed=plan.seed,
+        )
+        found = search_capacity(
+            lambda run: self._loader.run(run, on_live=lambda live: self._on_live(plan, live)),
+            search,
+            scenario=self._scenario,
+        )
+        held = found.capacity.rate_rps.value > 0.0
+        objective = found.capacity.rate_rps if held else None
+        return _Outcome(figures=found.figures, objective=objective, probes=found.probes)
 
     def _defect(self, figures: Figures) -> str | None:
         """Why these figures describe no working server; None when they do."""
@@ -223,22 +164,19 @@ class Bench:
             return f"no request was answered: {classes or 'none finished'}{': ' + texts if texts else ''}"
         return None
 
-    def _constraints(self, measurement: Measurement) -> dict[str, float]:
+    def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo
+        measurement = outcome.figures.measurement
         latency_s = {name: one.value for name, one in measurement.latency_s.items()}
-        return violations(
+        found = violations(
             latency_s, measurement.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio
         )
-
-    def _objective(self, plan: Plan, measurement: Measurement) -> Estimate:
-        match self._scenario.objective:
-            case "throughput":
-                return measurement.throughput_rps
-            case "latency":
-                return measurement.latency_s["p95"]
-            case "capacity":
-                rate_rps = plan.rate_rps or measurement.throughput_rps.value
-                return Estimate(value=rate_rps, low=rate_rps, high=rate_rps)
+        watched = primary_limit(slo)
+        if outcome.probes and outcome.objective is not None and watched is not None:
+            found[watched.name] = min(
+                found[watched.name], 0.0
+            )  # the search's verdict, not the quantile's noise
+        return found
 
 
 def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregate], bool] | None:

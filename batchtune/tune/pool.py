@@ -14,6 +14,7 @@ from typing import Any
 
 from batchtune.batching import DEFAULT_BATCH_TIMEOUT_MICROS, DEFAULT_MAX_BATCH_SIZE, Configuration
 from batchtune.measure.quantiles import Estimate
+from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, geometric_mean, spread
 from batchtune.tune.trial import Trial, is_feasible, violations
@@ -24,7 +25,11 @@ INDIFFERENCE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What one run says under the SLO in question; `value` is the objective's, NaN when undefined."""
+    """What one run says under the SLO in question; `value` is the objective's, NaN when undefined.
+
+    `holds_limit`: the search for a capacity found that the watched limit holds there, whatever the quantile of that
+    probe's few requests.
+    """
 
     trial: Trial
     value: float
@@ -32,6 +37,7 @@ class RunFigures:
     throughput_rows_per_s: Estimate
     latency_s: Mapping[str, Estimate]
     error_ratio: float
+    holds_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +168,7 @@ def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | N
         throughput_rows_per_s=measurement.throughput_rows_per_s,
         latency_s=measurement.latency_s,
         error_ratio=measurement.error_ratio,
+        holds_limit=bool(trial.probes) and trial.objective is not None,
     )
 
 
@@ -196,6 +203,10 @@ def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
     names = dict.fromkeys(name for run in used for name in run.latency_s)
     latency_s = {name: geometric_mean(_value(run, name) for run in used) for name in names}
     error_ratio = sum(run.error_ratio for run in used) / len(used)
+    constraints = violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+    watched = primary_limit(slo)
+    if watched is not None and all(run.holds_limit for run in used):
+        constraints[watched.name] = min(constraints[watched.name], 0.0)
     return Pooled(
         configuration=runs[0].trial.configuration,
         runs=tuple(used),
@@ -203,7 +214,7 @@ def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
         failures=failures,
         value=geometric_mean(run.value for run in used),
         latency_s=latency_s,
-        constraints=violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio),
+        constraints=constraints,
         point=next((run.trial.point for run in runs if run.trial.point is not None), None),
     )
 

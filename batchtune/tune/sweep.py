@@ -18,7 +18,8 @@ from batchtune.batching import BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.bench import Bench, Fleet, Plan, Target
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.load_run import Fleet, Target
 from batchtune.tune.pool import Pooled, indistinct, leaders, pool, run_noise
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
 from batchtune.tune.space import Space
@@ -256,6 +257,7 @@ class _Sweep:
             block=block,
             concurrency=clients,
             duration_s=None if clients is None else PROBE_S,
+            hint_rps=self._hint_rps(configuration, source),
         )
         self._report(plan, None)
         done = self._bench.run(plan)
@@ -268,6 +270,16 @@ class _Sweep:
                 f"{FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
                 hint="the failed trials are in the ledger; see whether the server works by hand",
             )
+
+    def _hint_rps(self, configuration: Configuration, source: Source) -> float | None:
+        """Where the search for a capacity begins: a confirmation at the known one, a proposal at the incumbent's."""
+        if self._scenario.objective != "capacity" or source in ("no_batching", "defaults"):
+            return None
+        if source == "confirm":
+            pooled = pool(self._ledger, scenario=self._scenario)
+            known = [one.value for one in pooled if one.configuration == configuration]
+            return known[0] if known and math.isfinite(known[0]) else None
+        return None if self._best is None or self._best.objective is None else self._best.objective.value
 
     def _report(self, plan: Plan, live: LiveAggregate | None) -> None:
         if self._on_progress is None:

@@ -1,0 +1,163 @@
+"""How is the capacity of one configuration searched, probe by probe?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batchtune.batching import Configuration
+from batchtune.measure.capacity import Capacity, CapacityPlan, find_capacity
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.probes import CapacityProbe, ProbeOutcome
+from batchtune.measure.sequential import SloWatch, WatchPlan
+from batchtune.measure.slo import Limit, Verdict, primary_limit
+from batchtune.measure.verdict import counted_requests
+from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.load_run import Figures, LoadRun
+from batchtune.tune.space import in_force
+from batchtune.tune.trial import Probe, Source
+
+WARM_UP_MAX_S = 0.5
+"""Probes follow each other on a warm server."""
+
+BURST_CLIENTS = (8, 256)
+"""Fewest and most clients of the first burst."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityTrial:
+    """The capacity, every rate tried, and the figures at the highest that held (else at the lowest tried)."""
+
+    capacity: Capacity
+    figures: Figures
+    probes: tuple[Probe, ...]
+
+
+def capacity_plan(
+    scenario: Scenario, configuration: Configuration, *, source: Source, hint_rps: float | None, seed: int
+) -> CapacityPlan:
+    """How much effort: reference points from a burst, proposals from the incumbent's rate, confirmations strictly.
+
+    `hint_rps` is where to begin; None: a closed-loop burst finds out.
+    """
+    limit = primary_limit(scenario.slo)
+    if limit is None:
+        raise ValueError("a capacity needs a latency limit")
+    confirm = source == "confirm"
+    quick = source in ("sampler", "rule")
+    duration_s = scenario.load.duration_s
+    return CapacityPlan(
+        limit=limit,
+        concurrency=_burst_clients(scenario, configuration),
+        first_rate_rps=hint_rps,
+        width_ratio=0.1 if quick else 0.05,
+        idle=False,
+        probe_s=min(duration_s, 2.0),
+        burst_s=min(duration_s, 1.0),
+        confirm_s=duration_s,
+        confirmations=2 if confirm else 0,
+        probes_max=5 if quick else 8,
+        seed=seed,
+    )
+
+
+def search_capacity(
+    run_load: Callable[[LoadRun], Figures], plan: CapacityPlan, *, scenario: Scenario
+) -> CapacityTrial:
+    """Run the search; whatever `run_load` raises ends it."""
+    tried: list[tuple[CapacityProbe, ProbeOutcome, Figures]] = []
+
+    def run_trial(probe: CapacityProbe) -> ProbeOutcome:
+        watch = _watch(probe, plan.limit, scenario)
+        figures = run_load(_load_run(probe, plan.limit, scenario, watch))
+        outcome = _outcome(figures, plan.limit, watch)
+        tried.append((probe, outcome, figures))
+        return outcome
+
+    capacity = find_capacity(run_trial, plan)
+    paced = [one for one in tried if one[0].rate_rps is not None] or tried
+    held = [one for one in paced if one[0].rate_rps == capacity.rate_rps.value]
+    longest = max(held, key=lambda one: one[2].measurement.requests, default=None)
+    lowest = min(paced, key=lambda one: one[0].rate_rps or math.inf)
+    return CapacityTrial(
+        capacity=capacity,
+        figures=(longest or lowest)[2],
+        probes=tuple(_probe(probe, outcome, figures) for probe, outcome, figures in paced if probe.rate_rps),
+    )
+
+
+def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
+    """Four full batches for each thread, within reason."""
+    fewest, most = BURST_CLIENTS
+    if configuration.batching is None:
+        return fewest
+    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
+    requests = in_force(configuration, "max_batch_size") // rows
+    return int(min(max(4 * requests * in_force(configuration, "num_batch_threads"), fewest), most))
+
+
+def _load_run(probe: CapacityProbe, limit: Limit, scenario: Scenario, watch: SloWatch | None) -> LoadRun:
+    load = scenario.load
+    warm_up_s = min(load.warm_up_s, WARM_UP_MAX_S)
+    duration_s = warm_up_s + probe.duration_s
+    if probe.rate_rps is None:
+        return LoadRun(
+            arrivals=ClosedLoop(concurrency=probe.concurrency or 1, duration_s=duration_s),
+            warm_up_s=warm_up_s,
+        )
+    return LoadRun(
+        arrivals=arrivals_of(
+            load, rate_rps=probe.rate_rps, duration_s=duration_s, seed=load.seed + probe.seed
+        ),
+        warm_up_s=warm_up_s,
+        overdue_after_s=limit.seconds,
+        should_stop=watch,
+    )
+
+
+def _watch(probe: CapacityProbe, limit: Limit, scenario: Scenario) -> SloWatch | None:
+    """Ends a probe of the search as soon as its verdict is known; confirmations run their full length."""
+    if probe.kind != "rate":
+        return None
+    return SloWatch(
+        WatchPlan(
+            limit=limit,
+            error_ratio=scenario.slo.error_ratio,
+            warm_up_s=min(scenario.load.warm_up_s, WARM_UP_MAX_S),
+            rate_rps=probe.rate_rps,
+        )
+    )
+
+
+def _outcome(figures: Figures, limit: Limit, watch: SloWatch | None) -> ProbeOutcome:
+    measurement, samples = figures.measurement, figures.samples
+    counted = counted_requests(samples, figures.window, measurement.server)
+    late = counted.latencies_s > limit.seconds
+    return ProbeOutcome(
+        verdict=_verdict(measurement, watch),
+        quantile_s=measurement.latency_s[limit.name],
+        requests=len(late),
+        misses=int(late.sum()),
+        throughput_rps=measurement.throughput_rps.value,
+        seconds=samples.wall_s,
+        design_effect=counted.design_effect(limit.seconds),
+    )
+
+
+def _verdict(measurement: Measurement, watch: SloWatch | None) -> Verdict:
+    if measurement.verdict in ("INVALID", "NOISY"):
+        return measurement.verdict
+    if watch is not None and watch.decision != "UNSURE":
+        return watch.decision
+    return measurement.verdict or "UNSURE"
+
+
+def _probe(probe: CapacityProbe, outcome: ProbeOutcome, figures: Figures) -> Probe:
+    return Probe(
+        rate_rps=probe.rate_rps or 0.0,
+        met=outcome.verdict == "PASS",
+        latency_s={name: one.value for name, one in figures.measurement.latency_s.items()},
+        error_ratio=figures.measurement.error_ratio,
+    )

@@ -1,0 +1,149 @@
+"""How is one load sent to the target as it is configured, and what does it measure?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from batchtune.batching import Configuration
+from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
+from batchtune.load.live import LiveAggregate
+from batchtune.load.samples import Samples, Status
+from batchtune.measure.measurement import Measurement, measure
+from batchtune.measure.steady_state import Window, window_of
+from batchtune.scenario.arrivals import Arrivals
+from batchtune.scenario.payloads import RequestSet, build_requests
+from batchtune.scenario.spec import Scenario
+from batchtune.target.endpoint import Endpoint
+from batchtune.target.telemetry import Counters, activity
+from batchtune.target.tfserving import ApplyRecord
+from batchtune.wire.tensors import Signature
+
+PATIENCE = 10.0
+"""Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
+
+SETTLE_LIMIT_S = 3.0
+SETTLE_STEP_S = 0.1
+
+_LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
+
+
+class Target(Protocol):
+    """A launched server that takes configurations."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    def apply(self, configuration: Configuration) -> ApplyRecord: ...
+
+    def counters(self) -> Counters: ...
+
+    def signature(self, name: str) -> Signature: ...
+
+    def alive(self) -> bool: ...
+
+    def log_tail(self) -> str: ...
+
+
+class Fleet(Protocol):
+    """Load generators that run one job at a time."""
+
+    def run(
+        self,
+        job: LoadJob,
+        *,
+        on_progress: Callable[[LiveAggregate], None] | None = None,
+        should_stop: Callable[[LiveAggregate], bool] | None = None,
+    ) -> Samples: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRun:
+    """One load: `arrivals` include the warm-up; `overdue_after_s` is what live counts call late."""
+
+    arrivals: Arrivals
+    warm_up_s: float
+    overdue_after_s: float | None = None
+    should_stop: Callable[[LiveAggregate], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What came of one load: every request, the window that counts, and the sum."""
+
+    samples: Samples
+    window: Window
+    measurement: Measurement
+
+
+class Loader:
+    """Sends the scenario's requests, encoded once; `sleep` waits for the server to come to rest."""
+
+    def __init__(
+        self, scenario: Scenario, target: Target, fleet: Fleet, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._scenario = scenario
+        self._target = target
+        self._fleet = fleet
+        self._sleep = sleep
+        self._requests: RequestSet | None = None
+
+    def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
+        """Send one load and sum it up.
+
+        Raises:
+            TargetError: the server died or cannot be reached.
+            MeasurementInvalidError: a load generator failed.
+        """
+        before = self._target.counters()
+        samples = self._fleet.run(self._job(load), on_progress=on_live, should_stop=load.should_stop)
+        after = self._target.counters()
+        if np.isin(samples.status, _LEFT_BEHIND).any():
+            self._settle()
+        duration_s = load.arrivals.duration_s
+        measurement = measure(
+            samples,
+            warm_up_s=load.warm_up_s,
+            slo=self._scenario.slo,
+            activity=activity(before, after),
+            duration_s=duration_s,
+        )
+        window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=duration_s)
+        return Figures(samples=samples, window=window, measurement=measurement)
+
+    def _job(self, load: LoadRun) -> LoadJob:
+        request, slo = self._scenario.request, self._scenario.slo
+        if self._requests is None:
+            self._requests = build_requests(
+                request,
+                self._target.signature(request.signature),
+                model_name=self._target.endpoint.model_name,
+                seed=self._scenario.load.seed,
+                distinct=request.distinct,
+            )
+        limit_s = max(slo.limits().values(), default=None)
+        return LoadJob(
+            endpoint=self._target.endpoint,
+            requests=self._requests,
+            arrivals=load.arrivals,
+            timeout_s=request.timeout_s,
+            drain_s=None if limit_s is None else min(request.timeout_s, PATIENCE * limit_s),
+            in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
+            connections=self._scenario.load.connections,
+            overdue_after_s=load.overdue_after_s,
+        )
+
+    def _settle(self) -> None:
+        """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
+        before = self._target.counters()
+        for _ in range(round(SETTLE_LIMIT_S / SETTLE_STEP_S)):
+            self._sleep(SETTLE_STEP_S)
+            after = self._target.counters()
+            moved = activity(before, after)
+            if not moved.batches and not sum(moved.requests_by_status.values()):
+                return
+            before = after

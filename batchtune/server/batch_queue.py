@@ -130,7 +130,7 @@ class BatchQueue(Generic[TaskT]):
             if self._open.size + size <= self._limit:
                 self._enqueue(task, size, self._now_micros())
             elif self._splits:
-                self._split(task, size)
+                self._schedule_parts(task, size)
             elif len(self._waiting) + 1 >= self._batches_max:
                 raise StatusError(
                     "UNAVAILABLE",
@@ -150,7 +150,10 @@ class BatchQueue(Generic[TaskT]):
             self._adopt(options)
             for batch in batches:
                 for task, enqueued_micros in zip(batch.tasks, batch.enqueued_micros, strict=True):
-                    self._enqueue(task, task.size, enqueued_micros)
+                    if self._splits:
+                        self._enqueue_parts(task, task.size, enqueued_micros)
+                    else:
+                        self._enqueue(task, task.size, enqueued_micros)
             self._threads.wake_all()
 
     def close(self) -> None:
@@ -228,7 +231,7 @@ class BatchQueue(Generic[TaskT]):
         elif len(batch.tasks) == 1:
             self._threads.wake_at(enqueued_micros + self._timeout_micros)
 
-    def _split(self, task: TaskT, size: int) -> None:
+    def _schedule_parts(self, task: TaskT, size: int) -> None:
         if size > self._capacity():
             raise StatusError(
                 "UNAVAILABLE",
@@ -237,16 +240,18 @@ class BatchQueue(Generic[TaskT]):
                 f"(num_enqueued_batches={len(self._waiting) + 1}, max_enqueued_batches={self._batches_max}, "
                 f"open_batch_size={self._open.size}, max_execution_batch_size={self._limit})",
             )
+        self._enqueue_parts(task, size, self._now_micros())
+
+    def _enqueue_parts(self, task: TaskT, size: int, enqueued_micros: int) -> None:
         sizes = split_sizes(size, self._limit - self._open.size, self._limit)
         if len(sizes) == 1:
-            self._enqueue(task, size, self._now_micros())
+            self._enqueue(task, size, enqueued_micros)
             return
         if not hasattr(task, "split"):
             raise invalid_argument("split_input_task_func must be specified when split_input_task is true: 1")
         parts: Sequence[TaskT] = task.split(sizes)
-        now_micros = self._now_micros()
         for part, part_size in zip(parts, sizes, strict=True):
-            self._enqueue(part, part_size, now_micros)
+            self._enqueue(part, part_size, enqueued_micros)
 
     def _schedulable(self, batch: Batch[TaskT], now_micros: int) -> bool:
         if batch.size >= self._limit:

@@ -1,0 +1,146 @@
+"""Retrying when the queue is full, and the limit on concurrent requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchtune.server.concurrency_limit import ConcurrencyLimit
+from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
+from batchtune.server.scheduler import ManualClock, StatusError
+
+
+class Queue:
+    """Refuses with `codes` in turn, then accepts."""
+
+    def __init__(self, codes: list[str], clock: ManualClock | None = None, step_micros: int = 0) -> None:
+        self.codes = codes
+        self.clock = clock
+        self.step_micros = step_micros
+        self.attempts = 0
+        self.tasks: list[object] = []
+
+    def schedule(self, task: object) -> None:
+        self.attempts += 1
+        if self.codes:
+            raise StatusError(self.codes.pop(0), f"attempt {self.attempts}")
+        self.tasks.append(task)
+
+
+def test_a_task_refused_as_unavailable_is_tried_again_after_the_delay() -> None:
+    clock = ManualClock()
+    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=1000, retry_delay_micros=100), clock=clock)
+    queue = Queue(["UNAVAILABLE", "UNAVAILABLE"])
+    retrier.schedule_later(queue, "task", pytest.fail)
+    clock.advance(99)
+    assert queue.attempts == 0
+    clock.advance(1)
+    clock.settle()
+    assert queue.attempts == 1
+    clock.advance(100)
+    clock.advance(100)
+    assert queue.tasks == ["task"]
+    retrier.close()
+
+
+def test_retries_end_when_another_delay_would_pass_the_limit() -> None:
+    clock = ManualClock()
+    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=300, retry_delay_micros=100), clock=clock)
+    queue = Queue(["UNAVAILABLE"] * 99)
+    errors: list[StatusError] = []
+    retrier.schedule_later(queue, "task", errors.append)
+    for _ in range(5):
+        clock.advance(100)
+    retrier.close()
+    assert queue.attempts == 2
+    assert [error.message for error in errors] == ["attempt 2"]
+
+
+def test_another_error_ends_the_retries() -> None:
+    clock = ManualClock()
+    retrier = BatchSchedulerRetrier(clock=clock)
+    queue = Queue(["INVALID_ARGUMENT"])
+    errors: list[StatusError] = []
+    retrier.schedule_later(queue, "task", errors.append)
+    clock.advance(100)
+    retrier.close()
+    assert [error.code for error in errors] == ["INVALID_ARGUMENT"]
+
+
+def test_closing_refuses_what_still_waits() -> None:
+    clock = ManualClock()
+    retrier = BatchSchedulerRetrier(clock=clock)
+    errors: list[StatusError] = []
+    retrier.schedule_later(Queue([]), "task", errors.append)
+    retrier.close()
+    assert [error.code for error in errors] == ["UNAVAILABLE"]
+
+
+def test_the_blocking_form_returns_when_the_task_is_taken_and_raises_when_time_is_up() -> None:
+    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=20_000, retry_delay_micros=50))
+    queue = Queue(["UNAVAILABLE"] * 3)
+    retrier.schedule(queue, "task")
+    assert (queue.attempts, queue.tasks) == (4, ["task"])
+    with pytest.raises(StatusError, match="INVALID_ARGUMENT"):
+        retrier.schedule(Queue(["INVALID_ARGUMENT"]), "task")
+    retrier.close()
+    hasty = BatchSchedulerRetrier(RetrierOptions(max_time_micros=0))
+    with pytest.raises(StatusError, match="attempt 1"):
+        hasty.schedule(Queue(["UNAVAILABLE"] * 9), "task")
+    hasty.close()
+
+
+@pytest.mark.parametrize("name", ["max_time_micros", "retry_delay_micros"])
+def test_negative_options_are_refused_with_the_reference_text(name: str) -> None:
+    with pytest.raises(StatusError) as caught:
+        BatchSchedulerRetrier(RetrierOptions(**{name: -1}))
+    assert caught.value.message == f"{name} must be non-negative; was -1"
+
+
+def test_grpc_requests_beyond_the_limit_are_refused() -> None:
+    limit = ConcurrencyLimit(2)
+    limit.enter_or_refuse()
+    limit.enter_or_refuse()
+    with pytest.raises(StatusError) as caught:
+        limit.enter_or_refuse()
+    assert (caught.value.code, caught.value.message) == ("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
+    limit.leave()
+    limit.enter_or_refuse()
+    assert limit.inside == 2
+
+
+def test_rest_requests_beyond_the_limit_wait_in_order() -> None:
+    limit = ConcurrencyLimit(1)
+    started: list[str] = []
+    for name in "abc":
+        limit.enter_or_wait(lambda name=name: started.append(name))
+    assert (started, limit.waiting) == (["a"], 2)
+    limit.leave()
+    limit.leave()
+    assert (started, limit.inside) == (["a", "b", "c"], 1)
+    limit.leave()
+    assert limit.inside == 0
+
+
+def test_without_a_limit_everything_enters() -> None:
+    limit = ConcurrencyLimit(None)
+    for _ in range(1000):
+        limit.enter_or_refuse()
+    assert limit.inside == 1000
+
+
+def test_a_cortex_replica_takes_processes_times_threads_requests() -> None:
+    limit = ConcurrencyLimit.of_cortex(processes_per_replica=2, threads_per_process=2, max_batch_size=4)
+    for _ in range(4):
+        limit.enter_or_refuse()
+    with pytest.raises(StatusError, match="RESOURCE_EXHAUSTED"):
+        limit.enter_or_refuse()
+
+
+def test_a_cortex_batch_that_could_never_fill_is_refused() -> None:
+    with pytest.raises(StatusError) as caught:
+        ConcurrencyLimit.of_cortex(processes_per_replica=2, threads_per_process=3, max_batch_size=7)
+    assert caught.value.message == (
+        "max_batch_size (7) must be less than or equal to processes_per_replica * threads_per_process (2 * 3 = 6)"
+    )
+    with pytest.raises(StatusError, match="must be positive"):
+        ConcurrencyLimit(0)

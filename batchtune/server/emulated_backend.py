@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -130,8 +129,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
         StatusError: INVALID_ARGUMENT naming the file, the key and what was expected.
     """
     document = read_emulated_file(version_directory / "emulated.yaml")
-    inputs = _tensor_specs(document["inputs"])
-    outputs = _tensor_specs(document["outputs"])
+    inputs, outputs = _by_name(document["inputs"]), _by_name(document["outputs"])
     signature = Signature(name=SIGNATURE_NAME, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
     service_time = ServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
@@ -159,8 +157,5 @@ def _output(spec: TensorSpec, sums: NDArray[np.float64]) -> NDArray[Any]:
     return np.array([b"%g" % value for value in values.ravel()], dtype=object).reshape(shape)
 
 
-def _tensor_specs(declared: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(name=name, dtype=dtype, shape=(None, *shape))
-        for name, (dtype, shape) in sorted(declared.items())
-    )
+def _by_name(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(sorted(specs, key=lambda spec: spec.name))

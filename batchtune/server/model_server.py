@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from batchtune.errors import UsageError
 from batchtune.server import startup
@@ -72,9 +73,9 @@ class ModelServer:
             say(f"error: {error}")
             return 1
         self._repository.start()
-        loaded = loop.run_in_executor(None, self._repository.wait_until_loaded)
-        stopped = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({loaded, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        loaded: asyncio.Future[Any] = loop.run_in_executor(None, self._repository.wait_until_loaded)
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([loaded, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not loaded.done():
             _exit_now(0)  # nothing has been promised yet, and a load cannot be interrupted
         try:
@@ -85,7 +86,7 @@ class ModelServer:
         await self._serve(rest, stopped)
         return 0
 
-    async def _serve(self, rest: RestServer | None, stopped: asyncio.Future[bool]) -> None:
+    async def _serve(self, rest: RestServer | None, stopped: asyncio.Future[Any]) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)

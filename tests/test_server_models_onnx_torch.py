@@ -1,0 +1,119 @@
+"""ONNX and PyTorch models are served through the same signatures and runs as a SavedModel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
+from batchtune.wire.status import StatusError
+from batchtune.wire.tensors import TensorSpec
+
+CPU = BackendOptions(device="cpu", intra_op_threads=1)
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def run(model: LoadedModel, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    return dict(model.runs["serving_default"](inputs))
+
+
+def save_onnx(directory: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    helper, kind = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Identity", ["s"], ["t"])],
+        "graph",
+        [
+            helper.make_tensor_value_info("x", kind.FLOAT, ["batch", 3]),
+            helper.make_tensor_value_info("s", kind.STRING, ["batch"]),
+        ],
+        [
+            helper.make_tensor_value_info("y", kind.FLOAT, ["batch", 2]),
+            helper.make_tensor_value_info("t", kind.STRING, ["batch"]),
+        ],
+        [helper.make_tensor("w", kind.FLOAT, [3, 2], [1, 0, 0, 1, 1, 1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, directory / "model.onnx")
+
+
+def test_an_onnx_graph_runs_under_its_own_names(tmp_path: Path) -> None:
+    save_onnx(tmp_path)
+    model = load_model(tmp_path, CPU)
+    assert model.signatures["serving_default"].inputs == (
+        TensorSpec(name="s", dtype="object", shape=(None,)),
+        TensorSpec(name="x", dtype="float32", shape=(None, 3)),
+    )
+    outputs = run(model, x=X, s=np.array([b"a", b"b"], dtype=object))
+    np.testing.assert_array_equal(outputs["y"], X @ [[1, 0], [0, 1], [1, 1]])
+    assert list(outputs["t"]) == [b"a", b"b"]
+
+
+def test_onnx_says_what_is_wrong_with_an_input(tmp_path: Path) -> None:
+    save_onnx(tmp_path)
+    model = load_model(tmp_path, CPU)
+    with pytest.raises(StatusError) as raised:
+        run(model, x=X[:, :2], s=np.array([b"a", b"b"], dtype=object))
+    assert raised.value.code == "INVALID_ARGUMENT"
+
+
+def test_a_broken_onnx_file_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(StatusError, match=r"model\.onnx") as raised:
+        load_model(tmp_path, CPU)
+    assert raised.value.code == "INVALID_ARGUMENT"
+
+
+def test_no_gpu_is_an_error_only_when_one_is_asked_for(tmp_path: Path) -> None:
+    save_onnx(tmp_path)
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime can use a GPU")
+    with pytest.raises(StatusError, match="CUDAExecutionProvider"):
+        load_model(tmp_path, BackendOptions(device="cuda"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_needs_a_signature_file_and_follows_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    class Two(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x, scale):  # type: ignore[no-untyped-def]
+            return x * scale, x.sum(1)
+
+    torch.jit.trace(Two(), (torch.ones(2, 3), torch.ones(2, 1))).save(tmp_path / "model.pt")
+    with pytest.raises(StatusError, match=r"needs a signature\.yaml"):
+        load_model(tmp_path, CPU)
+    (tmp_path / "signature.yaml").write_text(
+        "inputs: {x: {dtype: float32, shape: [3]}, scale: {dtype: float32, shape: [1]}}\n"
+        "outputs: {scaled: {dtype: float32, shape: [3]}, sum: {dtype: float32}}\n"
+    )
+    outputs = run(load_model(tmp_path, CPU), x=X, scale=np.array([[2], [10]], np.float32))
+    np.testing.assert_array_equal(outputs["scaled"], [[0, 2, 4], [30, 40, 50]])
+    np.testing.assert_array_equal(outputs["sum"], [3, 12])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.manual_seed(1)
+    module = torch.nn.Linear(3, 2).eval()
+    program = torch.export.export(
+        module, (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    model = load_model(tmp_path, CPU)
+    signature = model.signatures["serving_default"]
+    assert signature.inputs == (TensorSpec(name="input", dtype="float32", shape=(None, 3)),)
+    assert signature.outputs == (TensorSpec(name="output_0", dtype="float32", shape=(None, 2)),)
+    expected = module(torch.tensor(X)).detach().numpy()
+    np.testing.assert_array_equal(run(model, input=X)["output_0"], expected)
+    np.testing.assert_allclose(run(model, input=X[:1])["output_0"], expected[:1], rtol=1e-6)
+    with pytest.raises(StatusError) as raised:
+        run(model, input=X[:, :2])
+    assert raised.value.code == "INVALID_ARGUMENT"

@@ -48,7 +48,7 @@ def print_recommendation(
     console.print(_comparison(chosen, trials))
     console.print()
     for line in _sentences(chosen):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     console.print()
     console.print(_deployment(chosen.configuration, parameters_file), markup=False, soft_wrap=True)
 

@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.units import duration, milliseconds, number, percent
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def trial_line(trial: Trial) -> str:
         parts.append(f"{percent(measured.error_ratio)} errors")
     if not trial.feasible:
         parts.append("misses the SLO")
-    parts += [caveat.text for caveat in measured.caveats]
+    parts += [one.text for one in measured.caveats if one.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
 
 

@@ -125,7 +125,7 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         duration_s=duration_s,
         batches=batches,
         rows=rows,
-        mean_batch_rows=(rows - padding) / batches if batches else None,
+        mean_batch_rows=(rows - padding) / batches if batches and rows else None,
         batches_by_rows=batches_by_rows,
         execution_s_by_rows={
             size: micros_by_rows[size] / count / 1e6

@@ -299,10 +299,10 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
     rounds = math.ceil(total_s / period_s) if period_s > 0 else 1
     if rounds * recorded > _REQUESTS_MAX:
         raise UsageError(f"more than {_REQUESTS_MAX:,} requests", hint="shorten load.duration")
-    due_s = (np.arange(rounds)[:, None] * period_s + offsets_s).ravel()
-    kept = int(np.searchsorted(due_s, total_s))
+    due_ns = np.rint((np.arange(rounds)[:, None] * period_s + offsets_s).ravel() * 1e9).astype(np.int64)
+    kept = int(np.searchsorted(due_ns, round(total_s * 1e9)))
     return Schedule(
-        due_ns=np.rint(due_s[:kept] * 1e9).astype(np.int64),
+        due_ns=due_ns[:kept],
         duration_s=total_s,
         offered_rps=kept / total_s,
         request_index=None if trace.request_index is None else np.tile(trace.request_index, rounds)[:kept],

@@ -56,6 +56,8 @@ class Sampler:
         `failed` are configurations without a figure (and their points): not proposed again, and shown to the sampler
         as bad as can be, so that it leaves their neighbourhood.
         """
+        measured = [one.point for one in pooled if one.point is not None]
+        places = {self._space.indices(point) for point in (*measured, *filter(None, failed.values()))}
         tried = {one.configuration for one in pooled} | set(failed)
         seed = self._seed + len(tried)
         study = self._study(pooled, failed, seed=seed)
@@ -65,13 +67,20 @@ class Sampler:
             point = self._space.point([trial.params[name] for name in self._space.shape])
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             configuration = self._space.configuration(point)
-            if configuration is not None and configuration not in tried:
-                known = sum(one.point is not None for one in pooled)
-                startup = known + len(failed) < _STARTUP_TRIALS
-                why = "drawn at random to start with" if startup else f"TPE after {known} measured points"
+            if (
+                configuration is not None
+                and configuration not in tried
+                and self._space.indices(point) not in places
+            ):
+                startup = len(places) < _STARTUP_TRIALS
+                why = (
+                    "drawn at random to start with"
+                    if startup
+                    else f"TPE after {len(measured)} measured points"
+                )
                 return Proposal(point=point, configuration=configuration, reason=why)
             asked.append(point)
-        return self._nearest_untried(asked[0], tried, random.Random(seed))
+        return self._nearest_untried(asked[0], tried, places, random.Random(seed))
 
     def _study(
         self, pooled: Sequence[Pooled], failed: Mapping[Configuration, dict[str, Any] | None], *, seed: int
@@ -102,14 +111,20 @@ class Sampler:
         )
 
     def _nearest_untried(
-        self, wanted: Mapping[str, Any], tried: Collection[Configuration], chance: random.Random
+        self,
+        wanted: Mapping[str, Any],
+        tried: Collection[Configuration],
+        places: Collection[tuple[int, ...]],
+        chance: random.Random,
     ) -> Proposal | None:
         if self._space.size > ENUMERABLE:
             return None
         untried = [
             (self._space.distance(wanted, point), chance.random(), point, configuration)
             for point in self._space.points()
-            if (configuration := self._space.configuration(point)) is not None and configuration not in tried
+            if self._space.indices(point) not in places
+            and (configuration := self._space.configuration(point)) is not None
+            and configuration not in tried
         ]
         if not untried:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from batchtune.batching import (
@@ -72,11 +73,7 @@ class Space:
         except ValueError:
             return None
         found = self.configuration(point)
-        names = (*_DEFAULTS, *self.shape)
-        same = found is not None and all(
-            in_force(found, one) == in_force(configuration, one) for one in names
-        )
-        return point if same else None
+        return point if found is not None and _filled(found) == _filled(configuration) else None
 
     def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         """Euclidean over the indices, each knob's extent counting as 1."""
@@ -90,3 +87,13 @@ def in_force(configuration: Configuration, name: str) -> Any:
     if value is None or value == ():
         value = dict(configuration.flags).get(name.lstrip("-"), _DEFAULTS.get(name))
     return value
+
+
+def _filled(configuration: Configuration) -> Configuration:
+    """With the server's defaults spelt out."""
+    if configuration.batching is None:
+        return configuration
+    absent = {
+        name: value for name, value in _DEFAULTS.items() if getattr(configuration.batching, name) is None
+    }
+    return replace(configuration, batching=replace(configuration.batching, **absent))

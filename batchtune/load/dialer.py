@@ -17,10 +17,10 @@ _DESCRIPTORS_RESERVED: Final = 64
 
 
 class Dialer:
-    """Opens connections to one address, `open_count` of them (or on their way) at most `connections_max`.
+    """Opens connections to one address, at most `connections_max` of them open or on their way.
 
-    The protocol that `make_protocol` returns hears that it is connected; `on_failed(reason)` is called for each
-    attempt that fails. Whoever loses a connection calls `closed()`.
+    `on_failed(reason)` is called for each attempt that fails. The client says `became_ready()` when it can use a
+    connection, and `closed(was_ready=…)` when it has lost one.
     """
 
     def __init__(
@@ -36,8 +36,7 @@ class Dialer:
     ) -> None:
         self.connections_max = min(connections_max, descriptors_free())
         self.open_count = 0
-        self.dialing = 0
-        self.lost_count = 0
+        self._ready_count = 0
         self._endpoint = endpoint
         self._port = port
         self._timeout_s = timeout_s
@@ -45,6 +44,7 @@ class Dialer:
         self._on_failed = on_failed
         self._address = endpoint.host
         self._ssl: ssl.SSLContext | None = None
+        self._failed = False
         self._tasks: set[asyncio.Task[None]] = set()
         if endpoint.tls is not None:
             self._ssl = endpoint.tls.context()
@@ -63,31 +63,34 @@ class Dialer:
             raise TargetError(f"host {self._endpoint.host!r} cannot be resolved: {error}") from error
         self._address = str(found[0][4][0])
 
+    @property
+    def on_the_way(self) -> int:
+        """How many connections are being opened, or are open and not ready."""
+        return self.open_count - self._ready_count
+
     def dial(self, wanted: int) -> None:
-        """Start up to `wanted` more connections, within the limits."""
+        """See to it that `wanted` connections are on their way, within the limits."""
         loop = asyncio.get_running_loop()
-        room = min(
-            wanted - self.dialing, self.connections_max - self.open_count, DIALS_AT_ONCE_MAX - self.dialing
-        )
-        for _ in range(room):
-            self.dialing += 1
+        room = min(wanted, DIALS_AT_ONCE_MAX) - self.on_the_way
+        for _ in range(min(room, self.connections_max - self.open_count)):
             self.open_count += 1
             task = loop.create_task(self._dial_one())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def dial_all(self, wanted: int) -> None:
-        """Open `wanted` connections, within the limits, and wait for them; failures are left to `on_failed`."""
-        while self.open_count < min(wanted, self.connections_max):
-            before = self.open_count
-            self.dial(wanted - self.open_count)
+        """Open `wanted` connections, within the limits, and wait for them; the first failure ends it."""
+        wanted = min(wanted, self.connections_max)
+        while self.open_count < wanted and not self._failed:
+            self.dial(wanted - self._ready_count)
             await asyncio.gather(*self._tasks)
-            if self.open_count <= before:
-                return
 
-    def closed(self) -> None:
-        """A connection that was up is gone."""
+    def became_ready(self) -> None:
+        self._ready_count += 1
+
+    def closed(self, *, was_ready: bool) -> None:
         self.open_count -= 1
+        self._ready_count -= was_ready
 
     def cancel(self) -> None:
         """Give up the attempts under way."""
@@ -106,10 +109,8 @@ class Dialer:
                 )
         except (OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
             self.open_count -= 1
-            self.dialing -= 1
+            self._failed = True
             self._on_failed(_reason(error, f"{self._endpoint.host}:{self._port}"))
-        else:
-            self.dialing -= 1
 
 
 def descriptors_free() -> int:

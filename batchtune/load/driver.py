@@ -159,26 +159,28 @@ class Driver:
             self._loop.call_later(TICK_S, self._tick)
 
     def _end_overdue(self, pending: NDArray[np.int64], now_ns: int, *, over: bool) -> None:
-        if over:
-            for index in self._source.give_up_waiting():
-                self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
-        else:
-            due_ns = self._columns.times("due")[pending]
-            pending = pending[due_ns + int(self._job.timeout_s * 1e9) < now_ns]
-        for index in pending.tolist():
-            if over:
+        """End the pending requests that timed out; when the job is over, the others too."""
+        deadline_ns = self._columns.times("due")[pending] + int(self._job.timeout_s * 1e9)
+        timed_out = deadline_ns <= now_ns
+        for index in pending[timed_out].tolist():
+            self._recorder.fail(index, Status.TIMEOUT, f"no answer within {self._job.timeout_s:g} s")
+            self._client.cancel(index)
+        for index in pending[~timed_out].tolist() if over else ():
+            if self._columns.sent[index]:
                 self._recorder.fail(index, Status.UNFINISHED, "no answer before the drain ended")
             else:
-                self._recorder.fail(index, Status.TIMEOUT, f"no answer within {self._job.timeout_s:g} s")
+                self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
             self._client.cancel(index)
 
     def _report(self, wall_s: float, cpu_s: float) -> WorkerReport:
         notes = list(self._pacer.notes)
-        if isinstance(self._source, ClosedSource) and self._source.table_full and not self._stopped:
-            notes.append(f"stopped after {self._source.issued} requests, as many as were allowed for")
+        part = self._job.part
+        issued = self._source.issued
+        if isinstance(part, ClosedPart) and self._job.capacity <= issued < part.requests_max:
+            notes.append(f"stopped after {issued} requests, as many as memory was set aside for")
         checked = check_answers(self._recorder, self._job.requests, self._job.request_order)
         return WorkerReport(
-            issued=self._source.issued,
+            issued=issued,
             wall_s=wall_s,
             cpu_s=cpu_s,
             stopped_early=self._stopped,

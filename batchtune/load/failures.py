@@ -13,6 +13,7 @@ from batchtune.load.samples import Status
 from batchtune.wire.status import GRPC_CODES
 
 _WORDS: Final = (
+    ("batch scheduling queue", Status.QUEUE_FULL),
     ("queue is full", Status.QUEUE_FULL),
     ("all batch threads are busy", Status.QUEUE_FULL),
     ("exceeds maximum queue size", Status.QUEUE_FULL),
@@ -20,16 +21,12 @@ _WORDS: Final = (
     ("request timeout expired", Status.EXPIRED),
     ("threadpool exhausted", Status.THREAD_POOL_EXHAUSTED),
     ("thread pool exhausted", Status.THREAD_POOL_EXHAUSTED),
-    ("larger than maximum batch size", Status.TOO_LARGE),
-    ("larger than max input task size", Status.TOO_LARGE),
+    ("task size", Status.TOO_LARGE),
     ("larger than max_batch_size", Status.TOO_LARGE),
     ("batch-size must be <=", Status.TOO_LARGE),
     ("message larger than max", Status.TOO_LARGE),
-    ("larger than the maximum", Status.TOO_LARGE),
-    ("stream reset", Status.RESET),
-    ("stream was reset", Status.RESET),
-    ("rst_stream", Status.RESET),
-    ("refused_stream", Status.RESET),
+    ("reset the stream", Status.RESET),
+    ("did not process the stream", Status.RESET),
 )
 
 _BY_GRPC_CODE: Final = {

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from batchtune.load import failures
-from batchtune.load.columns import ENDED
+from batchtune.load.columns import ENDED, PENDING
 from batchtune.load.dialer import Dialer
 from batchtune.load.recorder import Recorder
 from batchtune.load.samples import Status
 from batchtune.load.source import Source
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.grpc import GrpcClientConnection, PreparedCall
+from batchtune.wire.grpc import NOT_PROCESSED, GrpcClientConnection, PreparedCall
 from batchtune.wire.status import GRPC_CODES
 
 CONNECTIONS_MAX: Final = 64
@@ -48,12 +49,12 @@ class GrpcClient:
         self._period = len(calls)
         self._recorder = recorder
         self._sent = recorder.columns.sent
-        self._next_checked = 0 if recorder.check_every else sys.maxsize
         self._source = source
         self._streams_max = streams_max
         self._in_flight = 0
         self._connections: list[GrpcClientConnection] = []
         self._turn = 0
+        self._again: deque[int] = deque()
         self._all_ready: asyncio.Future[None] | None = None
         self._dialer = Dialer(
             endpoint,
@@ -93,14 +94,14 @@ class GrpcClient:
 
     def fill(self) -> None:
         """Give what the source has ready to the free streams, and dial if there are none."""
-        while self._source.backlog():
+        while self._again or self._source.backlog():
             connection = self._connection_with_room()
             if connection is None:
                 if self._in_flight < self._streams_max:
                     self._dialer.dial(1)
                 break
             now_ns = _monotonic_ns()
-            index = self._source.take(now_ns)
+            index = self._next(now_ns)
             if index < 0:
                 break
             self._sent[index] = now_ns
@@ -116,6 +117,7 @@ class GrpcClient:
             if connection.in_flight < before:
                 self._in_flight -= 1
                 self._source.released(_monotonic_ns())
+                self.fill()
                 return
 
     def close(self) -> None:
@@ -128,15 +130,20 @@ class GrpcClient:
         recorder, source, calls, period = self._recorder, self._source, self._calls, self._period
         done_ns, outcome, sent_ns = recorder.columns.done, recorder.columns.outcome, recorder.columns.sent
         finished = source.finished
+        check_every = recorder.check_every or sys.maxsize
 
         def answered(tag: int, code: int, message: bytes, text: str) -> None:
             now_ns = _monotonic_ns()
             if code == 0:
                 done_ns[tag] = now_ns
                 outcome[tag] = _OK
-                if tag >= self._next_checked:
-                    self._next_checked = tag + recorder.check_every
+                if tag % check_every == 0:
                     recorder.keep_answer(tag, message)
+            elif text.startswith(NOT_PROCESSED):
+                self._again.append(tag)
+                self._in_flight -= 1
+                self.fill()
+                return
             else:
                 recorder.fail(tag, failures.of_grpc(code, text), f"{GRPC_NAMES.get(code, code)}: {text}")
             if connection.capacity <= 0:
@@ -153,6 +160,14 @@ class GrpcClient:
 
         connection = GrpcClientConnection(answered, self._lost, self._ready, on_capacity=self._has_capacity)
         return connection
+
+    def _next(self, now_ns: int) -> int:
+        """Those left out by a GOAWAY come first: the peer has not seen them, so sending them again is safe."""
+        while self._again:
+            index = self._again.popleft()
+            if self._recorder.columns.outcome[index] == PENDING:
+                return index
+        return self._source.take(now_ns)
 
     def _connection_with_room(self) -> GrpcClientConnection | None:
         if self._in_flight >= self._streams_max:
@@ -171,6 +186,7 @@ class GrpcClient:
 
     def _ready(self, connection: GrpcClientConnection) -> None:
         self._connections.append(connection)
+        self._dialer.became_ready()
         waiting_for_all = self._all_ready is not None and not self._all_ready.done()
         if (
             self._all_ready is not None
@@ -184,8 +200,9 @@ class GrpcClient:
         self.fill()
 
     def _lost(self, connection: GrpcClientConnection, tags: list[int], reason: str) -> None:
-        self._dialer.closed()
-        if connection not in self._connections:
+        was_ready = connection in self._connections
+        self._dialer.closed(was_ready=was_ready)
+        if not was_ready:
             self._dial_failed(reason)
             return
         self._connections.remove(connection)
@@ -199,7 +216,7 @@ class GrpcClient:
 
     def _dial_failed(self, reason: str) -> None:
         now_ns = _monotonic_ns()
-        index = self._source.take(now_ns)
+        index = self._next(now_ns)
         if index >= 0:
             self._recorder.fail(index, Status.REFUSED, reason)
             self._source.failed(now_ns)

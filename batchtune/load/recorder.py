@@ -38,6 +38,8 @@ class Recorder:
 
     def keep_answer(self, index: int, answer: bytes) -> None:
         """Keep the answer of request `index` for decoding after the run, within fixed limits."""
+        if not self.check_every:
+            return
         if len(self.answers) < CHECKED_ANSWERS_MAX and self.answers_bytes + len(answer) <= CHECKED_BYTES_MAX:
             self.answers[index] = answer
             self.answers_bytes += len(answer)

@@ -6,6 +6,7 @@ the client at the price of wrk (tests/benchmarks/load_rest.py).
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 
@@ -41,7 +42,7 @@ class RestClient:
         self._requests = requests
         self._period = len(requests)
         self._recorder = recorder
-        self._next_checked = 0 if recorder.check_every else -1
+        self._check_every = recorder.check_every or sys.maxsize
         self._source = source
         self._finished = source.finished
         self._heads = KnownHeads()
@@ -107,6 +108,7 @@ class RestClient:
 
     def ready(self, connection: Http1ClientConnection) -> None:
         self._connections.add(connection)
+        self._dialer.became_ready()
         self._idle.append(connection)
         self.fill()
 
@@ -130,16 +132,11 @@ class RestClient:
         if index < 0:
             self._idle.append(connection)
             return
-        # _send, spelt out: this is the closed loop's only way
-        self._sent[index] = now_ns
-        keep_body = index == self._next_checked
-        if keep_body:
-            self._next_checked = index + self._recorder.check_every
-        connection.send(self._requests[index % self._period], index, keep_body)
+        self._send(connection, index, now_ns)
 
     def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
         self._connections.discard(connection)
-        self._dialer.closed()
+        self._dialer.closed(was_ready=True)
         if tag != NO_TAG:
             self._recorder.fail(tag, Status.MALFORMED if connection.malformed else Status.RESET, reason)
             self._source.failed(_monotonic_ns())
@@ -147,10 +144,7 @@ class RestClient:
 
     def _send(self, connection: Http1ClientConnection, index: int, now_ns: int) -> None:
         self._sent[index] = now_ns
-        keep_body = index == self._next_checked
-        if keep_body:
-            self._next_checked = index + self._recorder.check_every
-        connection.send(self._requests[index % self._period], index, keep_body)
+        connection.send(self._requests[index % self._period], index, index % self._check_every == 0)
 
     def _dial_failed(self, reason: str) -> None:
         now_ns = _monotonic_ns()

@@ -113,12 +113,6 @@ class OpenSource:
     def backlog(self) -> int:
         return len(self._waiting)
 
-    def give_up_waiting(self) -> list[int]:
-        """The requests that still wait for a place; they will not be sent."""
-        left = [index for index in self._waiting if self._outcome[index] == PENDING]
-        self._waiting.clear()
-        return left
-
 
 class ClosedSource:
     """`users` users, each of whom sends its next request `think_ns` after the answer to its last.
@@ -158,11 +152,6 @@ class ClosedSource:
     @property
     def exhausted(self) -> bool:
         return _monotonic_ns() >= self._end_ns or self.issued >= self._requests_max
-
-    @property
-    def table_full(self) -> bool:
-        """The columns were too short for the time asked."""
-        return self.issued >= self._requests_max
 
     def wake(self) -> None:
         """Let the users go whose time to think is over."""
@@ -204,10 +193,6 @@ class ClosedSource:
 
     def backlog(self) -> int:
         return 0 if self.exhausted else len(self._ready)
-
-    def give_up_waiting(self) -> list[int]:
-        self._ready.clear()
-        return []
 
     def _think(self, now_ns: int, for_ns: int) -> None:
         heapq.heappush(self._thinking, now_ns + for_ns)

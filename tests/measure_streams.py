@@ -6,14 +6,20 @@ needs tau[b] for a batch of b (tuning.md 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import lgamma
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.load.live import LiveAggregate
 from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.measure.measurement import measure
+from batchtune.measure.probes import CapacityProbe, ProbeOutcome, probe_outcome
+from batchtune.measure.quantiles import Estimate
+from batchtune.measure.sequential import SloWatch, WatchPlan
+from batchtune.measure.slo import Limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,3 +196,92 @@ def _poisson(mean: float, count: int) -> NDArray[np.float64]:
     numbers = np.arange(count)
     logs = np.array([lgamma(number + 1.0) for number in numbers])
     return np.exp(numbers * np.log(max(mean, 1e-300)) - mean - logs)
+
+
+def looks(
+    due_s: NDArray[np.float64], latency_s: NDArray[np.float64], *, limit_s: float, every_s: float
+) -> Iterator[LiveAggregate]:
+    """What a load driver would have told live, every so often, until the last request was due."""
+    done = due_s + latency_s
+    ended, late = np.sort(done), np.sort(done[latency_s > limit_s])
+    for now in np.arange(every_s, due_s[-1], every_s):
+        sent, answered = int(np.searchsorted(due_s, now)), int(np.searchsorted(ended, now))
+        yield LiveAggregate(
+            elapsed_s=float(now),
+            sent=sent,
+            done=answered,
+            errors=0,
+            late=int(np.searchsorted(late, now)),
+            throughput_rps=0.0,
+            p50_s=0.0,
+            p95_s=0.0,
+            in_flight=sent - answered,
+            overdue=int(np.count_nonzero((due_s[:sent] < now - limit_s) & (done[:sent] > now))),
+        )
+
+
+@dataclass(slots=True)
+class SimulatedServer:
+    """Runs the probes of a capacity search on `batch_streams`; call it as `run_trial`."""
+
+    tau_s: NDArray[np.float64]
+    limit: Limit
+    warm_up_s: float = 1.0
+    look_s: float = 0.1
+
+    def __call__(self, probe: CapacityProbe) -> ProbeOutcome:
+        if probe.kind in {"idle", "burst"}:
+            return self._closed(probe)
+        rate_rps = probe.rate_rps or 0.0
+        duration_s = self.warm_up_s + probe.duration_s
+        due, latency = (
+            column[0]
+            for column in batch_streams(
+                rate_rps, self.tau_s, streams=1, requests=int(rate_rps * duration_s), seed=probe.seed
+            )
+        )
+        watch = SloWatch(
+            WatchPlan(
+                limit=self.limit,
+                error_ratio=0.01,
+                warm_up_s=self.warm_up_s,
+                rate_rps=rate_rps,
+                requests_per_batch=exact_batch(rate_rps, self.tau_s),
+                batch_rows_max=len(self.tau_s) - 1,
+                mode="confirm" if probe.kind == "confirm" else "search",
+                requests_max=int(rate_rps * probe.duration_s),
+            )
+        )
+        stopped_s = due[-1]
+        for live in looks(due, latency, limit_s=self.limit.seconds, every_s=self.look_s):
+            if watch(live):
+                stopped_s = live.elapsed_s
+                break
+        sent = due <= stopped_s
+        measurement = measure(
+            make_samples(due[sent], latency[sent], offered_rps=rate_rps, stopped_early=stopped_s < due[-1]),
+            warm_up_s=self.warm_up_s,
+            slo=Promise(promised={self.limit.name: self.limit.seconds}),
+        )
+        return probe_outcome(measurement, limit=self.limit, seconds=stopped_s, decision=watch.decision)
+
+    def _closed(self, probe: CapacityProbe) -> ProbeOutcome:
+        users, most = probe.concurrency or 1, len(self.tau_s) - 1
+        batch_s = float(self.tau_s[min(users, most)])
+        latency_s = batch_s * -(-users // most)
+        exact = Estimate(value=latency_s, low=latency_s, high=latency_s)
+        return ProbeOutcome(
+            verdict="UNSURE",
+            quantile_s=exact,
+            requests=users,
+            misses=0,
+            throughput_rps=min(users, most) / batch_s,
+            seconds=probe.duration_s,
+        )
+
+
+def exact_batch(rate_rps: float, tau_s: NDArray[np.float64]) -> float:
+    """The mean batch where work that comes in a batch's time is the next batch; at least 1."""
+    sizes = np.arange(1, len(tau_s))
+    stable = sizes / tau_s[1:] >= rate_rps
+    return float(sizes[np.argmax(stable)]) if stable.any() else float(sizes[-1])

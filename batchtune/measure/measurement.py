@@ -25,6 +25,8 @@ from batchtune.measure.steady_state import Window, window_of
 from batchtune.measure.verdict import CountedRequests, counted_requests, judge
 from batchtune.target.telemetry import ServerActivity
 
+_LONGEST_S = 1e9
+
 FEW_INDEPENDENT = 200
 """With fewer effective requests the design effect itself is hard to tell: intervals of p95 hold less than they say."""
 
@@ -35,7 +37,9 @@ class Measurement:
 
     `requests` were due in the window; `throughput_*` and `goodput_rps` count good answers that arrived in it
     (goodput: within the SLO's limit). In `latency_s` a request without a good answer counts as infinitely slow;
-    `latency_mean_s` is over good answers. `errors` counts by class. `verdict` is None without an SLO.
+    `latency_mean_s` is over good answers. `errors` counts by class. `misses` are the requests over the SLO's primary
+    limit (failed ones included; without an SLO only these), `design_effect` says how far they come together.
+    `verdict` is None without an SLO.
     """
 
     requests: int
@@ -52,6 +56,8 @@ class Measurement:
     send_lag_p99_s: float
     client_cpu_ratio: float
     client_cpu_per_request_s: float
+    misses: int = 0
+    design_effect: float = 1.0
     server: ServerActivity | None = None
     verdict: Verdict | None = None
     verdict_reason: str = ""
@@ -154,6 +160,8 @@ def measure(
         send_lag_p99_s=client.send_lag_p99_s,
         client_cpu_ratio=client.cpu_ratio,
         client_cpu_per_request_s=client.cpu_per_request_s,
+        misses=int(np.count_nonzero(run.latencies_s > (limit.seconds if limit is not None else _LONGEST_S))),
+        design_effect=run.design_effect(limit_s),
         server=activity,
         verdict=verdict,
         verdict_reason=reason,

@@ -1,0 +1,318 @@
+"""What is the highest rate that keeps the SLO? A search of few short trials (measurement.md 2.6).
+
+The search only proposes probes and hears their outcomes, so it runs on a server as on a simulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from batchtune.measure.isotonic import isotonic_root
+from batchtune.measure.probes import CapacityProbe, Evidence, ProbeKind, ProbeOutcome
+from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.measure.slo import Decision, Limit, strict_decision
+
+CapacityLimit = Literal["slo", "client", "schedule cap", "probe budget", "no feasible rate"]
+
+FIRST_SHARE: Final = 0.7
+STEP_UP: Final = 1.2
+STEPS_DOWN: Final = (0.7, 0.5)
+MOST_REPEATS: Final = 2
+MOST_CONFIRMATIONS: Final = 3
+FEWEST_REQUESTS: Final = 60
+MOST_MARGIN: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The highest rate that kept the SLO (`rate_rps`: value = low) and the lowest above it that did not (high).
+
+    `limit` names what is above: the SLO, the client, the schedule's cap, or the budget of probes; high is inf when
+    nothing above was tried, and all are 0 without a feasible rate. `crossing_rps`, between low and high, is where the
+    watched quantile is expected to cross its limit: promise `low`, compare configurations by `crossing_rps`.
+    `confirmed`: strict trials with fresh seeds agree on low. `saturation_rps` comes from the burst, nan without one.
+    """
+
+    rate_rps: Estimate
+    limit: CapacityLimit
+    crossing_rps: float
+    confirmed: bool
+    saturation_rps: float
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(each.outcome.seconds for each in self.evidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rate_rps": self.rate_rps.to_dict(),
+            "limit": self.limit,
+            "confirmed": self.confirmed,
+            "crossing_rps": number_to_json(self.crossing_rps),
+            "saturation_rps": number_to_json(self.saturation_rps),
+            "evidence": [each.to_dict() for each in self.evidence],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Capacity:
+        return cls(
+            rate_rps=Estimate.from_dict(values["rate_rps"]),
+            limit=values["limit"],
+            confirmed=values["confirmed"],
+            crossing_rps=number_from_json(values["crossing_rps"]),
+            saturation_rps=number_from_json(values["saturation_rps"]),
+            evidence=tuple(Evidence.from_dict(each) for each in values["evidence"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPlan:
+    """How to search. The defaults find a capacity within 5 % in 8 to 14 trials.
+
+    `concurrency` of the first burst: 4 × requests of a full batch × batch threads. `first_rate_rps` replaces the
+    burst: the bracket starts there. Cheap, for racing many configurations: no idle probe, a first rate from the
+    incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1.
+    """
+
+    limit: Limit
+    concurrency: int
+    first_rate_rps: float | None = None
+    rate_max_rps: float = math.inf
+    width_ratio: float = 0.05
+    idle: bool = True
+    burst_s: float = 1.5
+    probe_s: float = 2.0
+    confirm_s: float = 3.0
+    confirmations: int = 3
+    probes_max: int = 12
+    seed: int = 1
+
+
+def find_capacity(run_trial: Callable[[CapacityProbe], ProbeOutcome], plan: CapacityPlan) -> Capacity:
+    """Run the search, each probe by `run_trial`; whatever that raises ends it."""
+    search = capacity_search(plan)
+    probe = next(search)
+    while True:
+        try:
+            probe = search.send(run_trial(probe))
+        except StopIteration as found:
+            capacity: Capacity = found.value
+            return capacity
+
+
+Asking = Generator[CapacityProbe, ProbeOutcome, Any]
+
+
+def capacity_search(plan: CapacityPlan) -> Generator[CapacityProbe, ProbeOutcome, Capacity]:
+    """The search as a coroutine: yields probes, is sent their outcomes, returns the capacity."""
+    search = _Search(plan)
+    if plan.idle and not (yield from search.idle_meets_limit()):
+        return search.result("no feasible rate")
+    if plan.first_rate_rps is None:
+        yield from search.saturate()
+    yield from search.bracket()
+    yield from search.refine()
+    yield from search.fail_above()
+    if plan.confirmations:
+        yield from search.confirm()
+    return search.result()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The bracket (low keeps the SLO, high does not) and the table behind it; each step is a coroutine."""
+
+    plan: CapacityPlan
+    evidence: list[Evidence] = field(default_factory=list)
+    low: float = 0.0
+    high: float = math.inf
+    high_is: CapacityLimit = "slo"
+    saturation_rps: float = math.nan
+    confirmed: bool = False
+
+    def result(self, limit: CapacityLimit | None = None) -> Capacity:
+        if limit is None:
+            limit = self.high_is
+            if self.low <= 0.0:
+                limit = "no feasible rate"
+            elif math.isinf(self.high):
+                limit = "schedule cap" if self.low >= self.plan.rate_max_rps else "probe budget"
+        failed = self.failed_above(self.low)
+        high = min(failed) if limit == "slo" and failed else self.high
+        return Capacity(
+            rate_rps=Estimate(value=self.low, low=self.low, high=high),
+            limit=limit,
+            confirmed=self.confirmed,
+            crossing_rps=self.crossing(self.low, high),
+            saturation_rps=self.saturation_rps,
+            evidence=tuple(self.evidence),
+        )
+
+    def idle_meets_limit(self) -> Asking:
+        outcome = yield from self.ask("idle", duration_s=self.plan.burst_s, concurrency=1)
+        return not outcome.quantile_s.low > self.plan.limit.seconds
+
+    def saturate(self) -> Asking:
+        """Closed-loop bursts, doubled while that gains more than a twentieth."""
+        concurrency, best = self.plan.concurrency, 0.0
+        for _ in range(3):
+            outcome = yield from self.ask("burst", duration_s=self.plan.burst_s, concurrency=concurrency)
+            gained = outcome.throughput_rps > 1.05 * best
+            best = max(best, outcome.throughput_rps)
+            if not gained or outcome.verdict == "INVALID":
+                break
+            concurrency *= 2
+        self.saturation_rps = best
+
+    def bracket(self) -> Asking:
+        """Down from the first rate until one holds, or up until one does not."""
+        rate = min(self.plan.first_rate_rps or FIRST_SHARE * self.saturation_rps, self.plan.rate_max_rps)
+        failures = 0
+        while self.probes_left and rate * self.plan.probe_s >= FEWEST_REQUESTS:
+            yield from self.try_rate(rate)
+            if self.low > 0.0:
+                break
+            rate *= STEPS_DOWN[min(failures, len(STEPS_DOWN) - 1)]
+            failures += 1
+        yield from self.climb(STEP_UP)
+
+    def climb(self, step: float) -> Asking:
+        while 0.0 < self.low < self.plan.rate_max_rps and math.isinf(self.high) and self.probes_left:
+            yield from self.try_rate(min(self.low * step, self.plan.rate_max_rps))
+
+    def refine(self) -> Asking:
+        while self.low > 0.0 and math.isfinite(self.high) and self.probes_left:
+            if self.high / self.low <= 1.0 + self.plan.width_ratio:
+                return
+            yield from self.try_rate(self.crossing(self.low, self.high, keep_off=0.2))
+
+    def fail_above(self) -> Asking:
+        """A high end that only tended to miss is not a failing rate yet: look a little above it."""
+        rate = self.high
+        while self.low > 0.0 and self.probes_left and not self.failed_above(self.low):
+            if math.isinf(rate) or self.high_is != "slo":
+                return
+            rate *= 1.0 + 2.0 * self.plan.width_ratio
+            yield from self.ask("rate", duration_s=self.plan.probe_s, rate_rps=rate)
+
+    def confirm(self) -> Asking:
+        """Strict trials with fresh seeds: a rate that does not hold moves down, a high end that does moves up."""
+        for number in range(MOST_CONFIRMATIONS):
+            if self.low <= 0.0:
+                return
+            if number == 0:
+                likely = self.crossing(self.low * 0.8, self.high) / (1.0 + 0.5 * self.plan.width_ratio)
+                self.low = min(self.low, likely)
+            tried = self.low
+            held = yield from self.confirm_low(control=number == 0)
+            if held == "PASS":
+                self.confirmed = True
+                return
+            if self.low > tried:
+                yield from self.climb(1.0 + self.plan.width_ratio)
+                continue
+            if held == "FAIL":
+                self.high, self.high_is = tried, "slo"
+            self.low = tried / (1.0 + self.plan.width_ratio)
+        kept = [rate for rate, outcome in self.rated() if self.decide(outcome) == "PASS" and rate < self.high]
+        self.low = max((rate for rate in kept if rate <= self.low), default=min(kept, default=0.0))
+
+    def confirm_low(self, *, control: bool) -> Generator[CapacityProbe, ProbeOutcome, Decision]:
+        """Two strict PASSes without a FAIL, or few enough misses in all.
+
+        `control`: after a first PASS the high end is put to the test too; if it holds, it becomes the low end.
+        """
+        passes, requests, misses, effect = 0, 0, 0, 1.0
+        allowed = self.plan.limit.allowed_miss_ratio
+        for number in range(self.plan.confirmations):
+            outcome = yield from self.ask("confirm", duration_s=self.plan.confirm_s, rate_rps=self.low)
+            passes += outcome.verdict == "PASS"
+            requests, misses = requests + outcome.requests, misses + outcome.misses
+            effect = max(effect, outcome.design_effect)
+            if outcome.verdict == "FAIL" or (number > 0 and misses > allowed * requests):
+                return "FAIL" if outcome.verdict == "FAIL" else "UNSURE"
+            if passes >= min(2, self.plan.confirmations):
+                return "PASS"
+            if number == 0 and passes and control and math.isfinite(self.high) and self.high_is == "slo":
+                above = yield from self.ask("confirm", duration_s=self.plan.confirm_s, rate_rps=self.high)
+                if above.verdict == "PASS":
+                    self.low, self.high = self.high, math.inf
+                    return "UNSURE"
+        pooled = strict_decision(requests, misses, allowed, design_effect=effect)
+        return "PASS" if pooled == "UNSURE" and misses <= allowed * requests else pooled
+
+    def try_rate(self, rate_rps: float) -> Asking:
+        outcome = yield from self.ask("rate", duration_s=self.plan.probe_s, rate_rps=rate_rps)
+        if outcome.verdict == "INVALID":
+            self.high, self.high_is = rate_rps, "client"
+        elif self.decide(outcome) == "PASS":
+            self.low = rate_rps
+        else:
+            self.high, self.high_is = rate_rps, "slo"
+
+    def ask(
+        self,
+        kind: ProbeKind,
+        *,
+        duration_s: float,
+        rate_rps: float | None = None,
+        concurrency: int | None = None,
+    ) -> Generator[CapacityProbe, ProbeOutcome, ProbeOutcome]:
+        """One probe; a noisy one is repeated at most twice, and stays in the table."""
+        probe = CapacityProbe(
+            kind=kind, duration_s=duration_s, seed=0, rate_rps=rate_rps, concurrency=concurrency
+        )
+        repeats = 0
+        while True:
+            probe = replace(probe, seed=self.plan.seed * 1000 + len(self.evidence))
+            outcome = yield probe
+            self.evidence.append(Evidence(probe=probe, outcome=outcome))
+            if outcome.verdict != "NOISY" or repeats == MOST_REPEATS:
+                return outcome
+            repeats += 1
+
+    def decide(self, outcome: ProbeOutcome) -> Decision:
+        """An outcome that is not sure goes with the misses that were seen: the bracket narrows either way."""
+        if outcome.verdict in {"PASS", "FAIL"}:
+            return "PASS" if outcome.verdict == "PASS" else "FAIL"
+        allowed = self.plan.limit.allowed_miss_ratio * outcome.requests
+        return "PASS" if outcome.requests and outcome.misses <= allowed else "FAIL"
+
+    def rated(self) -> list[tuple[float, ProbeOutcome]]:
+        """Every open-loop probe that was not the client's fault: its rate and what came of it."""
+        return [
+            (each.probe.rate_rps, each.outcome)
+            for each in self.evidence
+            if each.probe.rate_rps is not None and each.outcome.verdict != "INVALID"
+        ]
+
+    def failed_above(self, rate_rps: float) -> list[float]:
+        return [rate for rate, outcome in self.rated() if outcome.verdict == "FAIL" and rate > rate_rps]
+
+    @property
+    def probes_left(self) -> bool:
+        used = sum(each.probe.kind in {"burst", "rate"} for each in self.evidence)
+        return used < self.plan.probes_max
+
+    def crossing(self, low: float, high: float, *, keep_off: float = 0.0) -> float:
+        """Where ln(quantile / limit), made increasing, crosses 0; `keep_off` of the log bracket from either end."""
+        if low <= 0.0 or math.isinf(high):
+            return low
+        start, span = math.log(low), math.log(high / low)
+        points = [
+            (math.log(rate), self.margin(outcome), float(max(outcome.requests, 1)))
+            for rate, outcome in self.rated()
+        ]
+        share = (isotonic_root(points, default=start + 0.5 * span) - start) / span
+        return low * math.exp(span * min(max(share, keep_off), 1.0 - keep_off))
+
+    def margin(self, outcome: ProbeOutcome) -> float:
+        """Below 0 when the quantile keeps the limit; clipped, and 'as late as can be' without a quantile."""
+        value = outcome.quantile_s.value
+        if not math.isfinite(value) or value <= 0.0:
+            return MOST_MARGIN
+        return min(max(math.log(value / self.plan.limit.seconds), -MOST_MARGIN), MOST_MARGIN)

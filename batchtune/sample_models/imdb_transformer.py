@@ -41,17 +41,19 @@ def build_model() -> Any:
 
 
 def export_saved_model(version_path: Path) -> None:
-    """Write the SavedModel with its signature `serving_default`: tokens -> scores."""
+    """Write the SavedModel with its signature `serving_default`: tokens -> scores.
+
+    Keras's own exporter tracks the variables so that session-based servers (TensorFlow Serving, ours) restore them.
+    """
     model = build_model()
+    import keras
     import tensorflow as tf
 
-    specification = tf.TensorSpec([None, LENGTH], tf.float32, name="tokens")
-
-    @tf.function(input_signature=[specification])  # type: ignore[untyped-decorator, unused-ignore]
-    def serve(tokens: Any) -> dict[str, Any]:
-        return {"scores": model(tokens, training=False)}
-
-    holder = tf.Module()
-    holder.model = model
-    holder.serve = serve
-    tf.saved_model.save(holder, str(version_path), signatures={"serving_default": serve})
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint(
+        "serving_default",
+        lambda tokens: {"scores": model(tokens, training=False)},
+        input_signature=[tf.TensorSpec([None, LENGTH], tf.float32, name="tokens")],
+    )
+    archive.write_out(str(version_path), verbose=False)

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.server.json_tensors import tensorflow_type_name
+from batchtune.server.json_dense import tensorflow_type_name
 from batchtune.wire.status import StatusError
 
 # numpy's type characters of what json_tensor.cc writes: no half, no uint16. (dtype.name costs a microsecond.)

@@ -8,12 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from batchtune.server.json_answers import decimal, quoted
-from batchtune.server.json_tensors import (
-    decode_base64,
-    is_base64_object,
-    parse_request_object,
-    signature_name,
-)
+from batchtune.server.json_dense import decode_base64, is_base64_object
+from batchtune.server.json_tensors import parse_request_object, signature_name
 from batchtune.server.json_text import debug_text, to_bytes, type_name
 from batchtune.wire.protos import Feature, Input
 from batchtune.wire.status import StatusError
@@ -89,7 +85,7 @@ def _add_value(feature: Any, name: str, value: Any) -> None:
         values = _list_of(feature, name, "int64_list")
         if not -(2**63) <= value < 2**63:
             raise _invalid(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
-        values.append(value)
+        values.append(int(value))
     else:
         raise _invalid(f"Feature: {name} has element with unexpected JSON type: {type_name(value)}")
 

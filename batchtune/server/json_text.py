@@ -178,11 +178,13 @@ def _tokens(value: Any, depth: int) -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        return _quoted(value) if len(value) <= DEBUG_BYTES else _quoted(value[:DEBUG_BYTES])[:-1]
+        return _quoted(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return json.dumps(value)
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """A string, without its end if it is long."""
+    shown = json.dumps(text[:DEBUG_BYTES], ensure_ascii=False)
+    return shown if len(text) <= DEBUG_BYTES else shown[:-1]

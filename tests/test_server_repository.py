@@ -1,0 +1,282 @@
+"""Versions on disk become versions that answer, and go away again, as in TF Serving."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import UsageError
+from batchtune.server.loaded_model import BackendOptions, load_model
+from batchtune.server.metrics import Metrics
+from batchtune.server.model_config import (
+    AllVersions,
+    LatestVersions,
+    ModelConfig,
+    SpecificVersions,
+    aspired_versions,
+    models_of,
+    read_model_config_file,
+)
+from batchtune.server.repository import ModelRepository, RepositoryOptions
+from batchtune.server.servable import Servable
+from batchtune.server.sessions import BatchingSettings
+from batchtune.server.tuning import BatchingControl
+from batchtune.wire.protos import ModelServerConfig
+from batchtune.wire.status import StatusError
+
+EMULATED = "inputs: {x: {dtype: float32, shape: [1]}}\noutputs: {y: {dtype: float32, shape: [1]}}\n"
+OPTIONS = RepositoryOptions(poll_wait_s=0.005, load_retries_max=2, load_retry_interval_s=0.01)
+Make = Callable[..., ModelRepository]
+
+
+def add_version(base_path: Path, version: int, text: str = EMULATED) -> None:
+    staging = base_path.parent / f"staging-{version}"
+    staging.mkdir(parents=True)
+    (staging / "emulated.yaml").write_text(text)
+    base_path.mkdir(exist_ok=True)
+    staging.rename(base_path / str(version))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("the condition was not met within 10 s")
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes started repositories of emulated models; a function for the event loop runs at once."""
+    made: list[tuple[ModelRepository, BatchingControl]] = []
+
+    def run_at_once(function: Callable[[], None]) -> None:
+        function()
+
+    def start(*models: ModelConfig, options: RepositoryOptions = OPTIONS) -> ModelRepository:
+        metrics = Metrics()
+        control = BatchingControl(
+            BatchingSettings(), observer=metrics, deliver=lambda _completions: None, on_loop=run_at_once
+        )
+
+        def open_servable(name: str, version: int, directory: Path) -> Servable:
+            model = load_model(directory, BackendOptions())
+            servable = Servable(name=name, version=version, model=model, metrics=metrics)
+            control.attach(servable)
+            return servable
+
+        def close_servable(servable: Servable) -> None:
+            control.detach(servable)
+            servable.close()
+
+        repository = ModelRepository(
+            models,
+            open_servable=open_servable,
+            close_servable=close_servable,
+            on_loop=run_at_once,
+            options=options,
+        )
+        made.append((repository, control))
+        repository.start()
+        return repository
+
+    yield start
+    for repository, control in made:
+        repository.close()
+        control.close()
+
+
+def test_the_policy_picks_versions() -> None:
+    present = [3, 1, 2]
+    assert aspired_versions(LatestVersions(), present) == [3]
+    assert aspired_versions(LatestVersions(2), present) == [2, 3]
+    assert aspired_versions(AllVersions(), present) == [1, 2, 3]
+    assert aspired_versions(SpecificVersions((1, 7)), present) == [1]
+
+
+def test_the_latest_version_answers_and_a_new_one_takes_over(tmp_path: Path, make: Make) -> None:
+    base_path = tmp_path / "m"
+    add_version(base_path, 1)
+    add_version(base_path, 2)
+    repository = make(ModelConfig(name="m", base_path=base_path))
+    repository.wait_until_loaded()
+    assert repository.find("m").version == 2
+    assert [(one.version, one.state) for one in repository.statuses("m")] == [(2, "AVAILABLE")]
+    add_version(base_path, 3)
+    wait_until(lambda: repository.find("m").version == 3)
+    wait_until(lambda: [one.state for one in repository.statuses("m")] == ["AVAILABLE", "END"])
+    with pytest.raises(StatusError, match=r"Servable not found for request: Specific\(m, 2\)"):
+        repository.find("m", version=2)
+
+
+def test_unknown_names_versions_and_labels_have_the_reference_s_texts(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "m", 1)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    repository.wait_until_loaded()
+    for call, code, message in (
+        (lambda: repository.find("n"), "NOT_FOUND", "Servable not found for request: Latest(n)"),
+        (
+            lambda: repository.find("m", version=9),
+            "NOT_FOUND",
+            "Servable not found for request: Specific(m, 9)",
+        ),
+        (
+            lambda: repository.find("m", label="x"),
+            "INVALID_ARGUMENT",
+            "Unrecognized servable version label: x",
+        ),
+        (lambda: repository.statuses("n"), "NOT_FOUND", "Could not find any versions of model n"),
+        (lambda: repository.statuses("m", version=9), "NOT_FOUND", "Could not find version 9 of model m"),
+    ):
+        with pytest.raises(StatusError) as raised:
+            call()
+        assert (raised.value.code, raised.value.message) == (code, message)
+
+
+def test_a_version_that_cannot_be_loaded_does_not_replace_one_that_answers(
+    tmp_path: Path, make: Make
+) -> None:
+    add_version(tmp_path / "m", 1)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    repository.wait_until_loaded()
+    add_version(tmp_path / "m", 2, "inputs: {}\n")
+    wait_until(lambda: repository.statuses("m")[0].state == "END")
+    failed = repository.statuses("m")[0]
+    assert (failed.version, failed.error_code) == (2, "INVALID_ARGUMENT")
+    assert "inputs: missing" in failed.error_message
+    assert repository.find("m").version == 1
+    shutil.rmtree(tmp_path / "m" / "2")
+    add_version(tmp_path / "m", 3)
+    wait_until(lambda: repository.find("m").version == 3)
+
+
+def test_a_failed_load_is_tried_again(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "m", 1)
+    options = RepositoryOptions(poll_wait_s=0.005, load_retries_max=1000, load_retry_interval_s=0.01)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), options=options)
+    repository.wait_until_loaded()
+    add_version(tmp_path / "m", 2, "{")
+    wait_until(lambda: repository.statuses("m")[0].error_code == "INVALID_ARGUMENT")
+    (tmp_path / "m" / "2" / "emulated.yaml").write_text(EMULATED)
+    wait_until(lambda: repository.find("m").version == 2)
+    assert repository.statuses("m", version=2)[0].error_message == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "{name: m version: 1} due to error: INVALID_ARGUMENT"),
+        (None, "No versions of servable m found under base path"),
+    ],
+)
+def test_a_model_without_a_version_that_loads_is_said_at_the_start(
+    tmp_path: Path, make: Make, text: str | None, said: str
+) -> None:
+    (tmp_path / "m").mkdir()
+    if text is not None:
+        add_version(tmp_path / "m", 1, text)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    with pytest.raises(StatusError) as raised:
+        repository.wait_until_loaded()
+    assert raised.value.message.startswith("1 servable(s) did not become available: ")
+    assert said in raised.value.message
+
+
+def test_a_base_path_that_does_not_exist_is_said(tmp_path: Path, make: Make) -> None:
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "none"))
+    with pytest.raises(StatusError, match=r"Could not find base path .*none for servable m"):
+        repository.wait_until_loaded()
+
+
+def test_labels_name_versions_and_need_an_available_one(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "m", 1)
+    add_version(tmp_path / "m", 2)
+
+    def labelled(**labels: int) -> ModelConfig:
+        return ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions(), labels=labels)
+
+    repository = make(labelled(stable=1, canary=2))
+    repository.wait_until_loaded()
+    assert repository.find("m", label="stable").version == 1
+    assert repository.find("m", label="canary").version == 2
+    repository.configure([labelled(stable=2)])
+    assert repository.find("m", label="stable").version == 2
+    with pytest.raises(StatusError, match="label to version 5 of model m, which is not currently available"):
+        repository.configure([labelled(stable=5)])
+    assert repository.find("m", label="stable").version == 2
+
+
+def test_a_new_configuration_adds_and_removes_models(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "a", 1)
+    add_version(tmp_path / "b", 4)
+    repository = make(ModelConfig(name="a", base_path=tmp_path / "a"))
+    repository.wait_until_loaded()
+    config = ModelServerConfig()
+    config.model_config_list.config.add(name="b", base_path=str(tmp_path / "b"), model_platform="tensorflow")
+    repository.reload_config(config)
+    assert repository.find("b").version == 4
+    assert repository.names() == ("b",)
+    wait_until(lambda: [one.state for one in repository.statuses("a")] == ["END"])
+    with pytest.raises(StatusError, match=r"Latest\(a\)"):
+        repository.find("a")
+
+
+def test_a_model_that_comes_back_is_loaded_again(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "a", 1)
+    add_version(tmp_path / "b", 1)
+    one, other = (ModelConfig(name=name, base_path=tmp_path / name) for name in "ab")
+    repository = make(one)
+    repository.wait_until_loaded()
+    repository.configure([other])
+    wait_until(lambda: [status.state for status in repository.statuses("a")] == ["END"])
+    repository.configure([one, other])
+    assert repository.find("a").version == 1
+
+
+def test_a_configuration_file_lists_models_policies_and_labels(tmp_path: Path) -> None:
+    path = tmp_path / "models.config"
+    path.write_text(
+        'model_config_list { config { name: "a" base_path: "/models/a" model_platform: "tensorflow"\n'
+        '  model_version_policy { specific { versions: 1 versions: 3 } } version_labels { key: "s" value: 3 } }\n'
+        '  config { name: "b" base_path: "/models/b" model_version_policy { all {} } }\n'
+        '  config { name: "c" base_path: "/models/c" model_version_policy { latest { num_versions: 2 } } } }\n'
+    )
+    assert read_model_config_file(path) == (
+        ModelConfig(name="a", base_path=Path("/models/a"), policy=SpecificVersions((1, 3)), labels={"s": 3}),
+        ModelConfig(name="b", base_path=Path("/models/b"), policy=AllVersions()),
+        ModelConfig(name="c", base_path=Path("/models/c"), policy=LatestVersions(2)),
+    )
+
+
+def test_a_wrong_configuration_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "models.config"
+    path.write_text('model_config_list { config { nam: "a" } }')
+    with pytest.raises(UsageError, match=r"models\.config: .*nam"):
+        read_model_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ([("a", "/a"), ("a", "/b")], "Illegal to list model a multiple times in config list"),
+        ([("", "/a")], "a model without a name"),
+        ([("a", "")], "Expected model a to have a base_path"),
+    ],
+)
+def test_an_illegal_configuration_is_refused(models: list[tuple[str, str]], said: str) -> None:
+    config = ModelServerConfig()
+    for name, base_path in models:
+        config.model_config_list.config.add(name=name, base_path=base_path)
+    with pytest.raises(StatusError, match=said):
+        models_of(config)
+
+
+def test_a_custom_configuration_is_refused_with_the_reference_s_text() -> None:
+    config = ModelServerConfig()
+    config.custom_model_config.SetInParent()
+    with pytest.raises(StatusError, match="Only ModelConfigList is currently supported"):
+        models_of(config)

@@ -204,7 +204,7 @@ class _Search:
         for number in range(MOST_CONFIRMATIONS):
             if self.low <= 0.0:
                 return
-            if number == 0:
+            if number == 0 and math.isfinite(self.high):
                 likely = self.crossing(self.low * 0.8, self.high) / (1.0 + 0.5 * self.plan.width_ratio)
                 self.low = min(self.low, likely)
             tried = self.low

@@ -126,9 +126,9 @@ class SloWatch:
     def _misses(self, live: LiveAggregate) -> tuple[Decision, str] | None:
         allowed = self.plan.limit.allowed_miss_ratio
         told = f"{self.misses} misses in {self.requests} requests"
-        elapsed_s = live.elapsed_s - (self._start or live).elapsed_s
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
-        settled = self.requests * max(0.0, 1.0 - self.plan.limit.seconds / max(elapsed_s, 1e-9))
+        unsettled = self.plan.limit.seconds / max(self._elapsed_s(live), 1e-9)
+        settled = self.requests * max(0.0, 1.0 - unsettled) if self._may_pass(live) else 0.0
         if self.plan.mode == "search":
             if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
                 return "PASS", told
@@ -173,20 +173,29 @@ class SloWatch:
 
     def _drift(self, live: LiveAggregate) -> tuple[Decision, str] | None:
         """In flight grows steadily, and answers come slower than requests."""
-        if self.plan.rate_rps is None or self._start is None:
-            return None
         span_s = max(1.0, 10.0 * self.plan.limit.seconds)
         self._in_flight.append((live.elapsed_s, live.in_flight))
         while len(self._in_flight) > 2 and self._in_flight[1][0] <= live.elapsed_s - span_s:
             self._in_flight.popleft()
-        elapsed_s = live.elapsed_s - self._start.elapsed_s
-        answered_rps = (live.done - self._start.done) / max(elapsed_s, 1e-9)
-        if elapsed_s < span_s or len(self._in_flight) < 5 or answered_rps >= 0.97 * self.plan.rate_rps:
+        if self.plan.rate_rps is None or self._elapsed_s(live) < span_s or not self._grows(live):
             return None
-        times, counts = (np.array(column, dtype=np.float64) for column in zip(*self._in_flight, strict=True))
-        if _slope_t(times, counts) <= 3.0 or live.in_flight <= self.plan.batch_rows_max:
+        answered_rps = (live.done - (self._start or live).done) / self._elapsed_s(live)
+        if answered_rps >= 0.97 * self.plan.rate_rps:
             return None
         return "FAIL", f"in flight grew to {live.in_flight} at {answered_rps:.4g} answers/s"
+
+    def _may_pass(self, live: LiveAggregate) -> bool:
+        """Slight overload takes its time to break the limit: no PASS too soon, nor while in flight grows."""
+        return self._elapsed_s(live) >= 10.0 * self.plan.limit.seconds and not self._grows(live)
+
+    def _grows(self, live: LiveAggregate) -> bool:
+        if len(self._in_flight) < 5 or live.in_flight <= self.plan.batch_rows_max:
+            return False
+        times, counts = (np.array(column, dtype=np.float64) for column in zip(*self._in_flight, strict=True))
+        return _slope_t(times, counts) > 3.0
+
+    def _elapsed_s(self, live: LiveAggregate) -> float:
+        return live.elapsed_s - (self._start or live).elapsed_s
 
 
 def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:

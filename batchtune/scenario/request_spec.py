@@ -152,6 +152,11 @@ class RequestSpec(Spec):
             raise problem("read only with check: expected", at=("answers", "file"))
         return self
 
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """The names of all signatures that are called, each once."""
+        return tuple(dict.fromkeys(str(kind.signature) for kind in self.kinds()))
+
     def kinds(self) -> tuple[MixSpec, ...]:
         """The mix with everything filled in; a request without a mix is a mix of one."""
         return tuple(

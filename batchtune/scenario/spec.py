@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
-from batchtune.scenario.knobs import configuration_of, misspelt_knob
+from batchtune.scenario.knobs import configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.load_spec import ArrivalKind, LoadSpec
 from batchtune.scenario.request_spec import AnswersSpec, FileInputs, MixSpec, RandomInputs, RequestSpec
 from batchtune.scenario.search_spec import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
@@ -179,7 +179,12 @@ class Scenario(Spec):
         Raises:
             BatchingParametersError: values that no server would accept.
         """
-        return configuration_of(self.fixed, point or {})
+        return configuration_of(self.fixed, point or {}, searched=self.search.space)
+
+    @property
+    def fixed_flags(self) -> tuple[tuple[str, str], ...]:
+        """The server flags among `fixed`, as in a Configuration: what the reference points run with too."""
+        return server_flags(self.fixed)
 
     def document(self) -> dict[str, Any]:
         """This scenario as its YAML would say it, with every default spelt out and file names absolute."""

@@ -75,6 +75,21 @@ class Space:
         found = self.configuration(point)
         return point if found is not None and _filled(found) == _filled(configuration) else None
 
+    def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
+
+        A knob whose values are no numbers gives its first one.
+        """
+        point = {}
+        for name, knob in self._search.space.items():
+            value = wanted.get(name, _DEFAULTS.get(name))
+            numbers = [
+                one for one in knob.values if isinstance(one, int | float) and not isinstance(one, bool)
+            ]
+            near = numbers and isinstance(value, int | float)
+            point[name] = min(numbers, key=lambda one: abs(one - value)) if near else knob.values[0]
+        return point
+
     def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         """Euclidean over the indices, each knob's extent counting as 1."""
         steps = zip(self.indices(one), self.indices(other), self.shape.values(), strict=True)

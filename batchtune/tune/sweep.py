@@ -22,7 +22,7 @@ from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.load_run import Fleet, Target
 from batchtune.tune.pool import Pooled, indistinct, leaders, pool, run_noise
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
-from batchtune.tune.space import Space
+from batchtune.tune.space import Space, in_force
 from batchtune.tune.trial import FinishedTrial, Source, Trial
 
 CONFIRMATIONS = 3
@@ -177,6 +177,7 @@ class _Sweep:
             return
         from batchtune.tune.search import Sampler
 
+        yield from self._rule_without_waiting()
         maximise = self._scenario.objective != "latency"
         sampler = Sampler(self._space, maximise=maximise, seed=self._scenario.search.seed)
         while self._may_propose():
@@ -185,6 +186,19 @@ class _Sweep:
             if proposal is None:
                 return
             yield from self._measure(proposal.configuration, "sampler", proposal.reason, point=proposal.point)
+
+    def _rule_without_waiting(self) -> Iterator[FinishedTrial]:
+        """The rule's size with a timeout of 0, where the space has it: behind a busy device batches grow unasked."""
+        rule = self._last("rule")
+        if rule is None or self._has("sampler") or not self._may_propose():
+            return
+        size = in_force(rule.configuration, "max_batch_size")
+        point = self._space.nearest({"max_batch_size": size, "batch_timeout_micros": 0})
+        configuration = self._space.configuration(point)
+        if configuration is not None and configuration not in {one.configuration for one in self._ledger}:
+            yield from self._measure(
+                configuration, "sampler", "nearest to the rule's size, without waiting", point=point
+            )
 
     def _may_propose(self) -> bool:
         search = self._scenario.search
@@ -218,14 +232,17 @@ class _Sweep:
             return []
         references = [one.configuration for one in self._working_references()]
         arms = list(dict.fromkeys([*(one.configuration for one in claims), *references]))
-        rivals = [
-            one.configuration
+        close = [
+            one
             for one in ranked
             if one.configuration not in arms
             and indistinct(claims[-1], one, pooled=pooled, scenario=self._scenario)
         ]
+        # An arm once begun stays while it may still win: leaders that take turns would else never finish.
+        arms += [one.configuration for one in close if one.confirmations]
+        newcomers = [one.configuration for one in close if not one.confirmations]
         affordable = self._affordable(blocks=CONFIRMATIONS, arms=len(arms) + 1)
-        return [*arms, *rivals[:1]] if affordable else arms
+        return [*arms, *newcomers[:1]] if affordable else arms
 
     def _confirmations_wanted(self, leader: Pooled, pooled: Sequence[Pooled]) -> int:
         if leader.confirmations < CONFIRMATIONS:

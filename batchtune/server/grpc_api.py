@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from batchtune.server.deadlines import Deadlines
-from batchtune.server.grpc_call import UnaryCall, fail_call
 from batchtune.server.grpc_inference import InferenceCalls
 from batchtune.server.grpc_model_service import ModelServiceCalls
 from batchtune.server.grpc_predict import PredictCalls
 from batchtune.server.health import HealthCalls
+from batchtune.server.model_call import fail_call
+from batchtune.server.reflection import REFLECTION_SERVICES, Reflection, load_service_descriptions
 from batchtune.server.request_counts import RequestCounts, RequestMetrics
 from batchtune.server.served_models import Models
+from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.status import StatusError
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
@@ -31,10 +33,22 @@ class GrpcOptions:
     reflection: bool = True
 
 
-def make_dispatch(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcApi:
+    """What the wire needs: who gets the unary calls, who serves the streams, and how to say goodbye.
+
+    `announce_stop` makes the health service answer NOT_SERVING before the server drains.
+    """
+
+    dispatch: Callable[[GrpcCall], None]
+    streams: Mapping[str, Callable[[GrpcStream], None]]
+    announce_stop: Callable[[], None]
+
+
+def make_grpc_api(
     repository: Models, metrics: RequestMetrics, *, options: GrpcOptions | None = None
-) -> Callable[[UnaryCall], None]:
-    """Make the function that the wire calls with each gRPC call, on the event loop."""
+) -> GrpcApi:
+    """Make the services; everything is called on the event loop."""
     options = options or GrpcOptions()
     counts = RequestCounts(metrics, "GRPC")
     deadlines = Deadlines()
@@ -44,7 +58,8 @@ def make_dispatch(
     )
     inference = InferenceCalls(repository, counts, deadlines, check_methods=check)
     models = ModelServiceCalls(repository)
-    handlers: dict[str, Callable[[UnaryCall], None]] = {
+    health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
+    handlers: dict[str, Callable[[GrpcCall], None]] = {
         f"/{PREDICTION_SERVICE}/Predict": predict.start,
         f"/{PREDICTION_SERVICE}/Classify": inference.classify,
         f"/{PREDICTION_SERVICE}/Regress": inference.regress,
@@ -53,15 +68,30 @@ def make_dispatch(
         f"/{MODEL_SERVICE}/GetModelStatus": models.status,
         f"/{MODEL_SERVICE}/HandleReloadConfigRequest": models.reload_config,
     }
+    streams: dict[str, Callable[[GrpcStream], None]] = {}
+    services = [PREDICTION_SERVICE, MODEL_SERVICE]
     if options.health:
-        health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
+        services.append(HEALTH_SERVICE)
         handlers[f"/{HEALTH_SERVICE}/Check"] = health.check
+        streams[f"/{HEALTH_SERVICE}/Watch"] = health.watch
+    if options.reflection:
+        load_service_descriptions()
+        services.extend(REFLECTION_SERVICES)
+        for name in REFLECTION_SERVICES:
+            streams[f"/{name}/ServerReflectionInfo"] = Reflection(name, tuple(services)).serve
 
-    def dispatch(call: UnaryCall) -> None:
+    def dispatch(call: GrpcCall) -> None:
         handler = handlers.get(call.path)
         if handler is None:
             fail_call(call, StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
         else:
             handler(call)
 
-    return dispatch
+    return GrpcApi(dispatch=dispatch, streams=streams, announce_stop=health.stop)
+
+
+def make_dispatch(
+    repository: Models, metrics: RequestMetrics, *, options: GrpcOptions | None = None
+) -> Callable[[GrpcCall], None]:
+    """Make the function that the wire calls with each unary call, for whoever wants no streams."""
+    return make_grpc_api(repository, metrics, options=options).dispatch

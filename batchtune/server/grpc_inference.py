@@ -19,11 +19,12 @@ from batchtune.server.classification import (
     regression_result,
 )
 from batchtune.server.deadlines import Deadlines
-from batchtune.server.grpc_call import ModelCall, UnaryCall, fail_call
 from batchtune.server.grpc_predict import DEFAULT_SIGNATURE
+from batchtune.server.model_call import ModelCall, fail_call
 from batchtune.server.predict_requests import read_model_spec
 from batchtune.server.request_counts import RequestCounts
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
+from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import (
     ClassificationRequest,
     ClassificationResponse,
@@ -55,15 +56,15 @@ class InferenceCalls:
         self._deadlines = deadlines
         self._check_methods = check_methods
 
-    def classify(self, call: UnaryCall) -> None:
+    def classify(self, call: GrpcCall) -> None:
         """Start a Classify call."""
         self._start_single(call, _CLASSIFY)
 
-    def regress(self, call: UnaryCall) -> None:
+    def regress(self, call: GrpcCall) -> None:
         """Start a Regress call."""
         self._start_single(call, _REGRESS)
 
-    def multi_inference(self, call: UnaryCall) -> None:
+    def multi_inference(self, call: GrpcCall) -> None:
         """Start a MultiInference call: its tasks run as requests of their own, its answer waits for all."""
         name = ""
         try:
@@ -86,7 +87,7 @@ class InferenceCalls:
         except StatusError as error:
             running.fail(error)
 
-    def _start_single(self, call: UnaryCall, kind: _Kind) -> None:
+    def _start_single(self, call: GrpcCall, kind: _Kind) -> None:
         name = ""
         try:
             request = parse_message(kind.request, call.message)
@@ -148,10 +149,10 @@ class InferenceCalls:
             tasks[signature_name] = _Task(signature_name=signature_name, kind=kind, outputs=outputs)
         return servable, list(tasks.values())
 
-    def _running(self, call: UnaryCall, name: str, api: str, encode: Callable[[Outputs], bytes]) -> ModelCall:
+    def _running(self, call: GrpcCall, name: str, api: str, encode: Callable[[Outputs], bytes]) -> ModelCall:
         return ModelCall(call, self._counts, self._deadlines, model_name=name, api=api, encode=encode)
 
-    def _refuse(self, call: UnaryCall, name: str, error: StatusError) -> None:
+    def _refuse(self, call: GrpcCall, name: str, error: StatusError) -> None:
         self._counts.failed(name, error.code)
         fail_call(call, error)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from batchtune.server.grpc_call import UnaryCall, fail_call
 from batchtune.server.grpc_inference import parse_message
+from batchtune.server.model_call import fail_call
 from batchtune.server.predict_requests import read_model_spec
 from batchtune.server.served_models import Models, find_servable
+from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import (
     GetModelMetadataRequest,
     GetModelMetadataResponse,
@@ -32,7 +33,7 @@ class ModelServiceCalls:
         self._models = models
         self._reloads: set[asyncio.Task[None]] = set()
 
-    def metadata(self, call: UnaryCall) -> None:
+    def metadata(self, call: GrpcCall) -> None:
         """Answer GetModelMetadata."""
         try:
             answer = self._metadata(parse_message(GetModelMetadataRequest, call.message))
@@ -41,7 +42,7 @@ class ModelServiceCalls:
             return
         call.reply(answer)
 
-    def status(self, call: UnaryCall) -> None:
+    def status(self, call: GrpcCall) -> None:
         """Answer GetModelStatus; a version label is ignored, as TensorFlow Serving does."""
         try:
             request = parse_message(GetModelStatusRequest, call.message)
@@ -61,7 +62,7 @@ class ModelServiceCalls:
             entry.status.error_message = state.error_message
         call.reply(response.SerializeToString())
 
-    def reload_config(self, call: UnaryCall) -> None:
+    def reload_config(self, call: GrpcCall) -> None:
         """Start HandleReloadConfigRequest: it is answered when the models are available or have failed."""
         try:
             request = parse_message(ReloadConfigRequest, call.message)
@@ -78,7 +79,7 @@ class ModelServiceCalls:
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
-    async def _reload(self, call: UnaryCall, config: Any) -> None:
+    async def _reload(self, call: GrpcCall, config: Any) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._models.reload_config, config)
         except StatusError as error:
@@ -86,8 +87,7 @@ class ModelServiceCalls:
             return
         response = ReloadConfigResponse()
         response.status.error_code = GRPC_CODES["OK"]
-        if not call.cancelled:
-            call.reply(response.SerializeToString())
+        call.reply(response.SerializeToString())
 
     def _metadata(self, request: Any) -> bytes:
         if not request.HasField("model_spec"):

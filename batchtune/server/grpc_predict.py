@@ -14,11 +14,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from batchtune.server.deadlines import Deadlines
-from batchtune.server.grpc_call import ModelCall, UnaryCall, fail_call
+from batchtune.server.model_call import ModelCall, fail_call
 from batchtune.server.predict_requests import PredictPlan, PredictRequests, decode_inputs
 from batchtune.server.predict_responses import PredictResponses
 from batchtune.server.request_counts import RequestCounts
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
+from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import SignatureDefMap
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, tensor_from_proto
@@ -49,7 +50,7 @@ class PredictCalls:
         self._requests = PredictRequests()
         self._bindings: dict[PredictPlan, _Binding] = {}
 
-    def start(self, call: UnaryCall) -> None:
+    def start(self, call: GrpcCall) -> None:
         """Start one call; it ends by itself."""
         name = ""
         try:

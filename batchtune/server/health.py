@@ -5,45 +5,87 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
-from batchtune.server.grpc_call import UnaryCall, fail_call
 from batchtune.server.grpc_inference import parse_message
+from batchtune.server.model_call import fail_call
 from batchtune.server.served_models import Models
+from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.protos import HealthCheckRequest, HealthCheckResponse
 from batchtune.wire.status import StatusError
 
+_POLL_S = 0.5
+
 
 class HealthCalls:
-    """Answers Check. A server that was told to `stop` is not serving."""
+    """Answers Check and Watch. A server that was told to `stop` is not serving."""
 
     def __init__(self, models: Models, services: Iterable[str]) -> None:
         self._models = models
         self._services = frozenset(["", *services])
         self._stopping = False
+        self._watchers: dict[GrpcStream, tuple[str, str]] = {}
 
     def stop(self) -> None:
-        """Tell whoever asks that this server is going away."""
+        """Tell whoever asks, and whoever watches, that this server is going away."""
         self._stopping = True
+        self._tell_watchers()
 
-    def check(self, call: UnaryCall) -> None:
+    def check(self, call: GrpcCall) -> None:
         """Answer Check; NOT_FOUND for a service that does not exist here."""
         try:
-            service = parse_message(HealthCheckRequest, call.message).service
-            serving = self._is_serving(service)
+            status = self._status(parse_message(HealthCheckRequest, call.message).service)
+            if status == "SERVICE_UNKNOWN":
+                raise StatusError("NOT_FOUND", "unknown service")
         except StatusError as error:
             fail_call(call, error)
             return
-        status = HealthCheckResponse.ServingStatus.Value("SERVING" if serving else "NOT_SERVING")
-        call.reply(HealthCheckResponse(status=status).SerializeToString())
+        call.reply(_response(status))
 
-    def _is_serving(self, service: str) -> bool:
+    def watch(self, stream: GrpcStream) -> None:
+        """Serve Watch: the status now and whenever it has changed (looked at twice a second)."""
+
+        def start(message: bytes) -> None:
+            try:
+                service = parse_message(HealthCheckRequest, message).service
+            except StatusError as error:
+                stream.finish(error.code, error.message)
+                return
+            status = self._status(service)
+            if not self._watchers:
+                asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+            self._watchers[stream] = (service, status)
+            stream.send(_response(status))
+
+        stream.on_message = start
+        stream.on_cancel = lambda: self._forget(stream)
+
+    def _forget(self, stream: GrpcStream) -> None:
+        self._watchers.pop(stream, None)
+        stream.finish("CANCELLED")
+
+    def _poll(self) -> None:
+        self._tell_watchers()
+        if self._watchers:
+            asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+
+    def _tell_watchers(self) -> None:
+        for stream, (service, told) in list(self._watchers.items()):
+            status = self._status(service)
+            if status != told:
+                self._watchers[stream] = (service, status)
+                stream.send(_response(status))
+
+    def _status(self, service: str) -> str:
         names = self._models.names()
         if service in self._services:
-            return not self._stopping and all(self._is_available(name) for name in names)
-        if service in names:
-            return not self._stopping and self._is_available(service)
-        raise StatusError("NOT_FOUND", "unknown service")
+            serving = all(self._is_available(name) for name in names)
+        elif service in names:
+            serving = self._is_available(service)
+        else:
+            return "SERVICE_UNKNOWN"
+        return "SERVING" if serving and not self._stopping else "NOT_SERVING"
 
     def _is_available(self, name: str) -> bool:
         try:
@@ -51,3 +93,8 @@ class HealthCalls:
         except StatusError:
             return False
         return True
+
+
+def _response(status: str) -> bytes:
+    number = HealthCheckResponse.ServingStatus.Value(status)
+    return bytes(HealthCheckResponse(status=number).SerializeToString())

@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from batchtune.wire.grpc_call import GrpcStream
 from batchtune.wire.protos import HEALTH_POOL, PredictRequest
 from batchtune.wire.status import GRPC_CODES, StatusError
 
@@ -91,6 +92,19 @@ class Reflection:
         # Not from the default pool: a tool's own registration of the same file must not clash.
         self._pools = (PredictRequest.DESCRIPTOR.file.pool, HEALTH_POOL, own_pool)
         self._services = services
+
+    def serve(self, stream: GrpcStream) -> None:
+        """Serve ServerReflectionInfo: one answer for each message, until the client has said its last."""
+
+        def answer(message: bytes) -> None:
+            try:
+                stream.send(self.answer(message))
+            except StatusError as error:
+                stream.finish(error.code, error.message)
+
+        stream.on_message = answer
+        stream.on_end = stream.finish
+        stream.on_cancel = lambda: stream.finish("CANCELLED")
 
     def answer(self, message: bytes) -> bytes:
         """Answer one message; what does not exist is an error inside the answer.

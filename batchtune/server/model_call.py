@@ -1,69 +1,36 @@
-"""What is a gRPC call to the server's API, and how does a call on a model end?"""
+"""How does a gRPC call on a model end: with its outputs, an error, or its deadline, whichever is first?"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from batchtune.server.deadlines import Deadlines
 from batchtune.server.request_counts import RequestCounts
 from batchtune.server.served_models import Outputs
+from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.status import StatusError
 
 MESSAGE_CHARACTERS_MAX = 1024
 """TensorFlow Serving cuts longer error messages (grpc_status_util.cc)."""
 
 
-class UnaryCall(Protocol):
-    """One message in, one answer out; wire.grpc_server implements it."""
-
-    @property
-    def path(self) -> str:
-        """ "/package.Service/Method"."""
-        ...
-
-    @property
-    def message(self) -> bytes:
-        """The request."""
-        ...
-
-    @property
-    def deadline_ns(self) -> int | None:
-        """On CLOCK_MONOTONIC."""
-        ...
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits any more."""
-        ...
-
-    def reply(self, message: bytes) -> None:
-        """End the call with OK."""
-        ...
-
-    def fail(self, code: str, message: str) -> None:
-        """End the call with an error."""
-        ...
-
-
-def fail_call(call: UnaryCall, error: StatusError) -> None:
+def fail_call(call: GrpcCall, error: StatusError) -> None:
     """End a call with an error, its message cut as TensorFlow Serving cuts it."""
     message = error.message
     if len(message) > MESSAGE_CHARACTERS_MAX:
         message = message[:MESSAGE_CHARACTERS_MAX] + "...TRUNCATED"
-    if not call.cancelled:
-        call.fail(error.code, message)
+    call.fail(error.code, message)
 
 
 class ModelCall:
-    """A call that waits for a model: ends with the encoded outputs, an error, or its deadline, whichever is first."""
+    """A call that waits for a model; `encode` makes its answer of the outputs."""
 
     __slots__ = ("_api", "_call", "_counts", "_deadlines", "_encode", "_ended", "_model_name", "_started_ns")
 
     def __init__(
         self,
-        call: UnaryCall,
+        call: GrpcCall,
         counts: RequestCounts,
         deadlines: Deadlines,
         *,

@@ -1,0 +1,506 @@
+"""Does the REST front end answer ordinary clients as tensorflow_model_server does?"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+from server_fakes import FakeServable, RunningRest, running_rest, signature, spec
+
+from batchtune.errors import BatchingParametersError
+from batchtune.server.rest_server import RestLimits
+from batchtune.wire.status import HTTP_CODES, StatusError
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningRest]:
+    with running_rest(monitoring_path="/monitoring/prometheus/metrics") as running:
+        yield running
+
+
+@pytest.fixture
+def rest(shared: RunningRest) -> RunningRest:
+    servable = shared.models.servable
+    servable.error, servable.hold = None, False
+    servable.held.clear()
+    servable.asked.clear()
+    return shared
+
+
+def post(rest: RunningRest, path: str, body: Any, **headers: str) -> requests.Response:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return requests.post(rest.url + path, data=data, headers=headers, timeout=10)
+
+
+def get(rest: RunningRest, path: str, method: str = "GET", **headers: str) -> requests.Response:
+    return requests.request(method, rest.url + path, headers=headers, timeout=10)
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met within 10 s"
+        time.sleep(0.005)
+
+
+def exchange(rest: RunningRest, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """Send raw bytes over one connection and read until the server has been silent or gone."""
+    with socket.create_connection(("127.0.0.1", rest.port), timeout=5) as client:
+        for piece in pieces:
+            client.sendall(piece)
+            time.sleep(pause_s)
+        client.settimeout(0.3)
+        answer = b""
+        try:
+            while chunk := client.recv(65536):
+                answer += chunk
+        except TimeoutError:
+            pass
+        return answer
+
+
+PREDICT = "/v1/models/m:predict"
+REQUEST = b'POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 20\r\n\r\n{"instances": [1.0]}'
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/m:predict",
+        "/v1/models/m/versions/123:predict",
+        "/v1/models/m/versions/0123:predict",
+        "/v1/models/m/labels/stable:predict",
+        "/V1/MODELS/m:PREDICT",
+        "/v1/models/%6d:predict",
+        "/v1/models/m:predict?query=ignored",
+    ],
+)
+def test_every_spelling_of_a_predict_path_works_at_first_and_again(rest: RunningRest, path: str) -> None:
+    for _ in range(3):
+        answer = post(rest, path, {"instances": [1.0, 2.0, 5.0]})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.text == '{\n    "predictions": [2.5, 3.0, 4.5\n    ]\n}'
+
+
+def test_columns_are_answered_by_column(rest: RunningRest) -> None:
+    assert post(rest, PREDICT, {"inputs": [1.0, 2.0]}).json() == {"outputs": [2.5, 3.0]}
+
+
+def test_no_content_type_is_asked_for(rest: RunningRest) -> None:
+    answer = post(rest, PREDICT, {"instances": [1.0]}, **{"Content-Type": "text/html"})
+    assert answer.json() == {"predictions": [2.5]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code", "text"),
+    [
+        ("POST", "/v1/models/x:predict", "{}", 404, "Servable not found for request: Latest(x)"),
+        (
+            "POST",
+            "/v1/models/m/versions/9:predict",
+            "{}",
+            404,
+            "Servable not found for request: Specific(m, 9)",
+        ),
+        ("POST", "/v1/models/m/labels/l:predict", "{}", 400, "Unrecognized servable version label: l"),
+        (
+            "POST",
+            "/v1/models/m/versions/9223372036854775808:predict",
+            "{}",
+            400,
+            "Failed to convert version: 9223372036854775808 to numeric.",
+        ),
+        (
+            "POST",
+            PREDICT,
+            '{"signature_name": "s"}',
+            400,
+            'Serving signature name: "s" not found in signature def',
+        ),
+        ("POST", PREDICT, "", 400, "JSON Parse error: The document is empty"),
+        ("POST", PREDICT, "{}", 400, "Missing 'inputs' or 'instances' key"),
+        ("GET", PREDICT, "", 400, "Malformed request: GET /v1/models/m:predict"),
+        ("POST", "/v1/models/m", "", 400, "Malformed request: POST /v1/models/m"),
+        ("DELETE", "/v1/models/m", "", 400, "Malformed request: DELETE /v1/models/m"),
+        ("GET", "/v1/models/m/", "", 400, "Malformed request: GET /v1/models/m/"),
+        ("POST", "/v1/models/m:explain", "", 400, "Malformed request: POST /v1/models/m:explain"),
+        ("GET", "/v1/", "", 400, "Malformed request: GET /v1/"),
+        ("GET", "/v1/models", "", 400, "Missing model name in request."),
+        ("GET", "/v1/models/x", "", 404, "Could not find any versions of model x"),
+        ("GET", "/v1/models/m/versions/9", "", 404, "Could not find version 9 of model m"),
+        ("GET", "/v1/models/x/metadata", "", 404, "Servable not found for request: Latest(x)"),
+        ("GET", "/elsewhere", "", 404, "Not found: /elsewhere"),
+        (
+            "PUT",
+            "/v1/tuning/batching_parameters",
+            "{}",
+            400,
+            "Malformed request: PUT /v1/tuning/batching_parameters",
+        ),
+    ],
+)
+def test_refusals_have_the_references_code_and_text(
+    rest: RunningRest, method: str, path: str, body: str, code: int, text: str
+) -> None:
+    for _ in range(2):
+        answer = requests.request(method, rest.url + path, data=body.encode(), timeout=10)
+        assert (answer.status_code, answer.json()) == (code, {"error": text})
+
+
+def test_lookup_comes_after_parsing_and_before_the_tensors(rest: RunningRest) -> None:
+    unknown = "/v1/models/x:predict"
+    assert "JSON Parse error" in post(rest, unknown, b"{").json()["error"]
+    assert "must be a string" in post(rest, unknown, {"signature_name": 1}).json()["error"]
+    assert post(rest, unknown, {"instances": 1}).status_code == 404
+
+
+@pytest.mark.parametrize("code", sorted(set(HTTP_CODES) - {"OK"}))
+def test_every_status_has_its_http_code(rest: RunningRest, code: str) -> None:
+    rest.models.servable.error = StatusError(code, f'because "{code}"')
+    for _ in range(2):
+        answer = post(rest, PREDICT, {"instances": [1.0]})
+        assert answer.status_code == HTTP_CODES[code]
+        assert answer.json() == {"error": f'because "{code}"'}
+
+
+def test_status_of_all_versions_and_of_one(rest: RunningRest) -> None:
+    expected = {
+        "model_version_status": [
+            {"version": "123", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+        ]
+    }
+    for path in ("/v1/models/m", "/v1/models/m/versions/123", "/v1/models/m/labels/whatever"):
+        assert get(rest, path).json() == expected
+
+
+def test_metadata_is_protobufs_json_of_the_signatures(rest: RunningRest) -> None:
+    answer = get(rest, "/v1/models/m/metadata").json()
+    assert answer["model_spec"] == {"name": "m", "signature_name": "", "version": "123"}
+    definition = answer["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    assert definition["inputs"]["x"] == {
+        "dtype": "DT_FLOAT",
+        "tensor_shape": {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False},
+        "name": "x:0",
+    }
+    assert definition["method_name"] == "tensorflow/serving/predict"
+    assert get(rest, "/v1/models/m/labels/stable/metadata").json() == answer
+    assert get(rest, "/v1/models/m/labels/other/metadata").status_code == 400
+
+
+def test_metrics_count_requests_by_status(rest: RunningRest) -> None:
+    def count(status: str) -> int:
+        text = get(rest, "/monitoring/prometheus/metrics").text
+        label = f':tensorflow:serving:request_count{{model_name="m",status="{status}"}} '
+        return int(next((line.split()[-1] for line in text.splitlines() if line.startswith(label)), 0))
+
+    ok, refused = count("OK"), count("UNAVAILABLE")
+    post(rest, PREDICT, {"instances": [1.0]})
+    rest.models.servable.error = StatusError("UNAVAILABLE", "full")
+    post(rest, PREDICT, {"instances": [1.0]})
+    assert (count("OK"), count("UNAVAILABLE")) == (ok + 1, refused + 1)
+    answer = get(rest, "/monitoring/prometheus/metrics")
+    assert answer.headers["content-type"] == "text/plain"
+    assert 'request_latency_count{model_name="m",API="predict",entrypoint="REST"}' in answer.text
+
+
+def test_invented_model_names_do_not_grow_the_metrics(rest: RunningRest) -> None:
+    with requests.Session() as session:
+        for number in range(400):
+            session.post(f"{rest.url}/v1/models/n{number}:predict", data=b"{}", timeout=10)
+    text = get(rest, "/monitoring/prometheus/metrics").text
+    assert text.count('status="NOT_FOUND"') < 300
+
+
+def test_without_a_monitoring_path_there_are_no_metrics() -> None:
+    with running_rest() as rest:
+        assert get(rest, "/monitoring/prometheus/metrics").status_code == 404
+        assert get(rest, "/").status_code == 404
+
+
+def test_preflight_needs_an_origin_and_cors_headers_need_the_flag(rest: RunningRest) -> None:
+    refused = get(rest, PREDICT, "OPTIONS")
+    assert (refused.status_code, refused.json()) == (
+        400,
+        {"error": "Origin header is missing in CORS preflight"},
+    )
+    assert "access-control-allow-origin" not in get(rest, PREDICT, "OPTIONS", Origin="https://x").headers
+    with running_rest(cors=True) as open_rest:
+        for answer in (
+            get(open_rest, PREDICT, "OPTIONS", Origin="https://x"),
+            post(open_rest, PREDICT, {"instances": [1.0]}),
+            post(open_rest, PREDICT, {"instances": [1.0]}),
+            get(open_rest, "/v1/models/x"),
+        ):
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert answer.headers["access-control-allow-methods"] == "POST, GET"
+            assert answer.headers["access-control-allow-headers"] == "Content-Type"
+
+
+class Control:
+    def __init__(self) -> None:
+        self.parameters: dict[str, Any] = {"enable_batching": True, "max_batch_size": 4}
+
+    def in_force(self) -> dict[str, Any]:
+        return self.parameters
+
+    def replace(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        if parameters.get("max_batch_size") == 0:
+            raise BatchingParametersError("input_batch_size_limit must be positive; was 0")
+        if parameters.get("max_batch_size") == 1:
+            raise StatusError("INVALID_ARGUMENT", "too small")
+        self.parameters = parameters
+        return parameters
+
+
+def test_tuning_replaces_parameters_and_says_what_is_in_force() -> None:
+    with running_rest(tuning=Control()) as rest:
+        url = rest.url + "/v1/tuning/batching_parameters"
+        assert requests.get(url, timeout=10).json() == {"enable_batching": True, "max_batch_size": 4}
+        assert requests.put(url, json={"max_batch_size": 8}, timeout=10).json() == {"max_batch_size": 8}
+        assert requests.get(url, timeout=10).json() == {"max_batch_size": 8}
+        for body, text in (
+            (b'{"max_batch_size": 0}', "input_batch_size_limit must be positive; was 0"),
+            (b'{"max_batch_size": 1}', "too small"),
+            (b"[]", "expected a JSON object of batching parameters"),
+        ):
+            answer = requests.put(url, data=body, timeout=10)
+            assert (answer.status_code, answer.json()) == (400, {"error": text})
+        assert requests.put(url, data=b"{", timeout=10).status_code == 400
+        assert requests.post(url, data=b"{}", timeout=10).status_code == 400
+
+
+async def call_app(rest: RunningRest, scope: dict[str, Any], body: bytes = b"") -> list[dict[str, Any]]:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    await rest.api({"type": "http", "headers": [], "client": None, **scope}, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("client", "status"),
+    [
+        (("127.0.0.1", 1), 200),
+        (("::1", 1), 200),
+        (("::ffff:127.0.0.1", 1), 200),
+        (None, 200),
+        (("10.0.0.1", 1), 403),
+        (("::ffff:10.0.0.1", 1), 403),
+        (("nonsense", 1), 403),
+    ],
+)
+def test_tuning_answers_this_machine_only(client: tuple[str, int] | None, status: int) -> None:
+    with running_rest(tuning=Control()) as rest:
+        scope = {"method": "GET", "raw_path": b"/v1/tuning/batching_parameters", "client": client}
+        assert rest.thread.run(call_app(rest, scope))[0]["status"] == status
+
+
+def test_gzip_bodies_are_inflated(rest: RunningRest) -> None:
+    packed = gzip.compress(b'{"instances": [1.0]}')
+    for _ in range(2):
+        assert post(rest, PREDICT, packed, **{"Content-Encoding": "gzip"}).json() == {"predictions": [2.5]}
+    broken = post(rest, PREDICT, b"no gzip", **{"Content-Encoding": "gzip"})
+    assert broken.status_code == 400
+    assert broken.json()["error"].startswith("Failed to uncompress the gzipped body")
+
+
+def test_bodies_beyond_the_limit_are_413() -> None:
+    with running_rest(body_bytes_max=1000) as rest:
+        large = {"instances": [1.0] * 1000}
+        packed = gzip.compress(json.dumps(large).encode())
+        assert len(packed) < 1000
+        for _ in range(2):
+            assert post(rest, PREDICT, {"instances": [1.0]}).status_code == 200
+            answer = post(rest, PREDICT, large)
+            assert (answer.status_code, answer.json()) == (
+                413,
+                {"error": "the request body exceeds 1000 bytes"},
+            )
+            assert post(rest, PREDICT, packed, **{"Content-Encoding": "gzip"}).status_code == 413
+
+
+def test_a_call_that_takes_too_long_is_504() -> None:
+    servable = FakeServable()
+    servable.hold = True
+    with running_rest(servable, timeout_ms=30) as rest:
+        for _ in range(2):
+            answer = post(rest, PREDICT, {"instances": [1.0]})
+            assert answer.status_code == 504
+            assert answer.json() == {"error": "Timed out waiting for notification"}
+        rest.thread.call(servable.release)  # answers that come too late go nowhere
+        servable.hold = False
+        assert post(rest, PREDICT, {"instances": [1.0]}).status_code == 200
+        deadlines = [deadline for _, _, _, deadline in servable.asked]
+        assert all(deadline is not None for deadline in deadlines)
+
+
+def test_without_a_timeout_there_is_no_deadline() -> None:
+    with running_rest(timeout_ms=0) as rest:
+        assert post(rest, PREDICT, {"instances": [1.0]}).status_code == 200
+        assert rest.models.servable.asked[0][3] is None
+
+
+def test_one_connection_serves_many_requests(rest: RunningRest) -> None:
+    answer = exchange(rest, REQUEST, REQUEST, REQUEST, pause_s=0.02)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_pipelined_requests_are_answered_in_order(rest: RunningRest) -> None:
+    second = REQUEST.replace(b"[1.0]", b"[3.0]")
+    third = b"GET /v1/models/m HTTP/1.1\r\nhost: x\r\n\r\n"
+    exchange(rest, REQUEST)
+    answer = exchange(rest, REQUEST + second + third + REQUEST)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+    assert answer.index(b"2.5") < answer.index(b"3.5") < answer.index(b"AVAILABLE") < answer.rindex(b"2.5")
+
+
+def test_a_request_in_single_bytes_is_one_request(rest: RunningRest) -> None:
+    exchange(rest, REQUEST)
+    answer = exchange(rest, *(REQUEST[index : index + 1] for index in range(len(REQUEST))))
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+
+
+def test_chunked_bodies_are_put_together(rest: RunningRest) -> None:
+    chunks = b'9\r\n{"instanc\r\n' + b'b\r\nes": [1.0]}\r\n' + b"0\r\n\r\n"
+    head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    for _ in range(2):
+        assert b"2.5" in exchange(rest, head + chunks)
+
+
+def test_expect_continue_is_answered(rest: RunningRest) -> None:
+    head, body = REQUEST.split(b"\r\n\r\n")
+    for _ in range(2):
+        answer = exchange(rest, head + b"\r\nexpect: 100-continue\r\n\r\n", body, pause_s=0.05)
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("close", [b"HTTP/1.1\r\nconnection: close", b"HTTP/1.0"])
+def test_a_client_that_wants_to_close_is_told_so(rest: RunningRest, close: bytes) -> None:
+    exchange(rest, REQUEST)
+    answer = exchange(rest, REQUEST.replace(b"HTTP/1.1", close, 1) + REQUEST)
+    assert answer.count(b"200 OK") == 1
+    assert b"connection: close\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"\x16\x03\x01\x02\x00\x01", b"nonsense\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"]
+)
+def test_what_is_not_http_is_400_and_closed(rest: RunningRest, nonsense: bytes) -> None:
+    assert exchange(rest, nonsense).startswith(b"HTTP/1.1 400")
+
+
+def test_a_head_without_end_is_cut_off(rest: RunningRest) -> None:
+    endless = b"GET /v1/models/m HTTP/1.1\r\n" + b"x: " + b"y" * 300_000
+    assert exchange(rest, endless).startswith(b"HTTP/1.1 400")
+
+
+def test_a_client_that_leaves_early_leaves_nothing_behind(rest: RunningRest) -> None:
+    exchange(rest, REQUEST)
+    rest.models.servable.hold = True
+    with socket.create_connection(("127.0.0.1", rest.port)) as client:
+        client.sendall(REQUEST)
+        wait_until(lambda: rest.models.servable.held)
+    wait_until(lambda: rest.server.connections == 0)
+    rest.thread.call(rest.models.servable.release)
+    assert post(rest, "/v1/models/x:predict", b"{}").status_code == 404
+
+
+def test_silent_connections_are_closed() -> None:
+    limits = RestLimits(idle_s=0.05, stalled_s=0.05)
+    with running_rest(limits=limits) as rest, socket.create_connection(("127.0.0.1", rest.port)) as idle:
+        with socket.create_connection(("127.0.0.1", rest.port)) as stalled:
+            stalled.sendall(REQUEST[:30])
+            wait_until(lambda: rest.server.connections == 2)
+            time.sleep(0.05)
+            rest.thread.call(rest.server._sweep)
+            wait_until(lambda: rest.server.connections == 0)
+            assert stalled.recv(10) == b""
+        assert idle.recv(10) == b""
+
+
+def test_draining_lets_requests_finish_and_refuses_new_ones() -> None:
+    servable = FakeServable()
+    with running_rest(servable) as rest:
+        post(rest, PREDICT, {"instances": [1.0]})
+        servable.hold = True
+        with socket.create_connection(("127.0.0.1", rest.port)) as client:
+            client.sendall(REQUEST)
+            wait_until(lambda: servable.held)
+            rest.thread.loop.call_soon_threadsafe(rest.thread.loop.create_task, rest.server.drain(5))
+            rest.thread.call(lambda: None)
+            rest.thread.call(servable.release)
+            answer = b""
+            while chunk := client.recv(65536):
+                answer += chunk
+            assert b"200 OK" in answer
+            assert b"connection: close" in answer
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", rest.port))
+
+
+EXAMPLES = [spec("inputs", "object")]
+
+
+def classify(inputs: dict[str, Any]) -> dict[str, Any]:
+    rows = len(inputs["inputs"])
+    return {
+        "classes": np.array([[b"a", b"b"]] * rows, object),
+        "scores": np.array([[0.25, 0.75]] * rows, np.float32),
+    }
+
+
+def regress(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"outputs": np.array([[len(one)] for one in inputs["inputs"]], np.float32)}
+
+
+def test_classify_and_regress_take_examples() -> None:
+    servable = FakeServable(
+        {
+            "serving_default": (
+                signature(
+                    "serving_default",
+                    EXAMPLES,
+                    [spec("classes", "object", 2), spec("scores", "float32", 2)],
+                    "classify",
+                ),
+                classify,
+            ),
+            "length": (signature("length", EXAMPLES, [spec("outputs", "float32", 1)], "regress"), regress),
+        }
+    )
+    with running_rest(servable) as rest:
+        body = {"examples": [{"x": 1}, {"x": 2}]}
+        answer = post(rest, "/v1/models/m:classify", body)
+        assert answer.json() == {"results": [[["a", 0.25], ["b", 0.75]]] * 2}
+        sizes = post(
+            rest, "/v1/models/m:regress", {"signature_name": "length", "examples": [{"x": [1.5]}, {}]}
+        )
+        assert len(sizes.json()["results"]) == 2
+        for path, text in (
+            ("regress", "Expected one output Tensor."),
+            ("predict", "Missing 'inputs' or 'instances' key"),
+        ):
+            refused = post(rest, f"/v1/models/m:{path}", body)
+            assert (refused.status_code, refused.json()) == (400, {"error": text})
+        unknown = post(rest, "/v1/models/m:classify", {"signature_name": "s", **body})
+        assert unknown.json() == {"error": "No signature was found with the name: s"}
+
+
+def test_curl_gets_the_answer(rest: RunningRest) -> None:
+    command = ["curl", "-s", "-d", '{"instances": [1.0, 2.0, 5.0]}', rest.url + PREDICT]
+    printed = subprocess.run(command, check=True, capture_output=True, timeout=20).stdout
+    assert json.loads(printed) == {"predictions": [2.5, 3.0, 4.5]}

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from batchtune.server.loaded_model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.quiet_stderr import native_log_lines_dropped
 from batchtune.wire.protos import SignatureDef, SignatureDefMap
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tensors import Signature, signature_from_def
@@ -28,14 +30,14 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
     Raises:
         StatusError: the file cannot be loaded, or has no signature.
     """
-    tf = _import_tensorflow(options)
-    v1 = tf.compat.v1
-    session = v1.Session(graph=tf.Graph(), config=_session_config(v1, options))
+    with nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else native_log_lines_dropped():
+        tf = _import_tensorflow(options)
+        config = _session_config(tf.compat.v1, options)
+        session = tf.compat.v1.Session(graph=tf.Graph(), config=config)
     try:
         with session.graph.as_default():
-            meta_graph = v1.saved_model.loader.load(
-                session, list(options.saved_model_tags), str(version_directory)
-            )
+            loader = tf.compat.v1.saved_model.loader
+            meta_graph = loader.load(session, list(options.saved_model_tags), str(version_directory))
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         session.close()
         raise _load_failure(error, version_directory) from error
@@ -103,7 +105,7 @@ class _SignatureRun:
 
 
 def _import_tensorflow(options: BackendOptions) -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for what it logs later
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     import tensorflow as tf

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from batchtune.load.answers import check_answers
 from batchtune.load.clients import make_client
 from batchtune.load.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns
-from batchtune.load.job import ClosedPart, OpenPart, WorkerJob
+from batchtune.load.job import ROWS_MAX, WorkerJob
 from batchtune.load.pacing import Pacer
 from batchtune.load.recorder import Recorder
 from batchtune.load.samples import Status
 from batchtune.load.source import ClosedSource, OpenSource
+from batchtune.scenario.arrivals import ClosedLoop, Schedule
 
 TICK_S: Final = 0.02
 """How often timeouts are looked for, counters published and the end noticed."""
@@ -110,31 +111,28 @@ class Driver:
             self._give_up_ns = min(self._give_up_ns, _monotonic_ns() + drain_ns)
 
     def _make_source(self) -> OpenSource | ClosedSource:
-        match self._job.part:
-            case OpenPart(due_ns=due_ns):
-                return OpenSource(self._columns, len(due_ns), self._pacer.wake_at)
-            case ClosedPart() as part:
-                return ClosedSource(
-                    self._columns,
-                    users=part.users,
-                    think_ns=int(part.think_s * 1e9),
-                    requests_max=part.requests_max,
-                    wake_at=self._pacer.wake_at,
-                )
+        arrivals = self._job.arrivals
+        if isinstance(arrivals, Schedule):
+            return OpenSource(self._columns, len(arrivals.due_ns), self._pacer.wake_at)
+        return ClosedSource(
+            self._columns,
+            users=arrivals.concurrency,
+            think_ns=int(arrivals.think_s * 1e9),
+            requests_max=ROWS_MAX if arrivals.requests_max is None else arrivals.requests_max,
+            wake_at=self._pacer.wake_at,
+        )
 
     def _start(self, start_ns: int) -> None:
         self._columns.header[STARTED_NS] = start_ns
-        match self._source, self._job.part:
-            case OpenSource() as source, OpenPart(due_ns=due_ns):
-                self._columns.times("due")[:] = due_ns + start_ns
-                last_ns = start_ns + int(due_ns[-1]) if len(due_ns) else start_ns
-                source.start()
-            case ClosedSource() as source, ClosedPart(duration_s=duration_s):
-                last_ns = start_ns + int(duration_s * 1e9)
-                source.start(start_ns, last_ns)
-            case _:
-                raise TypeError("a part and a source of different kinds")
+        arrivals = self._job.arrivals
+        end_ns = start_ns + int(arrivals.duration_s * 1e9)
+        if isinstance(arrivals, Schedule):
+            self._columns.times("due")[:] = arrivals.due_ns + start_ns
+            last_ns = int(arrivals.due_ns[-1]) + start_ns if len(arrivals.due_ns) else start_ns
+        else:
+            last_ns = end_ns
         self._give_up_ns = last_ns + int(self._job.drain_s * 1e9)
+        self._source.start(start_ns, end_ns)
         self._loop.call_later(TICK_S, self._tick)
 
     def _wake(self) -> None:
@@ -174,9 +172,9 @@ class Driver:
 
     def _report(self, wall_s: float, cpu_s: float) -> WorkerReport:
         notes = list(self._pacer.notes)
-        part = self._job.part
         issued = self._source.issued
-        if isinstance(part, ClosedPart) and self._job.capacity <= issued < part.requests_max:
+        arrivals = self._job.arrivals
+        if isinstance(arrivals, ClosedLoop) and issued == self._job.capacity != arrivals.requests_max:
             notes.append(f"stopped after {issued} requests, as many as memory was set aside for")
         checked = check_answers(self._recorder, self._job.requests, self._job.request_order)
         return WorkerReport(

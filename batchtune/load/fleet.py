@@ -150,6 +150,11 @@ class LoadFleet:
         return None if self._cpus is None else (self._cpus[number % len(self._cpus)],)
 
     @property
+    def process_ids(self) -> list[int]:
+        """The workers that run now."""
+        return [one.process.pid for one in self._workers if one.process.pid is not None]
+
+    @property
     def client_cores(self) -> int:
         """How many cores the workers can keep busy: each is one thread."""
         return self.processes if self._cpus is None else min(self.processes, len(set(self._cpus)))

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from batchtune.load.columns import ENDED, PENDING, Columns
 from batchtune.load.driver import WorkerReport
-from batchtune.load.job import ClosedPart, WorkerJob
+from batchtune.load.job import WorkerJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.scenario.arrivals import ClosedLoop
 
 
 def samples_of(columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int) -> Samples:
@@ -36,7 +37,7 @@ def samples_of(columns: Columns, report: WorkerReport, part: WorkerJob, start_ns
         wall_s=report.wall_s,
         client_cpu_s=report.cpu_s,
         client_cores=1,
-        concurrency=part.part.users if isinstance(part.part, ClosedPart) else None,
+        concurrency=part.arrivals.concurrency if isinstance(part.arrivals, ClosedLoop) else None,
         stopped_early=report.stopped_early,
         answers_checked=report.answers_checked,
         error_texts=report.error_texts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
@@ -50,30 +50,13 @@ class LoadJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPart:
-    """One worker's part of a schedule: its due times as offsets in ns, shape (n,)."""
-
-    due_ns: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedPart:
-    """One worker's part of the users of a closed loop."""
-
-    users: int
-    duration_s: float
-    think_s: float
-    requests_max: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
     """What one worker is to do; its i-th request is number `request_order[i % len(request_order)]` of the set."""
 
     endpoint: Endpoint
     requests: RequestSet
     request_order: NDArray[np.int32]
-    part: OpenPart | ClosedPart
+    arrivals: Arrivals
     capacity: int
     timeout_s: float
     drain_s: float
@@ -90,8 +73,8 @@ class WorkerJob:
 def split(job: LoadJob, workers: int) -> list[WorkerJob]:
     """The parts of a job for so many workers: together they send the same requests at the same times as one would.
 
-    An open loop is dealt out request by request (`due[k::n]`), a closed loop user by user; workers without a user
-    get none. Nothing here needs the workers to be on one machine.
+    An open loop is dealt out request by request (`due[k::n]`), a closed loop user by user. Nothing here needs the
+    workers to be on one machine.
     """
     timeout_s = job.timeout_or_default_s
     return [
@@ -99,7 +82,7 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
             endpoint=job.endpoint,
             requests=job.requests,
             request_order=_request_order(job, worker, workers),
-            part=part,
+            arrivals=part,
             capacity=_capacity(part),
             timeout_s=timeout_s,
             drain_s=timeout_s if job.drain_s is None else job.drain_s,
@@ -111,21 +94,21 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
     ]
 
 
-def _parts(arrivals: Arrivals, workers: int) -> list[OpenPart | ClosedPart]:
-    match arrivals:
-        case Schedule(due_ns=due_ns):
-            return [OpenPart(due_ns=due_ns[worker::workers]) for worker in range(workers)]
-        case ClosedLoop():
-            requests_max = arrivals.requests_max or ROWS_MAX
-            return [
-                ClosedPart(
-                    users=_share(arrivals.concurrency, worker, workers),
-                    duration_s=arrivals.duration_s,
-                    think_s=arrivals.think_s,
-                    requests_max=_share(requests_max, worker, workers),
-                )
-                for worker in range(workers)
-            ]
+def _parts(arrivals: Arrivals, workers: int) -> list[Arrivals]:
+    if isinstance(arrivals, Schedule):
+        return [arrivals.slice(worker, workers) for worker in range(workers)]
+    busy = min(
+        workers, arrivals.concurrency
+    )  # a worker without users could not send its share of requests_max
+    most = arrivals.requests_max
+    return [
+        replace(
+            arrivals,
+            concurrency=_share(arrivals.concurrency, worker, workers),
+            requests_max=most if most is None else _share(most, worker, busy) * (worker < busy),
+        )
+        for worker in range(workers)
+    ]
 
 
 def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]:
@@ -136,23 +119,22 @@ def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]
     return order[(worker + workers * np.arange(len(order))) % len(order)]
 
 
-def _connections(job: LoadJob, part: OpenPart | ClosedPart, worker: int, workers: int) -> int:
-    rest = job.requests.protocol == "rest"
+def _connections(job: LoadJob, part: Arrivals, worker: int, workers: int) -> int:
     limit = _share(job.in_flight_max, worker, workers) or 1
-    if isinstance(part, ClosedPart) and rest:
-        return min(part.users, limit)
+    if isinstance(part, ClosedLoop) and job.requests.protocol == "rest":
+        return min(part.concurrency, limit)
     if job.connections is not None:
         return min(_share(job.connections, worker, workers) or 1, limit)
-    if isinstance(part, ClosedPart):
-        return min(part.users, CLOSED_LOOP_GRPC_CONNECTIONS)
+    if isinstance(part, ClosedLoop):
+        return min(part.concurrency, CLOSED_LOOP_GRPC_CONNECTIONS)
     return min(OPEN_LOOP_CONNECTIONS[job.requests.protocol], limit, len(part.due_ns))
 
 
-def _capacity(part: OpenPart | ClosedPart) -> int:
-    if isinstance(part, OpenPart):
+def _capacity(part: Arrivals) -> int:
+    if isinstance(part, Schedule):
         return len(part.due_ns)
-    by_rate = ceil(part.duration_s * CLOSED_LOOP_MAX_RPS) + part.users
-    return min(by_rate, part.requests_max, ROWS_MAX)
+    by_rate = ceil(part.duration_s * CLOSED_LOOP_MAX_RPS) + part.concurrency
+    return min(by_rate, ROWS_MAX if part.requests_max is None else part.requests_max, ROWS_MAX)
 
 
 def _share(total: int, worker: int, workers: int) -> int:

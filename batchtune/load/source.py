@@ -62,7 +62,7 @@ class OpenSource:
         self._wake_at = wake_at
         self.sender: Sender
 
-    def start(self) -> None:
+    def start(self, _start_ns: int, _end_ns: int) -> None:
         """Arm the first wake; `columns.due` holds absolute times by now."""
         if self.count:
             self._wake_at(self._due[0])

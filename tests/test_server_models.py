@@ -21,7 +21,11 @@ from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec, tensor_to_proto
 
 CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
-EMULATED = "memory: {rows_max: 8}\ninputs: {x: {dtype: float32, shape: [1]}}\noutputs: {y: {dtype: float32, shape: [1]}}\n"
+EMULATED = """
+memory: {rows_max: 8}
+inputs: {x: {dtype: float32, shape: [1]}}
+outputs: {y: {dtype: float32, shape: [1]}}
+"""
 
 
 def export(directory: Path) -> None:

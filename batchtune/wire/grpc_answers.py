@@ -112,7 +112,7 @@ class Answer:
             return status_of_http(http_status), self._messages[0] if self._messages else b"", detail
         if trailers.status:
             return trailers.status, b"", trailers.message
-        if len(self._messages) == 1 and not self._buffer.held_bytes:
+        if len(self._messages) == 1 and not self._buffer.incomplete:
             return 0, self._messages[0], trailers.message
-        cut_short = "a message cut short" if self._buffer.held_bytes else f"{len(self._messages)} messages"
+        cut_short = "a message cut short" if self._buffer.incomplete else f"{len(self._messages)} messages"
         return GRPC_CODES["INTERNAL"], b"", f"the call ended OK with {cut_short}; one was expected"

@@ -109,22 +109,38 @@ class MessageBuffer:
     `feed` raises StatusError when a message is larger than allowed, before its bytes are kept.
     """
 
-    __slots__ = ("_data", "_encoding", "_message_bytes_max")
+    __slots__ = (
+        "_data",
+        "_encoding",
+        "_message_bytes_max",
+        "completed",
+        "retained_bytes",
+        "unacknowledged_bytes",
+    )
 
     def __init__(self, encoding: str, message_bytes_max: int) -> None:
         self._data = bytearray()
         self._encoding = encoding
         self._message_bytes_max = message_bytes_max
+        self.completed = 0  # messages so far
+        self.retained_bytes = 0  # of messages that the receiver keeps until the stream ends
+        self.unacknowledged_bytes = 0  # since the receiver's last WINDOW_UPDATE
+
+    @property
+    def incomplete(self) -> bool:
+        """Tell whether a message has begun and not ended."""
+        return bool(self._data)
 
     @property
     def held_bytes(self) -> int:
-        """Count the bytes of an incomplete message."""
-        return len(self._data)
+        """Count the bytes in memory on behalf of the stream."""
+        return len(self._data) + self.retained_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add DATA; list the messages that it completes, decompressed."""
         held = self._data
         held += data
+        self.unacknowledged_bytes += len(data)
         messages: list[bytes] = []
         start = 0
         while len(held) - start >= PREFIX_BYTES:
@@ -142,4 +158,5 @@ class MessageBuffer:
             )
             start = end
         del held[:start]
+        self.completed += len(messages)
         return messages

@@ -33,13 +33,13 @@ class OutgoingFlow:
     DATA frame; the writer then takes n off `window`. Everything else goes through `queue` and `pump`.
     """
 
-    __slots__ = ("_frame_bytes", "_initial_window", "_waiting", "at_once", "queued_bytes", "window")
+    __slots__ = ("_frame_bytes", "_waiting", "at_once", "initial_window", "queued_bytes", "window")
 
     def __init__(self) -> None:
         self.window = DEFAULT_WINDOW
         self.at_once = DEFAULT_FRAME_BYTES
         self.queued_bytes = 0
-        self._initial_window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self._waiting: dict[int, _Body] = {}
 
@@ -52,9 +52,17 @@ class OutgoingFlow:
         """Tell whether part of this stream's body has not been written."""
         return stream_id in self._waiting
 
+    def extend(self, stream_id: int, data: bytes, tail: bytes | None) -> None:
+        """Append to a body that waits, and replace its tail."""
+        body = self._waiting[stream_id]
+        body.data = memoryview(bytes(body.data[body.sent :]) + data)
+        body.sent = 0
+        body.tail = tail
+        self.queued_bytes += len(data)
+
     def queue(self, stream_id: int, data: bytes, tail: bytes | None, extra_window: int = 0) -> None:
         """Append a body; `extra_window` is what WINDOW_UPDATEs have granted this stream above the initial window."""
-        self._waiting[stream_id] = _Body(data, tail, self._initial_window + extra_window)
+        self._waiting[stream_id] = _Body(data, tail, self.initial_window + extra_window)
         self.queued_bytes += len(data)
         self.at_once = -1
 
@@ -111,8 +119,8 @@ class OutgoingFlow:
 
     def set_initial_window(self, size: int) -> None:
         """Apply SETTINGS_INITIAL_WINDOW_SIZE to all streams, present ones by the difference (§6.9.2)."""
-        change = size - self._initial_window
-        self._initial_window = size
+        change = size - self.initial_window
+        self.initial_window = size
         for body in self._waiting.values():
             body.window += change
             if body.window > LARGEST_WINDOW:
@@ -125,4 +133,4 @@ class OutgoingFlow:
         self._set_at_once()
 
     def _set_at_once(self) -> None:
-        self.at_once = -1 if self._waiting else min(self._initial_window, self._frame_bytes)
+        self.at_once = -1 if self._waiting else min(self.initial_window, self._frame_bytes)

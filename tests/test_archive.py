@@ -25,7 +25,7 @@ PROVENANCE = {"host": "test"}
 def finished():
     clock = FakeClock()
     target = FakeTarget(clock)
-    scenario = scenario_of(search={"trials": 4, "space": {"max_batch_size": [1, 8, 16]}})
+    scenario = scenario_of(search={"budget": {"trials": 4}, "space": {"max_batch_size": [1, 8, 16]}})
     return list(sweep(scenario, target, FakeFleet(target), now_s=clock))
 
 

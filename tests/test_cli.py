@@ -194,7 +194,9 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(scenario: Path, number: signal.Signals) -> None:
+def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
+    scenario: Path, number: signal.Signals
+) -> None:
     scenario.write_text(scenario.read_text().replace("budget: {time: 15s, trials: 8}", "budget: {time: 60s}"))
     process = start("sweep", scenario, cwd=scenario.parent)
     give_up = time.monotonic() + 60

@@ -13,7 +13,7 @@ def reproduced(seed: int, *, noise: float) -> bool:
     """One sweep, then one load test of what it recommends, from cold; both figures within their intervals."""
     scenario = scenario_of(
         search={
-            "trials": 7,
+            "budget": {"trials": 7},
             "seed": seed,
             "space": {"max_batch_size": [2, 8, 16], "batch_timeout_micros": [0, 2000]},
         },

@@ -23,7 +23,7 @@ SPACE = {
 
 
 def scenario_with(space, **changes):
-    return scenario_of(search={"trials": 50, "space": space}, **changes)
+    return scenario_of(search={"budget": {"trials": 50}, "space": space}, **changes)
 
 
 def law(point) -> tuple[float, float]:

@@ -69,12 +69,14 @@ def test_batching_is_found_not_to_help_where_time_is_proportional_to_rows():
 
 def test_an_exhausted_space_ends_the_search():
     space = {"max_batch_size": [1, 8], "batch_timeout_micros": [0, 1000]}
-    trials = run(scenario_of(search={"trials": 100, "space": space}))
+    trials = run(scenario_of(search={"budget": {"trials": 100}, "space": space}))
     assert sum(one.source == "sampler" for one in trials) == 4
 
 
 def test_the_time_budget_is_kept_within_one_trial():
-    scenario = scenario_of(search={"time_budget": "30s", "space": {"max_batch_size": list(range(1, 60))}})
+    scenario = scenario_of(
+        search={"budget": {"time": "30s"}, "space": {"max_batch_size": list(range(1, 60))}}
+    )
     trials = run(scenario)
     longest = max(one.seconds for one in trials)
     assert sum(one.seconds for one in trials) <= 30.0 + longest
@@ -87,7 +89,9 @@ def test_a_target_that_refuses_a_configuration_makes_a_failed_trial_with_the_rea
         batching = configuration.batching
         return "num_batch_threads must not be 2" if batching and batching.num_batch_threads == 2 else None
 
-    trials = run(scenario_of(search={"trials": 25, "space": scenario_of().search.space}), refuses=refuses)
+    trials = run(
+        scenario_of(search={"budget": {"trials": 25}, "space": scenario_of().search.space}), refuses=refuses
+    )
     failed = [one for one in trials if one.state == "failed"]
     assert failed
     assert all(one.failure == "num_batch_threads must not be 2" for one in failed)
@@ -99,7 +103,8 @@ def test_a_target_that_dies_is_launched_again_for_the_next_trial():
         return configuration.batching is not None and configuration.batching.max_batch_size == 32
 
     trials = run(
-        scenario_of(search={"trials": 33, "space": scenario_of().search.space}), dies_under=dies_under
+        scenario_of(search={"budget": {"trials": 33}, "space": scenario_of().search.space}),
+        dies_under=dies_under,
     )
     failed = [one for one in trials if one.state == "failed"]
     assert failed
@@ -148,7 +153,9 @@ def test_progress_tells_phase_budget_and_the_best_so_far():
 
 
 def test_the_rule_strategy_measures_reference_points_and_confirms():
-    scenario = scenario_of(search={"strategy": "rule", "trials": 20, "space": {"max_batch_size": [1, 8]}})
+    scenario = scenario_of(
+        search={"strategy": "rule", "budget": {"trials": 20}, "space": {"max_batch_size": [1, 8]}}
+    )
     assert {one.source for one in run(scenario)} == {"no_batching", "defaults", "rule", "probe", "confirm"}
 
 
@@ -164,7 +171,7 @@ def test_latency_at_a_rate_that_no_batching_cannot_sustain():
 
 def capacity_scenario(**changes):
     load = {"arrivals": "poisson", "warm_up": "100ms", "duration": "1s", "seed": 3}
-    search = {"trials": 6, "space": {"max_batch_size": [1, 4, 16, 64]}}
+    search = {"budget": {"trials": 6}, "space": {"max_batch_size": [1, 4, 16, 64]}}
     return scenario_of(
         **{"load": load, "objective": "capacity", "slo": {"p95": "20ms"}, "search": search, **changes}
     )

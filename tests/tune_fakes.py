@@ -273,7 +273,7 @@ def scenario_of(**changes: Any) -> Scenario:
         "slo": {"p95": "50ms"},
         "objective": "throughput",
         "search": {
-            "trials": 12,
+            "budget": {"trials": 12},
             "seed": 1,
             "space": {
                 "max_batch_size": [1, 4, 8, 16, 32],

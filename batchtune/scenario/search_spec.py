@@ -169,6 +169,21 @@ def _default_space() -> dict[str, ListSpace | RangeSpace]:
     }
 
 
+class BudgetSpec(Spec):
+    """When the search is to end: whichever comes first."""
+
+    time_s: PositiveSeconds | None = Field(
+        default=None, alias="time", description="for everything; 2m when no budget is given at all"
+    )
+    trials: Count | None = Field(default=None, description="configurations tried by the search")
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if self.time_s is None and self.trials is None:
+            object.__setattr__(self, "time_s", DEFAULT_TIME_BUDGET_S)
+        return self
+
+
 class SearchSpec(Spec):
     """How the space is searched; the space is a grid, and a point of it a tuple of indices."""
 
@@ -176,30 +191,13 @@ class SearchSpec(Spec):
         default="optuna",
         description="optuna: samples the space; rule: throughput × interval only, a handful of trials",
     )
-    time_budget_s: PositiveSeconds | None = Field(
-        default=None,
-        alias="time_budget",
-        description="stop after this time; 2m when no budget is given at all",
-    )
-    trials: Count | None = Field(default=None, description="stop after so many trials")
+    budget: BudgetSpec = Field(default_factory=BudgetSpec)
     seed: Whole = Field(default=1, description="seed of the sampler")
     space: dict[str, Space] = Field(
         default_factory=_default_space,
         description="values to try: max_batch_size, batch_timeout_micros, num_batch_threads, max_enqueued_batches, "
         "allowed_batch_sizes (lists, powers_of_two or none) and any server flag",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _some_budget(cls, given: object) -> object:
-        if isinstance(given, Mapping) and not any(
-            given.get(key) is not None for key in ("time_budget", "time_budget_s", "trials")
-        ):
-            return {
-                **given,
-                "time_budget_s" if "time_budget_s" in given else "time_budget": f"{DEFAULT_TIME_BUDGET_S}s",
-            }
-        return given
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
@@ -210,6 +208,16 @@ class SearchSpec(Spec):
                 hint="list values for at least one parameter, such as max_batch_size: [1, 8, 32]",
             )
         return self
+
+    @property
+    def time_budget_s(self) -> float | None:
+        """Seconds that the sweep may take; None: only the number of trials ends it."""
+        return self.budget.time_s
+
+    @property
+    def trials(self) -> int | None:
+        """How many trials the search may run, confirmation runs not counted; None: only time ends it."""
+        return self.budget.trials
 
     @property
     def grid_shape(self) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, paired_ratio, predict
-from batchtune.tune.pool import Pooled, RunFigures, leaders, pool, run_noise
-from batchtune.tune.reason import explain_gain
+from batchtune.tune.pool import Pooled, RunFigures, pool, run_noise
+from batchtune.tune.ranking import leaders
+from batchtune.tune.reason import count, explain_gain, explain_miss
 from batchtune.tune.trial import Trial
 
 SCHEMA_VERSION = 1
@@ -150,7 +151,10 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
     pooled = pool(trials, scenario=scenario, slo=promised)
     ranked = leaders(pooled, scenario=scenario)
     if not ranked:
-        raise _nothing_feasible(pooled, trials, promised)
+        raise NoFeasibleConfigurationError(
+            explain_miss(pooled, trials, promised),
+            hint="relax the SLO, lower the load, or widen the search space",
+        )
     references = _references(trials, pooled)
     no_batching = references.get("no_batching")
     batched = next((one for one in ranked if one.configuration.batching is not None), None)
@@ -319,11 +323,11 @@ def _notes(
     notes = []
     if chosen.confirmations == 0:
         notes.append(
-            f"not confirmed by fresh runs: the figures are from {_count(len(chosen.runs), 'run')} of the search, "
+            f"not confirmed by fresh runs: the figures are from {count(len(chosen.runs), 'run')} of the search, "
             "and the best of many such is often too good"
         )
     elif chosen.confirmations < 3:
-        notes.append(f"only {_count(chosen.confirmations, 'fresh run')} behind these figures")
+        notes.append(f"only {count(chosen.confirmations, 'fresh run')} behind these figures")
     for name, limit_s in promised.limits().items():
         if name in latency_s and latency_s[name].high > limit_s:
             notes.append(
@@ -333,40 +337,6 @@ def _notes(
     if scenario.objective == "capacity" and promised != scenario.slo:
         notes.append("capacity for an SLO that was not searched: the highest rate tried that meets it")
     return tuple(notes)
-
-
-def _nothing_feasible(
-    pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
-) -> NoFeasibleConfigurationError:
-    wanted = ", ".join(f"{name} ≤ {limit * 1e3:.3g} ms" for name, limit in slo.limits().items())
-    wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {slo.error_ratio:.3g}"
-    if not pooled:
-        last = next((trial.failure for trial in reversed(trials) if trial.failure), None)
-        why = (
-            f"all {_count(len(trials), 'trial')} failed; the last: {last}" if last else "no trial is finished"
-        )
-        return NoFeasibleConfigurationError(f"nothing to recommend: {why}", hint="see trials.jsonl")
-    nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
-    missed = {name: value for name, value in nearest.constraints.items() if value > 0}
-    told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
-    return NoFeasibleConfigurationError(
-        f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {nearest.configuration.label()}, {told}",
-        hint="relax the SLO, lower the load, or widen the search space",
-    )
-
-
-def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
-    if name == "errors":
-        ratios = [run.error_ratio for run in nearest.runs]
-        return f"{sum(ratios) / len(ratios):.2%} of requests fail where {slo.error_ratio:.2%} may"
-    value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
-    if not math.isfinite(value_s):
-        return f"{name} is undefined: too many requests had no good answer"
-    return f"{name} {value_s * 1e3:.3g} ms misses {limit_s * 1e3:.3g} ms by {nearest.constraints[name]:.0%}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:

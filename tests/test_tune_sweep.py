@@ -37,17 +37,27 @@ def test_no_configuration_is_searched_twice_and_the_trial_budget_is_kept():
     assert len(set(searched)) == len(searched) == 12
 
 
-def test_leader_and_reference_points_are_confirmed_three_times_side_by_side():
+def test_the_leader_is_confirmed_three_times_beside_its_rival_under_fresh_seeds():
     trials = run(scenario_of(), law=Law(noise=0.01))
     confirmed = [one for one in trials if one.source == "confirm"]
     recommendation = recommend(trials, scenario=scenario_of())
     assert recommendation.confirmations >= 3
-    blocks = Counter(one.block for one in confirmed)
-    assert len(set(blocks.values())) == 1
+    arms = Counter(one.configuration for one in confirmed)
+    assert arms[recommendation.configuration] >= 3
+    assert sorted(arms.values())[-2] >= 3
     seeds = {one.block: one.seed for one in confirmed}
     assert len(set(seeds.values())) == len(seeds)
     assert all(one.seed == seeds[one.block] for one in confirmed)
     assert not set(seeds.values()) & {one.seed for one in trials if one.source != "confirm"}
+
+
+def test_far_reference_points_are_confirmed_once_and_near_ones_as_often_as_the_leader():
+    trials = run(scenario_of())
+    times = Counter(one.configuration.label() for one in trials if one.source == "confirm")
+    assert times["no batching"] == 1
+    trials = run(scenario_of(), law=Law(fixed_s=0.0, per_row_s=0.001))
+    times = Counter(one.configuration.label() for one in trials if one.source == "confirm")
+    assert times["no batching"] == times["server defaults"] == 3
 
 
 def test_batching_is_found_to_help_on_a_device_that_shares_its_fixed_cost():

@@ -37,7 +37,9 @@ class Noise:
         return t_quantile(0.975, self.degrees) * self.sd * math.sqrt(1.0 + 1.0 / runs)
 
 
-def spread(groups: Iterable[Sequence[float]], *, prior_sd: float) -> Noise:
+def spread(
+    groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: int = PRIOR_DEGREES
+) -> Noise:
     """The moderated noise of positive values; each group holds the runs of one configuration, side by side.
 
     A/A: only deviations from the group's own mean count, so configurations may differ as they please.
@@ -49,8 +51,9 @@ def spread(groups: Iterable[Sequence[float]], *, prior_sd: float) -> Noise:
             mean = sum(logs) / len(logs)
             squares += sum((one - mean) ** 2 for one in logs)
             degrees += len(logs) - 1
-    total = PRIOR_DEGREES + degrees
-    return Noise(sd=math.sqrt((PRIOR_DEGREES * prior_sd**2 + squares) / total), degrees=total)
+    total = prior_degrees + degrees
+    sd = math.sqrt((prior_degrees * prior_sd**2 + squares) / total) if total else math.nan
+    return Noise(sd=sd, degrees=total)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

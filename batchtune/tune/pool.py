@@ -1,4 +1,4 @@
-"""What do all runs of one configuration say together, and which configuration leads?
+"""What do all runs of one configuration say together?
 
 One figure per configuration, from its confirmation runs when it has any: the best of many noisy search values is
 too good to be true (the winner's curse), fresh runs are not.
@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchtune.batching import DEFAULT_BATCH_TIMEOUT_MICROS, DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.batching import Configuration
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, geometric_mean, spread
 from batchtune.tune.trial import Trial, is_feasible, violations
-
-INDIFFERENCE = 0.05
-"""Objectives closer than this are never told apart; nor are those closer than the noise, if that is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,70 +85,6 @@ def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
     """The between-run noise of the objective over the repeats of all configurations."""
     prior_sd = LATENCY_PRIOR_SD if scenario.objective == "latency" else THROUGHPUT_PRIOR_SD
     return spread([[run.value for run in one.runs] for one in pooled], prior_sd=prior_sd)
-
-
-def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
-    """The feasible configurations, the one to recommend first.
-
-    Those whose objectives cannot be told apart from the best are ordered: confirmed ones, then by robustness: larger
-    SLO margin, smaller batch, shorter timeout, fewer threads. The rest follow by objective. Where some are confirmed,
-    the others are discounted by the optimism to be expected of the best of k noisy values, sd·√(2 ln k).
-    """
-    feasible = [one for one in pooled if one.feasible]
-    if not feasible:
-        return []
-    noise = run_noise(pooled, scenario=scenario)
-    discount = noise.sd * math.sqrt(2.0 * math.log(len(feasible)))
-    anything_confirmed = any(one.confirmations for one in feasible)
-
-    def score(one: Pooled) -> float:
-        curse = discount if anything_confirmed and not one.confirmations else 0.0
-        return _higher_is_better(one.value, scenario) - curse
-
-    best = max(score(one) for one in feasible)
-    tie = min(INDIFFERENCE, math.sqrt(2.0) * noise.sd)
-    tied = sorted(
-        (one for one in feasible if score(one) >= best - tie),
-        key=lambda one: (one.confirmations == 0, _fragility(one)),
-    )
-    rest = sorted((one for one in feasible if score(one) < best - tie), key=score, reverse=True)
-    return [*tied, *rest]
-
-
-def indistinct(leader: Pooled, other: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
-    """Whether the two objectives lie within two standard deviations of their difference."""
-    noise = run_noise(pooled, scenario=scenario)
-    gap = abs(_higher_is_better(leader.value, scenario) - _higher_is_better(other.value, scenario))
-    return gap <= 2.0 * math.sqrt(2.0) * noise.sd
-
-
-def simplicity(configuration: Configuration) -> tuple[float, float, float]:
-    """Sorts the simpler first: no batching, then smaller batches, shorter timeouts, fewer threads."""
-    batching = configuration.batching
-    if batching is None:
-        return (0.0, 0.0, 0.0)
-    size, timeout = batching.max_batch_size, batching.batch_timeout_micros
-    return (
-        float(DEFAULT_MAX_BATCH_SIZE if size is None else size),
-        float(DEFAULT_BATCH_TIMEOUT_MICROS if timeout is None else timeout),
-        math.inf if batching.num_batch_threads is None else float(batching.num_batch_threads),
-    )
-
-
-def _fragility(one: Pooled) -> tuple[float, tuple[float, float, float]]:
-    """Margins within a tenth (in logs) count as equal; without an SLO on latency a smaller p95 is the margin."""
-    missed = [value for name, value in one.constraints.items() if name != "errors"]
-    p95 = one.latency_s.get("p95", math.nan)
-    ratio = 1.0 + max(missed) if missed else p95
-    usable = math.isfinite(ratio) and ratio > 0
-    return (round(math.log(ratio) / 0.1) if usable else math.inf, simplicity(one.configuration))
-
-
-def _higher_is_better(value: float, scenario: Scenario) -> float:
-    """The logarithm of the objective, turned so that more is better; -inf for what is not positive."""
-    if value <= 0.0:
-        return -math.inf
-    return -math.log(value) if scenario.objective == "latency" else math.log(value)
 
 
 def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | None:

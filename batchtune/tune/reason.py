@@ -1,12 +1,15 @@
-"""Why this configuration, in one sentence built from what was measured?"""
+"""Why this configuration, or why none, in one sentence built from what was measured?"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from batchtune.measure.quantiles import Estimate
+from batchtune.scenario.spec import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.pool import Pooled
+from batchtune.tune.trial import Trial
 
 _CLOSINGS = {
     "full": "because they are full",
@@ -38,6 +41,38 @@ def explain_gain(
         return facts or "there is no run without batching to compare with"
     verdict = f"batching is worth {gain.value:.3g}× no batching ({gain.low:.3g} to {gain.high:.3g})"
     return f"{facts}: {verdict}" if facts else verdict
+
+
+def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec) -> str:
+    """What was asked for, which configuration comes nearest, and by how much it misses."""
+    wanted = ", ".join(f"{name} ≤ {limit * 1e3:.3g} ms" for name, limit in slo.limits().items())
+    wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {slo.error_ratio:.3g}"
+    if not pooled:
+        last = next((trial.failure for trial in reversed(trials) if trial.failure), None)
+        why = (
+            f"all {count(len(trials), 'trial')} failed; the last: {last}" if last else "no trial is finished"
+        )
+        return f"nothing to recommend: {why}"
+    nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
+    missed = {name: value for name, value in nearest.constraints.items() if value > 0}
+    told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
+    label = nearest.configuration.label()
+    return f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {label}, {told}"
+
+
+def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
+    if name == "errors":
+        ratios = [run.error_ratio for run in nearest.runs]
+        return f"{sum(ratios) / len(ratios):.2%} of requests fail where {slo.error_ratio:.2%} may"
+    value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
+    if not math.isfinite(value_s):
+        return f"{name} is undefined: too many requests had no good answer"
+    return f"{name} {value_s * 1e3:.3g} ms misses {limit_s * 1e3:.3g} ms by {nearest.constraints[name]:.0%}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
@@ -85,5 +120,5 @@ def _activity(one: Pooled) -> ServerActivity | None:
     return None if measurement is None else measurement.server
 
 
-def _rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
+def _rows(number: int) -> str:
+    return count(number, "row")

@@ -19,23 +19,13 @@ from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.confirmation import BLOCKS_MAX, CONFIRMATIONS, confirmation_arms
 from batchtune.tune.load_run import Fleet, Target
-from batchtune.tune.pool import Pooled, indistinct, leaders, pool, run_noise
+from batchtune.tune.pool import pool
+from batchtune.tune.ranking import leaders
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
 from batchtune.tune.space import Space, in_force
 from batchtune.tune.trial import FinishedTrial, Source, Trial
-
-CONFIRMATIONS = 3
-"""Fresh runs of the leader, at least; a spread needs three."""
-
-CONFIRMATIONS_MAX = 5
-"""More are added, while there is time, when the interval is `WIDE`."""
-
-BLOCKS_MAX = 9
-"""Also when leaders keep failing their confirmation."""
-
-WIDE = 0.1
-"""Half of a prediction interval, relative, that is worth more runs."""
 
 FAILURES_MAX = 3
 """So many failed trials in a row mean that it is not the configurations that are at fault."""
@@ -209,47 +199,23 @@ class _Sweep:
         reserve_s = 0.0
         if self._best is not None:
             references_s = sum(one.seconds for one in self._working_references())
-            reserve_s = CONFIRMATIONS * (self._trial_s() + references_s)
+            reserve_s = 2 * CONFIRMATIONS * self._trial_s() + references_s
         return self._elapsed_s() + self._trial_s() + reserve_s <= search.time_budget_s
 
     def _confirmations(self) -> Iterator[FinishedTrial]:
         """Blocks of fresh runs, each arm once a block, until what would be recommended has been confirmed."""
         for block in range(1 + self._blocks(), 1 + BLOCKS_MAX):
-            arms = self._arms()
+            arms = confirmation_arms(
+                pool(self._ledger, scenario=self._scenario),
+                scenario=self._scenario,
+                references=[one.configuration for one in self._working_references()],
+                runs_affordable=self._runs_affordable(),
+            )
             if not arms:
                 return
             shift = block % len(arms)
             for configuration in [*arms[shift:], *arms[:shift]]:
                 yield from self._measure(configuration, "confirm", f"fresh run, block {block}", block=block)
-
-    def _arms(self) -> list[Configuration]:
-        """Leader, best with batching, reference points, and a rival too close to call; none when all is confirmed."""
-        pooled = pool(self._ledger, scenario=self._scenario)
-        ranked = leaders(pooled, scenario=self._scenario)
-        batched = [one for one in ranked if one.configuration.batching is not None]
-        claims = [*ranked[:1], *batched[:1]]
-        if all(one.confirmations >= self._confirmations_wanted(one, pooled) for one in claims):
-            return []
-        references = [one.configuration for one in self._working_references()]
-        arms = list(dict.fromkeys([*(one.configuration for one in claims), *references]))
-        close = [
-            one
-            for one in ranked
-            if one.configuration not in arms
-            and indistinct(claims[-1], one, pooled=pooled, scenario=self._scenario)
-        ]
-        # An arm once begun stays while it may still win: leaders that take turns would else never finish.
-        arms += [one.configuration for one in close if one.confirmations]
-        newcomers = [one.configuration for one in close if not one.confirmations]
-        affordable = self._affordable(blocks=CONFIRMATIONS, arms=len(arms) + 1)
-        return [*arms, *newcomers[:1]] if affordable else arms
-
-    def _confirmations_wanted(self, leader: Pooled, pooled: Sequence[Pooled]) -> int:
-        if leader.confirmations < CONFIRMATIONS:
-            return CONFIRMATIONS
-        half = run_noise([leader], scenario=self._scenario).half_width(leader.confirmations)
-        wide = max(half, run_noise(pooled, scenario=self._scenario).half_width(leader.confirmations)) > WIDE
-        return CONFIRMATIONS_MAX if wide else CONFIRMATIONS
 
     def _measure(
         self,
@@ -353,6 +319,6 @@ class _Sweep:
         budget_s = self._scenario.search.time_budget_s
         return budget_s is not None and self._elapsed_s() >= budget_s
 
-    def _affordable(self, *, blocks: int, arms: int) -> bool:
+    def _runs_affordable(self) -> float:
         budget_s = self._scenario.search.time_budget_s
-        return budget_s is None or self._elapsed_s() + blocks * arms * self._trial_s() <= budget_s
+        return math.inf if budget_s is None else (budget_s - self._elapsed_s()) / self._trial_s()

@@ -1,0 +1,88 @@
+"""Which configurations deserve a fresh run in the next block of confirmations?
+
+A block runs each arm once, side by side and under one seed. The leader and the best configuration with batching are
+run until their spread is known; a rival that is too close to call runs beside them; the reference points run once,
+for the gain, and again only while they are near enough to matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchtune.batching import Configuration
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.pool import Pooled, run_noise
+from batchtune.tune.ranking import indistinct, leaders, merit
+
+CONFIRMATIONS = 3
+"""Fresh runs of what is recommended, at least; a spread needs three."""
+
+CONFIRMATIONS_MAX = 5
+"""More are added, while there is time, when the interval is `WIDE`."""
+
+BLOCKS_MAX = 9
+"""Also when leaders keep failing their confirmation."""
+
+WIDE = 0.1
+"""Half of a prediction interval, relative, that is worth more runs."""
+
+FAR = 0.3
+"""A reference point this far (in logs) from the leader is compared often enough with one run."""
+
+
+def confirmation_arms(
+    pooled: Sequence[Pooled],
+    *,
+    scenario: Scenario,
+    references: Sequence[Configuration],
+    runs_affordable: float,
+) -> list[Configuration]:
+    """The arms of the next block; none when what would be recommended is confirmed.
+
+    `runs_affordable` is how many trials there is time for: a new rival needs room for all its blocks.
+    """
+    ranked = leaders(pooled, scenario=scenario)
+    batched = [one for one in ranked if one.configuration.batching is not None]
+    claims = list({one.configuration: one for one in (*ranked[:1], *batched[:1])}.values())
+    if all(one.confirmations >= _wanted(one, pooled, scenario=scenario) for one in claims):
+        return []
+    compared = [
+        one
+        for one in pooled
+        if one.configuration in references
+        and one not in claims
+        and _still_open(one, claims[-1], scenario=scenario)
+    ]
+    close = sorted(
+        (
+            one
+            for one in ranked
+            if one not in claims
+            and one.configuration not in references
+            and indistinct(claims[-1], one, pooled=pooled, scenario=scenario)
+        ),
+        key=lambda one: merit(one.value, scenario),
+        reverse=True,
+    )
+    # A rival once begun stays while it may still win: leaders that take turns would else never finish.
+    rivals = [one for one in close if one.confirmations]
+    if not rivals and runs_affordable >= CONFIRMATIONS * (len(claims) + 1) + len(compared):
+        rivals = close[:1]
+    return [one.configuration for one in (*claims, *rivals, *compared)]
+
+
+def _wanted(one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int:
+    if one.confirmations < CONFIRMATIONS:
+        return CONFIRMATIONS
+    noises = (run_noise([one], scenario=scenario), run_noise(pooled, scenario=scenario))
+    widest = max(noise.half_width(one.confirmations) for noise in noises)
+    return CONFIRMATIONS_MAX if widest > WIDE else CONFIRMATIONS
+
+
+def _still_open(reference: Pooled, leader: Pooled, *, scenario: Scenario) -> bool:
+    if reference.failures:
+        return False
+    far = (
+        abs(merit(reference.value, scenario) - merit(leader.value, scenario)) > FAR or not reference.feasible
+    )
+    return reference.confirmations < (1 if far else CONFIRMATIONS)

@@ -17,13 +17,12 @@ from typing import Any
 from batchtune.errors import UsageError
 from batchtune.server import startup
 from batchtune.server.flags import ServerFlags
+from batchtune.server.front_ends import FrontEnds, listen
 from batchtune.server.loaded_model import load_model
 from batchtune.server.loop_port import LoopLagSampler, LoopPort
 from batchtune.server.metrics import Metrics
 from batchtune.server.model_config import read_model_config_file
 from batchtune.server.repository import ModelRepository
-from batchtune.server.rest_api import RestOptions, make_app
-from batchtune.server.rest_server import RestServer, serve_rest
 from batchtune.server.servable import DeliveredLimit, Servable
 from batchtune.server.tuning import BatchingControl
 from batchtune.server.warmup import warm_up
@@ -47,6 +46,7 @@ class ModelServer:
         self._models = startup.configured_models(flags)
         self._backend_options = startup.backend_options(flags)
         self._monitoring_path = startup.monitoring_path(flags)
+        self._max_concurrent_streams = startup.max_concurrent_streams(flags)
         self._metrics = Metrics()
         self._stop = asyncio.Event()
 
@@ -68,9 +68,16 @@ class ModelServer:
             options=startup.repository_options(self._flags),
         )
         try:
-            rest = await self._listen_rest()
+            front_ends = await listen(
+                self._flags,
+                self._repository,
+                self._metrics,
+                self._control,
+                monitoring_path=self._monitoring_path,
+                max_concurrent_streams=self._max_concurrent_streams,
+            )
         except OSError as error:
-            say(f"error: {error}")
+            say_error(str(error), hint="choose other ports with --port and --rest_api_port")
             return 1
         self._repository.start()
         loaded: asyncio.Future[Any] = loop.run_in_executor(None, self._repository.wait_until_loaded)
@@ -81,41 +88,24 @@ class ModelServer:
         try:
             loaded.result()
         except StatusError as error:
-            say(f"error: {error.message}")
+            say_error(error.message)
             _exit_now(1)
-        await self._serve(rest, stopped)
+        await self._serve(front_ends, stopped)
         return 0
 
-    async def _serve(self, rest: RestServer | None, stopped: asyncio.Future[Any]) -> None:
+    async def _serve(self, front_ends: FrontEnds, stopped: asyncio.Future[Any]) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
         lag = LoopLagSampler(self._port, self._metrics.event_loop_lag)
         lag.start()
         watch = asyncio.ensure_future(self._watch_model_config())
-        say(f"REST {self._address(rest.port if rest else None)}, ready")
+        say(f"{front_ends.addresses()}, ready")
         await stopped
         watch.cancel()
         lag.close()
-        if rest is not None:
-            await rest.drain(_DRAIN_LIMIT_S)
+        await front_ends.drain(_DRAIN_LIMIT_S)
         await asyncio.get_running_loop().run_in_executor(None, self._close)
-
-    async def _listen_rest(self) -> RestServer | None:
-        if not self._flags.rest_api_port:
-            return None
-        options = RestOptions(
-            timeout_ms=self._flags.rest_api_timeout_in_ms,
-            cors=self._flags.rest_api_enable_cors_support,
-            monitoring_path=self._monitoring_path,
-            tuning=self._control if self._flags.enable_tuning_api else None,
-            check_methods=self._flags.enable_signature_method_name_check,
-        )
-        app = make_app(self._repository, self._metrics, options=options)
-        return await serve_rest(app, self._flags.host, self._flags.rest_api_port)
-
-    def _address(self, port: int | None) -> str:
-        return "off" if port is None else f"on {self._flags.host}:{port}"
 
     def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
@@ -174,6 +164,11 @@ class ModelServer:
 def say(line: str) -> None:
     """One line on stderr, from the server."""
     sys.stderr.write(f"batchtune-model-server: {line}\n")
+
+
+def say_error(message: str, *, hint: str = "") -> None:
+    """Why the process ends, on stderr."""
+    sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
 def _exit_now(code: int) -> None:

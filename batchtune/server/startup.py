@@ -159,5 +159,22 @@ def monitoring_path(flags: ServerFlags) -> str | None:
     return (where or DEFAULT_MONITORING_PATH) if enabled else None
 
 
+def max_concurrent_streams(flags: ServerFlags) -> int | None:
+    """grpc.max_concurrent_streams of --grpc_channel_arguments; None: not given. Other arguments have no meaning here.
+
+    Raises:
+        UsageError: not `key=value,key=value`, or a limit that is no positive number.
+    """
+    for pair in filter(None, flags.grpc_channel_arguments.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--grpc_channel_arguments: {pair!r}; expected key=value,key=value")
+        if key == "grpc.max_concurrent_streams":
+            if not value.isdecimal() or not 0 < int(value) < 2**31:
+                raise UsageError(f"--grpc_channel_arguments: {pair}; expected a positive number")
+            return int(value)
+    return None
+
+
 def _reason(error: OSError | UnicodeDecodeError) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -13,10 +13,12 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from batchtune.server.grpc_api import GrpcApi, GrpcOptions, make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.rest_api import RestApi, RestOptions, make_app
 from batchtune.server.rest_server import RestLimits, RestServer, serve_rest
 from batchtune.server.version_book import VersionStatus
+from batchtune.wire.grpc_server_connection import GrpcServerConnection
 from batchtune.wire.protos import SignatureDefMap
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec, signature_to_def
@@ -185,4 +187,44 @@ def running_rest(
         yield RunningRest(thread, server, api, models, metrics)
     finally:
         thread.run(server.drain(0.2))
+        thread.close()
+
+
+@dataclass
+class RunningGrpc:
+    """A gRPC front end that serves now."""
+
+    thread: LoopThread
+    port: int
+    api: GrpcApi
+    models: FakeModels
+    metrics: Metrics
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextmanager
+def running_grpc(servable: FakeServable | None = None, **options: Any) -> Iterator[RunningGrpc]:
+    """Serve `servable` over gRPC on a free port of the loopback."""
+    thread = LoopThread()
+    models, metrics = FakeModels(servable), Metrics()
+    api = make_grpc_api(models, metrics, options=GrpcOptions(**options))
+    connections: set[GrpcServerConnection] = set()
+
+    async def listen() -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(
+            lambda: GrpcServerConnection(api.dispatch, streams=api.streams, connections=connections),
+            "127.0.0.1",
+            0,
+        )
+
+    server = thread.run(listen())
+    try:
+        yield RunningGrpc(thread, server.sockets[0].getsockname()[1], api, models, metrics)
+    finally:
+        thread.call(server.close)
+        thread.call(lambda: [connection.abort() for connection in list(connections)])
         thread.close()

@@ -75,7 +75,8 @@ class CapacityPlan:
 
     `concurrency` of the first burst: 4 × requests of a full batch × batch threads. `first_rate_rps` replaces the
     burst: the bracket starts there. Cheap, for racing many configurations: no idle probe, a first rate from the
-    incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1.
+    incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1. No round of confirmations begins after three
+    quarters of `seconds_max`.
     """
 
     limit: Limit
@@ -89,6 +90,7 @@ class CapacityPlan:
     confirm_s: float = 3.0
     confirmations: int = 3
     probes_max: int = 12
+    seconds_max: float = 45.0
     seed: int = 1
 
 
@@ -202,8 +204,8 @@ class _Search:
     def confirm(self) -> Asking:
         """Strict trials with fresh seeds: a rate that does not hold moves down, a high end that does moves up."""
         for number in range(MOST_CONFIRMATIONS):
-            if self.low <= 0.0:
-                return
+            if self.low <= 0.0 or self.spent_s > 0.75 * self.plan.seconds_max:
+                break
             if number == 0 and math.isfinite(self.high):
                 likely = self.crossing(self.low * 0.8, self.high) / (1.0 + 0.5 * self.plan.width_ratio)
                 self.low = min(self.low, likely)
@@ -292,6 +294,10 @@ class _Search:
 
     def failed_above(self, rate_rps: float) -> list[float]:
         return [rate for rate, outcome in self.rated() if outcome.verdict == "FAIL" and rate > rate_rps]
+
+    @property
+    def spent_s(self) -> float:
+        return math.fsum(each.outcome.seconds for each in self.evidence)
 
     @property
     def probes_left(self) -> bool:

@@ -1,0 +1,145 @@
+"""How often do the stated 95 % intervals hold the truth, and what do verdicts cost? Prints; about a minute.
+
+Truth is the exact law of the batch queue (tuning.md 2.2). Run: python tests/benchmarks/measure_coverage.py
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from measure_streams import (
+    SimulatedServer,
+    batch_streams,
+    exact_batch,
+    exact_latency,
+    highest_rate,
+    linear_tau,
+    looks,
+)
+
+from batchtune.measure.capacity import CapacityPlan, find_capacity
+from batchtune.measure.quantiles import latency_quantiles, rate_estimate
+from batchtune.measure.sequential import SloWatch, WatchPlan
+from batchtune.measure.slo import Limit
+
+TAU_S = linear_tau(0.0015, 0.0003, 16)
+SATURATION_RPS = 16 / TAU_S[16]
+STREAMS = 400
+
+
+def coverage() -> None:
+    print("\ncoverage of 95 % intervals: share of runs whose interval holds the truth; width relative to it")
+    print(f"{'load':>5} {'requests':>8} {'batch':>6} {'p50':>6} {'p95':>6} {'p99':>6} {'width p95':>10}")
+    for load in (0.1, 0.3, 0.6, 0.8):
+        rate_rps = load * SATURATION_RPS
+        law = exact_latency(rate_rps, TAU_S, steps=32)
+        for requests in (1000, 3000, 10_000):
+            streams = STREAMS if requests < 10_000 else STREAMS // 2
+            due_s, latency_s = batch_streams(
+                rate_rps, TAU_S, streams=streams, requests=requests + 1000, seed=int(rate_rps) + requests
+            )
+            held, width = dict.fromkeys(("p50", "p95", "p99"), 0), 0.0
+            for due, latency in zip(due_s[:, 1000:], latency_s[:, 1000:], strict=True):
+                found = latency_quantiles(latency, (due * 1e9).astype(np.int64))
+                for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+                    truth_s = law.quantile(quantile)
+                    held[name] += found[name].low - 1e-9 <= truth_s <= found[name].high + 1e-9
+                width += min(found["p95"].half_width_ratio, 1.0) / streams
+            shares = " ".join(f"{held[name] / streams:6.3f}" for name in held)
+            print(f"{load:5.1f} {requests:8d} {law.mean_batch:6.2f} {shares} {width:10.3f}")
+
+
+def verdicts() -> None:
+    print(
+        "\nverdicts: share of streams by outcome, median requests; edges of the indifference zone 3.5 and 7 %"
+    )
+    print(f"{'mode':>8} {'load':>5} {'misses':>7} {'PASS':>6} {'FAIL':>6} {'UNSURE':>6} {'requests':>9}")
+    for mode in ("search", "confirm"):
+        for load in (0.1, 0.3, 0.6):
+            rate_rps = load * SATURATION_RPS
+            law = exact_latency(rate_rps, TAU_S, steps=32)
+            for misses in (0.01, 0.035, 0.05, 0.07, 0.2, 0.5):
+                limit = Limit(name="p95", quantile=0.95, seconds=law.quantile(1 - misses))
+                due_s, latency_s = batch_streams(rate_rps, TAU_S, streams=200, requests=6000, seed=5)
+                found, cost = {"PASS": 0, "FAIL": 0, "UNSURE": 0}, []
+                for due, latency in zip(due_s, latency_s, strict=True):
+                    plan = WatchPlan(
+                        limit=limit,
+                        error_ratio=0.01,
+                        warm_up_s=0.5,
+                        rate_rps=rate_rps,
+                        requests_per_batch=exact_batch(rate_rps, TAU_S),
+                        batch_rows_max=16,
+                        mode=mode,
+                        requests_max=6000,
+                    )
+                    watch = SloWatch(plan)
+                    any(watch(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.05))
+                    found[watch.decision] += 1
+                    cost.append(watch.requests)
+                shares = " ".join(f"{count / 200:6.3f}" for count in found.values())
+                print(f"{mode:>8} {load:5.1f} {misses:7.3f} {shares} {np.median(cost):9.0f}")
+
+
+def capacities() -> None:
+    print("\ncapacity searches, 20 seeds each: error of the crossing, of the promised rate, trials, seconds")
+    cases = ((TAU_S, 0.010), (linear_tau(0.004, 0.001, 8), 0.030), (linear_tau(0.0013, 0.0001, 32), 0.008))
+    for tau_s, limit_s in cases:
+        limit = Limit(name="p95", quantile=0.95, seconds=limit_s)
+        most = (len(tau_s) - 1) / tau_s[-1]
+
+        def miss_ratio(rate_rps: float, tau_s=tau_s, limit_s=limit_s) -> float:
+            return exact_latency(rate_rps, tau_s, states=130, steps=16).miss_ratio(limit_s)
+
+        exact_rps = highest_rate(miss_ratio, 0.05, 0.3 * most, 0.95 * most, steps=9)
+        for cheap in (False, True):
+            crossing, low, trials, seconds = [], [], [], []
+            for seed in range(1, 21):
+                plan = CapacityPlan(limit=limit, concurrency=4 * (len(tau_s) - 1), seed=seed)
+                if cheap:
+                    plan = CapacityPlan(
+                        limit=limit,
+                        concurrency=4 * (len(tau_s) - 1),
+                        seed=seed,
+                        idle=False,
+                        confirmations=0,
+                        probes_max=6,
+                        width_ratio=0.1,
+                        probe_s=1.0,
+                        first_rate_rps=0.75 * exact_rps,
+                    )
+                found = find_capacity(SimulatedServer(tau_s=tau_s, limit=limit), plan)
+                crossing.append(found.crossing_rps / exact_rps - 1)
+                low.append(found.rate_rps.low / exact_rps - 1)
+                trials.append(len(found.evidence))
+                seconds.append(found.seconds)
+            print(
+                f"exact {exact_rps:6.0f}/s {'cheap' if cheap else 'full ':5} crossing within 5 %: "
+                f"{sum(abs(each) <= 0.05 for each in crossing)}/20 (median {np.median(crossing):+.3f}), promised "
+                f"{np.median(low):+.3f} (worst {min(low):+.3f} … {max(low):+.3f}), {np.median(trials):.0f} trials, "
+                f"{np.median(seconds):.0f} s (most {max(seconds):.0f})"
+            )
+
+
+def speed() -> None:
+    latencies = np.random.default_rng(1).exponential(0.01, 10**6)
+    due_ns = np.arange(10**6, dtype=np.int64) * 10_000
+    start = time.perf_counter()
+    latency_quantiles(latencies, due_ns)
+    quantiles_s = time.perf_counter() - start
+    start = time.perf_counter()
+    rate_estimate(due_ns, (0, 10**10))
+    print(f"\n10^6 samples: five quantiles {quantiles_s:.3f} s, rate {time.perf_counter() - start:.3f} s")
+
+
+if __name__ == "__main__":
+    coverage()
+    verdicts()
+    capacities()
+    speed()

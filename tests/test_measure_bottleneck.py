@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+from measure_streams import make_samples, p95_within
+
+from batchtune.batching import BatchingParameters, Configuration
+from batchtune.load.samples import Status
+from batchtune.measure.bottleneck import Bottleneck, Kind, ServerSettings, find_bottleneck, settings_of
+from batchtune.measure.caveats import caveat
+from batchtune.measure.measurement import Measurement, measure
+from batchtune.target.telemetry import ServerActivity
+
+EVENLY = np.arange(0, 5, 0.002)
+PLAIN = ServerActivity(
+    duration_s=5.0,
+    batches=1000,
+    rows=2500,
+    mean_batch_rows=2.5,
+    batches_by_rows={2: 500, 3: 500},
+    execution_s_by_rows={2: 0.002, 3: 0.002},
+    queue_wait_mean_s=0.001,
+    device_busy_ratio=0.4,
+    server_cpu_s=2.0,
+)
+SETTINGS = ServerSettings(max_batch_size=32, batch_threads=1, server_cores=2.0)
+
+
+def run(
+    *,
+    latency_s: float = 0.005,
+    concurrency: int | None = 64,
+    failed: Status | None = None,
+    client_cpu_ratio: float = 0.1,
+    **activity: object,
+) -> Measurement:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    if failed is not None:
+        status[::10] = failed
+    samples = make_samples(
+        EVENLY,
+        np.full(len(EVENLY), latency_s),
+        status=status,
+        concurrency=concurrency,
+        client_cpu_ratio=client_cpu_ratio,
+    )
+    return measure(samples, warm_up_s=1.0, slo=p95_within(0.05), activity=replace(PLAIN, **activity))
+
+
+def named(measurement: Measurement, **settings: object) -> Kind:
+    return find_bottleneck(measurement, replace(SETTINGS, **settings)).kind
+
+
+def test_a_noisy_host_comes_before_all() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8, client_cpu_ratio=0.95)
+    noisy = measure(
+        samples, warm_up_s=1.0, slo=None, activity=PLAIN, notes=(caveat("host_steal", steal_ratio=0.1),)
+    )
+    assert named(noisy) == "host_noise"
+
+
+def test_a_client_at_its_cpu_is_named() -> None:
+    assert named(run(client_cpu_ratio=0.95, device_busy_ratio=0.99)) == "client"
+
+
+def test_a_client_throttled_to_half_is_named() -> None:
+    lag_s = EVENLY
+    samples = make_samples(EVENLY, 0.002 + lag_s, lag_s=lag_s, offered_rps=500.0)
+    assert named(measure(samples, warm_up_s=1.0, slo=None, activity=PLAIN, duration_s=5.0)) == "client"
+
+
+def test_a_full_queue_before_free_threads_is_named() -> None:
+    assert named(run(failed=Status.QUEUE_FULL)) == "queue_limit"
+
+
+def test_a_full_queue_before_a_busy_device_is_the_devices() -> None:
+    assert (
+        named(run(failed=Status.QUEUE_FULL, device_busy_ratio=0.99, mean_batch_rows=32.0, server_cpu_s=9.5))
+        == "device"
+    )
+
+
+def test_two_request_threads_are_named() -> None:
+    two = run(latency_s=0.1, mean_batch_rows=1.7, queue_wait_mean_s=0.0002, device_busy_ratio=0.6)
+    assert named(two, request_threads=2) == "server_threads"
+    assert named(two, request_threads=200) != "server_threads"
+
+
+def test_an_exhausted_thread_pool_is_named() -> None:
+    assert named(run(failed=Status.THREAD_POOL_EXHAUSTED)) == "server_threads"
+
+
+def test_a_batch_timeout_of_50_ms_is_named() -> None:
+    slow = run(
+        latency_s=0.055,
+        concurrency=16,
+        queue_wait_mean_s=0.049,
+        device_busy_ratio=0.05,
+        close_reasons={"timeout": 95, "full": 5},
+    )
+    assert named(slow, batch_timeout_s=0.05) == "batch_timeout"
+    assert named(slow, batch_timeout_s=0.0) == "concurrency"
+
+
+def test_four_clients_on_batches_of_64_are_named() -> None:
+    few = run(
+        concurrency=4, mean_batch_rows=2.0, device_busy_ratio=0.97, execution_s_by_rows={1: 0.002, 2: 0.0021}
+    )
+    assert named(few, max_batch_size=64) == "concurrency"
+
+
+def test_few_clients_do_not_matter_where_batching_does_not_pay() -> None:
+    dear = run(
+        concurrency=4,
+        mean_batch_rows=2.0,
+        device_busy_ratio=0.97,
+        execution_s_by_rows={1: 0.002, 2: 0.004},
+        emulated=True,
+    )
+    assert named(dear, max_batch_size=64) == "device"
+
+
+def test_busy_threads_on_a_busy_machine_are_the_device() -> None:
+    assert (
+        named(run(device_busy_ratio=1.9, mean_batch_rows=30.0, server_cpu_s=9.5), batch_threads=2) == "device"
+    )
+
+
+def test_busy_threads_on_an_idle_machine_are_too_few() -> None:
+    idle = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=4.0)
+    assert named(idle) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.4) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.97) == "device"
+
+
+def test_an_emulated_device_has_no_room_to_show() -> None:
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True)) == "device"
+
+
+def test_busy_time_is_worked_out_where_only_execution_times_are_told() -> None:
+    told = run(
+        device_busy_ratio=None,
+        mean_batch_rows=30.0,
+        batches_by_rows={30: 1000},
+        execution_s_by_rows={30: 0.0049},
+    )
+    found = find_bottleneck(told, replace(SETTINGS, server_cores=None))
+    assert found.kind == "device"
+    assert found.evidence["thread_busy_ratio"] == pytest.approx(0.98)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"event_loop_lag_p99_s": 0.01}, {"server_cpu_s": 9.5}, {"queue_wait_mean_s": 0.0001}],
+)
+def test_a_slow_front_end_is_named(figures: dict[str, object]) -> None:
+    assert named(run(latency_s=0.01, mean_batch_rows=20.0, **figures)) == "front_end"
+
+
+def test_nothing_limits_an_open_loop_that_is_met() -> None:
+    found = find_bottleneck(run(concurrency=None), SETTINGS)
+    assert found.kind == "none"
+    assert found.advice
+
+
+def test_a_server_that_tells_nothing_leaves_it_open() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8)
+    assert named(measure(samples, warm_up_s=1.0, slo=None)) == "none"
+
+
+def test_a_verdict_carries_its_figures_and_survives_json() -> None:
+    found = find_bottleneck(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True), SETTINGS)
+    assert found.evidence["thread_busy_ratio"] == 0.97
+    assert "97%" in found.text
+    assert Bottleneck.from_dict(orjson.loads(orjson.dumps(found.to_dict()))) == found
+
+
+def test_settings_come_from_a_configuration_and_its_servers_defaults() -> None:
+    silent = settings_of(
+        Configuration(batching=BatchingParameters(num_batch_threads=3)), rows_per_request=5.0
+    )
+    assert (silent.max_batch_size, silent.batch_timeout_s, silent.batch_threads) == (1000, 0.0, 3)
+    assert settings_of(Configuration(batching=None)).max_batch_size is None
+    told = settings_of(
+        Configuration(batching=BatchingParameters(max_batch_size=8, batch_timeout_micros=2500))
+    )
+    assert (told.max_batch_size, told.batch_timeout_s) == (8, 0.0025)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive import Run, create_run, open_run
 from batchtune.cli.recommend import conclude
-from batchtune.errors import BatchtuneError
+from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.fleet import LoadFleet
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario
@@ -25,15 +25,20 @@ def run_sweep(
 ) -> int:
     """The exit code: 0, 3 when nothing meets the SLO, 130 when interrupted; everything measured is kept."""
     scenario = read_scenario(path, overrides=overrides)
-    run = open_run(resume, root=results) if resume else _new_run(scenario, results)
-    trials = run.trials()
+    run = _resumed(resume, scenario) if resume else None
+    trials = run.trials() if run else []
     interrupted = False
-    with sweep_view(quiet=quiet) as view:
-        view.event(f"results go to {run.path}")
+    with sweep_view(quiet=quiet) as view, TfServingTarget(scenario.target, on_event=view.event) as target:
         try:
-            _search(scenario, run, trials, view)
+            view.event(f"launching the server for {scenario.target.model}")
+            target.apply(reference_configurations(scenario)["no_batching"])
+            run = run or create_run(scenario, format_scenario(scenario), root=results)
+            view.event(f"results go to {run.path}")
+            _search(scenario, target, run, trials, view)
         except KeyboardInterrupt:
             interrupted = True
+    if run is None:
+        return 130
     if interrupted:
         print(f"interrupted; {len(trials)} trials are kept in {run.path}", file=sys.stderr)
     try:
@@ -45,16 +50,22 @@ def run_sweep(
     return 130 if interrupted else 0
 
 
-def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> None:
-    target = TfServingTarget(scenario.target, on_event=view.event)
-    with target, LoadFleet(processes=scenario.load.processes) as fleet:
-        view.event(f"launching the server for {scenario.target.model}")
-        target.apply(reference_configurations(scenario)["no_batching"])
+def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[Trial], view: View) -> None:
+    with LoadFleet(processes=scenario.load.processes) as fleet:
         for finished in sweep(scenario, target, fleet, finished=tuple(trials), on_progress=view.progress):
             run.append(finished.trial, finished.samples)
             trials.append(finished.trial)
             view.trial(finished.trial)
 
 
-def _new_run(scenario: Scenario, results: Path) -> Run:
-    return create_run(scenario, format_scenario(scenario), root=results)
+def _resumed(path: Path, scenario: Scenario) -> Run:
+    """The run to go on with; only its budget may differ from what is asked now."""
+    run = open_run(path)
+    asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, run.scenario()))
+    differing = sorted(key for key in asked if asked[key] != earlier[key])
+    if differing:
+        raise UsageError(
+            f"{path} was run with another scenario; it differs in: {', '.join(differing)}",
+            hint="resume with the scenario of that run, or start a new run without --resume",
+        )
+    return run

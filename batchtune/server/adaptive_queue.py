@@ -7,7 +7,8 @@ the scheduler from its first task on; it closes when it is full, when a task doe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any, Generic
 
 from batchtune.server.batch_queue import Batch, CloseReason, TaskT
@@ -30,6 +31,40 @@ class AdaptiveBatch(Batch[TaskT]):
         self.express = False
 
 
+class WaitingBatches:
+    """The waiting batches of all queues in the order of their creation; with the lock held.
+
+    Taking the first one must stay cheap when a million wait, as they may while max_batch_size is being searched.
+    """
+
+    __slots__ = ("_batches", "_closed")
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[AdaptiveBatch[Any], None] = OrderedDict()
+        self._closed = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def __iter__(self) -> Iterator[AdaptiveBatch[Any]]:
+        return iter(self._batches)
+
+    def add(self, batch: AdaptiveBatch[Any]) -> None:
+        self._batches[batch] = None
+
+    def close(self, batch: AdaptiveBatch[Any]) -> None:
+        """The batch takes no more tasks: it may run at once."""
+        batch.closed = True
+        self._closed += 1
+
+    def remove(self, batch: AdaptiveBatch[Any]) -> None:
+        del self._batches[batch]
+        self._closed -= batch.closed
+
+    def first_closed(self) -> AdaptiveBatch[Any] | None:
+        return next((batch for batch in self._batches if batch.closed), None) if self._closed else None
+
+
 class AdaptiveQueue(Generic[TaskT]):
     """One queue of the scheduler; safe to use from any thread."""
 
@@ -38,7 +73,7 @@ class AdaptiveQueue(Generic[TaskT]):
         options: QueueOptions,
         process_batch: Callable[[Batch[TaskT]], None],
         threads: BatchThreads[AdaptiveBatch[Any]],
-        add_batch: Callable[[AdaptiveBatch[TaskT]], None],
+        batches: WaitingBatches,
         on_gone: Callable[[AdaptiveQueue[TaskT]], None],
         max_tasks_per_batch: int | None,
     ) -> None:
@@ -46,11 +81,11 @@ class AdaptiveQueue(Generic[TaskT]):
         self._options = options
         self._threads = threads
         self._lock = threads.lock
-        self._add_batch = add_batch
+        self._batches = batches
         self._on_gone = on_gone
         self._max_tasks = max_tasks_per_batch
         self._open: AdaptiveBatch[TaskT] | None = None
-        self._waiting: list[AdaptiveBatch[TaskT]] = []
+        self._waiting: dict[AdaptiveBatch[TaskT], None] = {}
         self._running = 0
         self._closed = False
         self._done = threading.Event()
@@ -116,7 +151,7 @@ class AdaptiveQueue(Generic[TaskT]):
 
     def release(self, batch: AdaptiveBatch[TaskT]) -> None:
         """For the scheduler, with the lock held: the batch is about to run and takes no more tasks."""
-        self._waiting.remove(batch)
+        del self._waiting[batch]
         self._running += 1
         if batch is self._open:
             batch.close_reason = "timeout"
@@ -155,8 +190,8 @@ class AdaptiveQueue(Generic[TaskT]):
         batch = self._open
         if batch is None:
             batch = self._open = AdaptiveBatch(self, now_micros, self._options.batch_timeout_micros)
-            self._waiting.append(batch)
-            self._add_batch(batch)
+            self._waiting[batch] = None
+            self._batches.add(batch)
         batch.add(task, size, now_micros)
         if batch.size == limit or (self._max_tasks is not None and len(batch.tasks) >= self._max_tasks):
             self._close_open("full")
@@ -166,7 +201,7 @@ class AdaptiveQueue(Generic[TaskT]):
     def _close_open(self, reason: CloseReason) -> None:
         batch, self._open = self._open, None
         if batch is not None:
-            batch.closed = True
+            self._batches.close(batch)
             batch.close_reason = reason
             self._threads.wake()
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from batchtune.server.adaptive_queue import AdaptiveBatch, AdaptiveQueue, check_queue
+from batchtune.server.adaptive_queue import AdaptiveBatch, AdaptiveQueue, WaitingBatches, check_queue
 from batchtune.server.batch_queue import Batch, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.clock import Clock, MonotonicClock
@@ -69,7 +68,7 @@ class AdaptiveSharedBatchScheduler:
             batches_to_average_over=self._options.batches_to_average_over,
         )
         self._rng = rng or random.Random()
-        self._batches: deque[AdaptiveBatch[Any]] = deque()
+        self._batches = WaitingBatches()
         self._queues: set[AdaptiveQueue[Any]] = set()
         self._regular = 0
         self._express = 0
@@ -113,7 +112,7 @@ class AdaptiveSharedBatchScheduler:
             options,
             process_batch,
             self._threads,
-            self._batches.append,
+            self._batches,
             self._queues.discard,
             max_tasks_per_batch,
         )
@@ -169,22 +168,27 @@ class AdaptiveSharedBatchScheduler:
 
     def _best_regular(self, now_micros: int) -> AdaptiveBatch[Any] | None:
         if self._options.fifo_scheduling:
-            return self._batches[0] if self._batches[0].due_micros <= now_micros else None
-        return min(
-            (one for one in self._batches if one.due_micros <= now_micros), key=self._score, default=None
-        )
+            first = next(iter(self._batches))
+            return first if first.due_micros <= now_micros else None
+        due = (one for one in self._batches if one.due_micros <= now_micros)
+        if self._options.full_batch_scheduling_boost_micros == 0:
+            return next(due, None)  # the order of creation is the order of scores
+        return min(due, key=self._score, default=None)
 
     def _first_express(self) -> AdaptiveBatch[Any] | None:
         if self._options.fifo_scheduling:
-            return self._batches[0] if self._batches and self._batches[0].closed else None
-        return next((one for one in self._batches if one.closed), None)
+            first = next(iter(self._batches), None)
+            return first if first is not None and first.closed else None
+        return self._batches.first_closed()
 
     def _score(self, batch: AdaptiveBatch[Any]) -> float:
         boost_micros = self._options.full_batch_scheduling_boost_micros
         return batch.opened_micros - boost_micros * batch.size / batch.queue.max_task_size
 
     def _next_due_micros(self, now_micros: int) -> int:
-        """A batch that is overdue waits for one in flight, whose thread looks again when it ends."""
+        """When a batch may become due; one that is held back by the limit runs when one in flight has ended."""
+        if self._regular >= self._limit.value:
+            return NEVER_MICROS
         return min(
             (one.due_micros for one in self._batches if one.due_micros > now_micros), default=NEVER_MICROS
         )

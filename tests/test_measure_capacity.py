@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure_streams import SimulatedServer, exact_latency, linear_tau
 
@@ -87,6 +87,7 @@ def test_a_cheap_search_from_a_hint_costs_few_seconds() -> None:
     assert near >= 18
 
 
+@settings(deadline=None)
 @given(knee=st.floats(150.0, 5000.0))
 def test_any_knee_is_bracketed_by_rates_that_were_tried(knee: float) -> None:
     found = find_capacity(knee_at(knee), replace(PLAN, probes_max=30))
@@ -172,6 +173,7 @@ def test_a_capacity_survives_json() -> None:
         assert again.seconds == found.seconds
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.floats(-2, 2), st.floats(0.1, 100)), min_size=1, max_size=12),
 )

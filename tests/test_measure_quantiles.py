@@ -139,6 +139,7 @@ def test_the_design_effect_of_independent_requests_is_near_one() -> None:
     assert np.mean(effects) < 1.8
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60))
 def test_every_instant_falls_into_one_of_the_slices(instants: list[int]) -> None:
     slice_of = time_slices(np.array(instants, dtype=np.int64))

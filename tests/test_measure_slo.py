@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure_streams import Promise, batch_streams, exact_batch, exact_latency, linear_tau, looks
 
@@ -36,6 +36,7 @@ def test_single_looks_have_the_reference_bounds(requests: int, bounds: tuple[int
     assert min(misses for misses, decision in decisions.items() if decision == "FAIL") == failing
 
 
+@settings(deadline=None)
 @given(
     requests=st.integers(1, 5000),
     share=st.floats(0, 1),

@@ -1,12 +1,13 @@
 """Which configurations deserve a fresh run in the next block of confirmations?
 
 A block runs each arm once, side by side and under one seed. The leader and the best configuration with batching are
-run until their spread is known; a rival that is too close to call runs beside them; the reference points run once,
-for the gain, and again only while they are near enough to matter.
+run until their spread is known; a rival that is too close to call runs beside them; the reference points run until
+the gain over them is known well enough, which is once where they are far behind.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from batchtune.batching import Configuration
@@ -26,8 +27,8 @@ BLOCKS_MAX = 9
 WIDE = 0.1
 """Half of a prediction interval, relative, that is worth more runs."""
 
-FAR = 0.3
-"""A reference point this far (in logs) from the leader is compared often enough with one run."""
+GAIN_HALF_WIDTH = 0.15
+"""A gain known this well (in logs), and to half of itself, needs no more runs of the reference point."""
 
 
 def confirmation_arms(
@@ -51,7 +52,7 @@ def confirmation_arms(
         for one in pooled
         if one.configuration in references
         and one not in claims
-        and _still_open(one, claims[-1], scenario=scenario)
+        and _gain_is_open(one, claims[-1], pooled=pooled, scenario=scenario)
     ]
     close = sorted(
         (
@@ -79,10 +80,12 @@ def _wanted(one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int
     return CONFIRMATIONS_MAX if widest > WIDE else CONFIRMATIONS
 
 
-def _still_open(reference: Pooled, leader: Pooled, *, scenario: Scenario) -> bool:
-    if reference.failures:
+def _gain_is_open(reference: Pooled, leader: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
+    if reference.failures or reference.confirmations >= CONFIRMATIONS:
         return False
-    far = (
-        abs(merit(reference.value, scenario) - merit(leader.value, scenario)) > FAR or not reference.feasible
-    )
-    return reference.confirmations < (1 if far else CONFIRMATIONS)
+    if not reference.confirmations:
+        return True
+    gap = abs(merit(reference.value, scenario) - merit(leader.value, scenario))
+    noise = run_noise(pooled, scenario=scenario)
+    half_width = 2.0 * math.sqrt(2.0 / reference.confirmations) * noise.sd
+    return half_width > min(GAIN_HALF_WIDTH, 0.5 * gap)

@@ -66,13 +66,14 @@ def test_another_error_ends_the_retries() -> None:
     assert [error.code for error in errors] == ["INVALID_ARGUMENT"]
 
 
-def test_closing_refuses_what_still_waits() -> None:
+def test_closing_refuses_what_still_waits_and_what_comes_later() -> None:
     clock = ManualClock()
     retrier = BatchSchedulerRetrier(clock=clock)
     errors: list[StatusError] = []
     retrier.schedule_later(Queue([]), "task", errors.append)
     retrier.close()
-    assert [error.code for error in errors] == ["UNAVAILABLE"]
+    retrier.schedule_later(Queue([]), "task", errors.append)
+    assert [error.code for error in errors] == ["UNAVAILABLE"] * 2
 
 
 def test_the_blocking_form_returns_when_the_task_is_taken_and_raises_when_time_is_up() -> None:

@@ -86,15 +86,17 @@ class BatchSchedulerRetrier:
             queue=queue, task=task, on_refused=on_refused, started_micros=now_micros, due_micros=due_micros
         )
         with self._threads.lock:
-            self._waiting.append(attempt)
-            self._threads.wake_at(due_micros)
+            if self._threads.count:
+                self._waiting.append(attempt)
+                self._threads.wake_at(due_micros)
+                return
+        on_refused(_shutting_down())
 
     def close(self) -> None:
-        """Refuse what still waits and end the thread."""
+        """Refuse what still waits, and whatever comes later; end the thread."""
         self._threads.stop()
-        for attempt in self._waiting:
-            attempt.on_refused(StatusError("UNAVAILABLE", "The server is shutting down"))
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft().on_refused(_shutting_down())
 
     def take(self, now_micros: int) -> tuple[tuple[BatchSchedulerRetrier, _Attempt] | None, int]:
         """For the thread: the next attempt that is due."""
@@ -126,3 +128,7 @@ class BatchSchedulerRetrier:
 
     def _may_retry(self, started_micros: int, now_micros: int) -> bool:
         return now_micros + self._options.retry_delay_micros - started_micros < self._options.max_time_micros
+
+
+def _shutting_down() -> StatusError:
+    return StatusError("UNAVAILABLE", "The server is shutting down")

@@ -35,8 +35,8 @@ class Client(Protocol):
     def flush(self) -> None:
         """Write what is buffered."""
 
-    def cancel(self, index: int) -> None:
-        """Give up on request `index`, sent or not."""
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Give up on these requests, all of which were sent."""
 
     def close(self) -> None:
         """Close every connection at once."""

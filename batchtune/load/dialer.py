@@ -12,7 +12,8 @@ from typing import Final
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint
 
-DIALS_AT_ONCE_MAX: Final = 64
+DIALS_AT_ONCE_MAX: Final = 16
+"""Few, since a server that stands still accepts only as many as its listen queue holds, often 100."""
 _DESCRIPTORS_RESERVED: Final = 64
 
 

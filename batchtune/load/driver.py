@@ -158,17 +158,19 @@ class Driver:
 
     def _end_overdue(self, pending: NDArray[np.int64], now_ns: int, *, over: bool) -> None:
         """End the pending requests that timed out; when the job is over, the others too."""
-        deadline_ns = self._columns.times("due")[pending] + int(self._job.timeout_s * 1e9)
-        timed_out = deadline_ns <= now_ns
+        timeout_s = self._job.timeout_s
+        timed_out = self._columns.times("due")[pending] + int(timeout_s * 1e9) <= now_ns
+        was_sent = self._columns.times("sent")[pending] != 0
+        ended = timed_out | over
+        if not ended.any():
+            return
         for index in pending[timed_out].tolist():
-            self._recorder.fail(index, Status.TIMEOUT, f"no answer within {self._job.timeout_s:g} s")
-            self._client.cancel(index)
-        for index in pending[~timed_out].tolist() if over else ():
-            if self._columns.sent[index]:
-                self._recorder.fail(index, Status.UNFINISHED, "no answer before the drain ended")
-            else:
-                self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
-            self._client.cancel(index)
+            self._recorder.fail(index, Status.TIMEOUT, f"no answer within {timeout_s:g} s")
+        for index in pending[ended & ~timed_out & was_sent].tolist():
+            self._recorder.fail(index, Status.UNFINISHED, "no answer before the drain ended")
+        for index in pending[ended & ~timed_out & ~was_sent].tolist():
+            self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
+        self._client.cancel(pending[ended & was_sent].tolist())
 
     def _report(self, wall_s: float, cpu_s: float) -> WorkerReport:
         notes = list(self._pacer.notes)

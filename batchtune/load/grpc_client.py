@@ -109,16 +109,17 @@ class GrpcClient:
             connection.call(self._calls[index % self._period], index)
         self.flush()
 
-    def cancel(self, index: int) -> None:
-        """Give up on request `index`: reset its stream."""
-        for connection in tuple(self._connections):
-            before = connection.in_flight
-            connection.cancel(index)
-            if connection.in_flight < before:
-                self._in_flight -= 1
-                self._source.released(_monotonic_ns())
-                self.fill()
-                return
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Give up on these requests, all sent: reset their streams."""
+        for index in indices:
+            for connection in tuple(self._connections):
+                before = connection.in_flight
+                connection.cancel(index)
+                if connection.in_flight < before:
+                    self._in_flight -= 1
+                    self._source.released(_monotonic_ns())
+                    break
+        self.fill()
 
     def close(self) -> None:
         self._dialer.cancel()
@@ -167,6 +168,7 @@ class GrpcClient:
             index = self._again.popleft()
             if self._recorder.columns.outcome[index] == PENDING:
                 return index
+            self._source.released(now_ns)  # it timed out meanwhile
         return self._source.take(now_ns)
 
     def _connection_with_room(self) -> GrpcClientConnection | None:

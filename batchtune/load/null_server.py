@@ -96,8 +96,8 @@ async def _serve(pipe: Connection, rest_answer: bytes, grpc_answer: bytes) -> No
     rest = _http_answer(rest_answer)
     grpc = _grpc_answer(grpc_answer)
     servers = [
-        await loop.create_server(lambda: _NullHttp(rest), "127.0.0.1", 0),
-        await loop.create_server(lambda: _NullGrpc(grpc), "127.0.0.1", 0),
+        await loop.create_server(lambda: _NullHttp(rest), "127.0.0.1", 0, backlog=1024),
+        await loop.create_server(lambda: _NullGrpc(grpc), "127.0.0.1", 0, backlog=1024),
     ]
     pipe.send(tuple(server.sockets[0].getsockname()[1] for server in servers))
     ended = asyncio.Event()

@@ -93,13 +93,13 @@ class RestClient:
             self._send(connection, index, now_ns)
         self._dialer.dial(self._source.backlog())
 
-    def cancel(self, index: int) -> None:
-        """Give up on request `index`: close its connection, since HTTP/1.1 has no other way."""
-        for connection in self._connections:
-            if connection.tag == index:
-                connection.abandon()
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Give up on these requests, all sent: close their connections, since HTTP/1.1 has no other way."""
+        by_tag = {connection.tag: connection for connection in self._connections}
+        for index in indices:
+            if index in by_tag:
+                by_tag[index].abandon()
                 self._source.released(_monotonic_ns())
-                return
 
     def close(self) -> None:
         self._dialer.cancel()

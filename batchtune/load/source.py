@@ -86,10 +86,11 @@ class OpenSource:
             if self._waiting or not sender.try_send(index):
                 self._wait[index] = -_monotonic_ns()
                 self._waiting.append(index)
-                sender.fill()
             index += 1
             if index < count and due[index] > now_ns:
                 now_ns = _monotonic_ns()
+        if self._waiting:
+            sender.fill()
         sender.flush()
         if index < self.count:
             self._wake_at(due[index])

@@ -80,12 +80,13 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     "few_requests": _Known(
         "latency",
         "{requests} requests are too few to bound {quantile} from above",
-        "measure for longer: at least {needed} requests, more when they share batches",
+        "measure for longer: at least {needed} requests, and several times that when they share batches",
     ),
     "correlated": _Known(
         "latency",
-        "requests share batches and queues: {requests} count as {effective:.0f} independent ones at p95",
-        "measure for longer; the intervals allow for it only in part",
+        "slow requests come in spells (shared batches, queues, a busy host): {requests} count as {effective:.0f} "
+        "independent ones at p95",
+        "measure for longer, on a quieter machine if it is the host",
     ),
     "errors": _Known(
         "latency",

@@ -194,7 +194,8 @@ def _thin_caveats(run: CountedRequests, latency_s: Mapping[str, Estimate]) -> li
     """Too few requests, or too few independent ones, for p95 or p99."""
     requests = len(run.due_ns)
     for name, needed in (("p95", 72), ("p99", 368)):
-        if math.isinf(latency_s[name].high) and math.isfinite(latency_s[name].value):
+        bound = latency_s[name]
+        if math.isfinite(bound.value) and math.isinf(bound.high) and requests < 2 * needed:
             return [caveat("few_requests", requests=requests, quantile=name, needed=needed)]
     effective = requests / run.design_effect(latency_s["p95"].value)
     if effective < min(FEW_INDEPENDENT, requests / 2):

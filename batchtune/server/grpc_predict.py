@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from batchtune.server.deadlines import Deadlines
+from batchtune.server.loop_turn import LoopTurn
 from batchtune.server.model_call import ModelCall, fail_call
 from batchtune.server.predict_requests import PredictPlan, PredictRequests, decode_inputs
 from batchtune.server.predict_responses import PredictResponses
@@ -47,6 +48,7 @@ class PredictCalls:
         self._deadlines = deadlines
         self._as_content = as_content
         self._check_methods = check_methods
+        self._turn = LoopTurn()
         self._requests = PredictRequests()
         self._bindings: dict[PredictPlan, _Binding] = {}
 
@@ -78,12 +80,9 @@ class PredictCalls:
             api="Predict",
             encode=binding.encode,
         )
-        try:
-            servable.submit(
-                binding.signature_name, inputs, binding.output_names, call.deadline_ns, running.done
-            )
-        except StatusError as error:
-            running.fail(error)
+        self._turn.submit(
+            running, servable, binding.signature_name, inputs, binding.output_names, call.deadline_ns
+        )
 
     def _bind(self, plan: PredictPlan, servable: Servable) -> _Binding:
         """Check a plan against a version. Raises StatusError; what TensorFlow Serving checks only after the tensors

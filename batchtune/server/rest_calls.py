@@ -22,6 +22,7 @@ from batchtune.server.deadlines import Deadlines
 from batchtune.server.json_answers import error_answer, predict_answer
 from batchtune.server.json_examples import classification_answer, parse_examples, regression_answer
 from batchtune.server.json_tensors import DEFAULT_SIGNATURE, parse_predict
+from batchtune.server.loop_turn import LoopTurn
 from batchtune.server.request_counts import RequestCounts
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
@@ -44,6 +45,7 @@ class RestCalls:
         self._counts = counts
         self._timeout_ns = round(timeout_s * 1e9)
         self._deadlines = Deadlines()
+        self._turn = LoopTurn()
         self._check_methods = check_methods
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
@@ -178,9 +180,10 @@ class _Call:
             if calls._timeout_ns:
                 deadline_ns = self._deadline_ns = self._started_ns + calls._timeout_ns
                 calls._deadlines.add(self, deadline_ns)
-            servable.submit(signature_name, inputs, outputs, deadline_ns, self._done)
+            calls._turn.submit(self, servable, signature_name, inputs, outputs, deadline_ns)
 
-    def _done(self, outputs: Outputs | None, error: StatusError | None) -> None:
+    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Take what the model gave."""
         if self._respond is None:
             return  # timed out before
         if error is None and outputs is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchtune.server.batching_session import BatchRecord
 from batchtune.server.histogram import Histogram, mangle, render_histograms, render_values
@@ -44,6 +46,15 @@ def test_histograms_are_cumulative_and_end_with_infinity() -> None:
         ':h_sum{a="x\\"y"} 9',
         ':h_count{a="x\\"y"} 4',
     ]
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 3))
+def test_adding_values_together_is_adding_each(values: list[int], times: int) -> None:
+    together, one_by_one = Histogram((1, 4, 9, 16)), Histogram((1, 4, 9, 16))
+    together.add_all(values, times)
+    for value in values:
+        one_by_one.add(value, times)
+    assert (together.counts, together.total) == (one_by_one.counts, one_by_one.total)
 
 
 def test_metrics_without_labels_print_empty_braces() -> None:

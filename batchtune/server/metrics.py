@@ -130,10 +130,8 @@ class Metrics:
         size = record.padded_rows
         with self._lock:
             self._run_count += 1
-            for micros in record.queue_wait_micros:
-                self._queuing_latency.add(micros)
-            for rows in record.task_rows:
-                self._input_batch_size.add(rows, record.input_tensors)
+            self._queuing_latency.add_all(record.queue_wait_micros)
+            self._input_batch_size.add_all(record.task_rows, record.input_tensors)
             self._processed_batch_size.add(size)
             _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
             _count(self._close_reasons, record.close_reason)

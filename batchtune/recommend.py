@@ -17,7 +17,14 @@ from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
-from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, paired_ratio, predict
+from batchtune.tune.noise import (
+    LATENCY_PRIOR_SD,
+    THROUGHPUT_PRIOR_SD,
+    Noise,
+    geometric_mean,
+    paired_ratio,
+    predict,
+)
 from batchtune.tune.pool import Pooled, RunFigures, pool, run_noise
 from batchtune.tune.ranking import leaders
 from batchtune.tune.reason import count, explain_gain, explain_miss
@@ -27,6 +34,9 @@ SCHEMA_VERSION = 1
 
 GAIN_WANTED = 0.05
 """Batching that gains less than this is not worth its parameters."""
+
+ALTERNATIVE_GAIN = 0.05
+"""An alternative has this much more throughput, or this much less p95."""
 
 Helps = Literal["yes", "no", "not distinguishable"]
 
@@ -181,7 +191,7 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
             batched,
             no_batching=no_batching,
             gain=gain,
-            unbatched_rows_per_s=_unbatched_rows_per_s(trials, no_batching, scenario=scenario),
+            unbatched_rows_per_s=_unbatched_rows_per_s(no_batching, scenario=scenario),
             limits_s=promised.limits(),
         ),
         trials=len(trials),
@@ -251,16 +261,11 @@ def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, 
     }
 
 
-def _unbatched_rows_per_s(
-    trials: Sequence[Trial], no_batching: Pooled | None, *, scenario: Scenario
-) -> float:
-    """The most the server did without batching: in the closed loop, or in the probes; NaN when neither was run."""
-    if scenario.load.open_loop:
-        probes = [trial.measurement for trial in trials if trial.source == "probe"]
-        values = [probe.throughput_rows_per_s.value for probe in probes if probe is not None]
-    else:
-        values = [run.throughput_rows_per_s.value for run in no_batching.runs] if no_batching else []
-    return max((value for value in values if math.isfinite(value)), default=math.nan)
+def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> float:
+    """What the server does without batching in the closed loop; NaN in an open one, which leaves it idle at times."""
+    if scenario.load.open_loop or no_batching is None:
+        return math.nan
+    return geometric_mean(run.throughput_rows_per_s.value for run in no_batching.runs)
 
 
 def _predicted(
@@ -285,7 +290,7 @@ def _predicted_latency(chosen: Pooled, others: Sequence[Pooled]) -> dict[str, Es
 
 
 def _alternatives(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternative, ...]:
-    """The Pareto front of throughput and p95 among the feasible, without the chosen one."""
+    """The Pareto front of throughput and p95 among the feasible, where it differs from the chosen one's figures."""
     figures = {
         id(one): (_mean_throughput(one), one.latency_s.get("p95", math.nan)) for one in pooled if one.feasible
     }
@@ -310,7 +315,12 @@ def _alternatives(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternative
                     confirmations=one.confirmations,
                 )
             )
-    return tuple(sorted(front, key=lambda one: one.p95_s))
+    worthwhile = [
+        one
+        for one in front
+        if one.throughput_ratio >= 1.0 + ALTERNATIVE_GAIN or one.p95_ratio <= 1.0 - ALTERNATIVE_GAIN
+    ]
+    return tuple(sorted(worthwhile, key=lambda one: one.p95_s))
 
 
 def _mean_throughput(one: Pooled) -> float:

@@ -138,14 +138,12 @@ class FakeFleet:
         assert configuration is not None
         slower = math.exp(self._noise.gauss(0.0, self._target.law.noise))
         played = _Played(job, configuration, self._target, slower)
-        duration_s = job.arrivals.duration_s
-        if on_progress is not None:
-            on_progress(_live(duration_s))
-        self._target.clock.sleep(duration_s)
+        stopped_s = played.watch(on_progress, should_stop)
+        self._target.clock.sleep(stopped_s)
         if self._target.dies_under(configuration):
             self._target.running = False
             raise TargetError("the server exited with 137")
-        return played.samples()
+        return played.samples(stopped_s)
 
 
 class _Played:
@@ -227,10 +225,49 @@ class _Played:
         count(f"{OURS}batch_execution_micros_total", took_s * 1e6, batch_size=str(rows))
         count(f"{OURS}batch_close_count", 1, reason=why)
 
-    def samples(self) -> Samples:
+    def watch(
+        self,
+        on_progress: Callable[[LiveAggregate], None] | None,
+        should_stop: Callable[[LiveAggregate], bool] | None,
+    ) -> float:
+        """Show how it went four times a second; seconds until it ended or was stopped."""
+        duration_s = self._job.arrivals.duration_s
+        for step in range(1, int(duration_s * 4) + 1):
+            live = self._live(step / 4)
+            if on_progress is not None:
+                on_progress(live)
+            if should_stop is not None and should_stop(live):
+                return step / 4
+        return duration_s
+
+    def _live(self, elapsed_s: float) -> LiveAggregate:
+        now_ns = round(elapsed_s * 1e9)
         due, done = np.array(self._due, dtype=np.int64), np.array(self._done, dtype=np.int64)
-        status = np.where(done == NEVER_NS, int(Status.UNFINISHED), int(Status.OK)).astype(np.uint8)
+        overdue_ns = (self._job.overdue_after_s or self._job.timeout_or_default_s) * 1e9
+        sent = due <= now_ns
+        ended = sent & (done != NEVER_NS) & (done <= now_ns)
+        return LiveAggregate(
+            elapsed_s=elapsed_s,
+            sent=int(sent.sum()),
+            done=int(ended.sum()),
+            errors=0,
+            late=int((ended & (done - due > overdue_ns)).sum()),
+            throughput_rps=float((ended & (done > now_ns - 1e9)).sum()),
+            p50_s=0.0,
+            p95_s=0.0,
+            in_flight=int(sent.sum() - ended.sum()),
+            overdue=int((sent & ~ended & (now_ns - due > overdue_ns)).sum()),
+        )
+
+    def samples(self, stopped_s: float) -> Samples:
+        """What is left of it when it was stopped after so many seconds."""
         arrivals = self._job.arrivals
+        due, done = np.array(self._due, dtype=np.int64), np.array(self._done, dtype=np.int64)
+        early = stopped_s < arrivals.duration_s
+        if early:
+            kept = due <= stopped_s * 1e9
+            due, done = due[kept], done[kept]
+        status = np.where(done == NEVER_NS, int(Status.UNFINISHED), int(Status.OK)).astype(np.uint8)
         return Samples(
             due_ns=due,
             sent_ns=due.copy(),
@@ -240,27 +277,13 @@ class _Played:
             status=status,
             rows=np.full(len(due), self._rows, dtype=np.int32),
             started_ns=0,
-            wall_s=arrivals.duration_s,
+            wall_s=stopped_s,
             client_cpu_s=0.001,
             client_cores=1,
             concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
             offered_rps=arrivals.offered_rps if isinstance(arrivals, Schedule) else None,
+            stopped_early=early,
         )
-
-
-def _live(elapsed_s: float) -> LiveAggregate:
-    return LiveAggregate(
-        elapsed_s=elapsed_s,
-        sent=0,
-        done=0,
-        errors=0,
-        late=0,
-        throughput_rps=0.0,
-        p50_s=0.0,
-        p95_s=0.0,
-        in_flight=0,
-        overdue=0,
-    )
 
 
 def scenario_of(**changes: Any) -> Scenario:

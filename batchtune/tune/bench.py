@@ -11,6 +11,7 @@ from typing import Any
 from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
+from batchtune.load.samples import Status
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
@@ -23,6 +24,11 @@ PROBE_WARM_UP_S = 0.3
 """Warm-up of the rule's short probes, when the scenario's is longer."""
 
 HOPELESS_RATIO = 0.25
+
+OVERLOAD = frozenset(
+    one.name for one in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
+)
+"""How requests end at a working server that gets too many of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,7 @@ class Bench:
         try:
             self._target.apply(plan.configuration)
             outcome = self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
-            failure = self._defect(outcome.figures)
+            failure = self._defect(outcome)
         except (TargetError, BatchingParametersError) as error:
             failure = error.message
         measurement = None if outcome is None else outcome.figures.measurement
@@ -153,16 +159,19 @@ class Bench:
         objective = found.capacity.rate_rps if held else None
         return _Outcome(figures=found.figures, objective=objective, probes=found.probes)
 
-    def _defect(self, figures: Figures) -> str | None:
+    def _defect(self, outcome: _Outcome) -> str | None:
         """Why these figures describe no working server; None when they do."""
         if not self._target.alive():
             return f"the server died under load; its last words:\n{self._target.log_tail()}"
-        measurement = figures.measurement
-        if measurement.requests and measurement.throughput_rps.value == 0.0:
-            classes = ", ".join(f"{count} × {name}" for name, count in measurement.errors.items())
-            texts = "; ".join(figures.samples.error_texts.values())
-            return f"no request was answered: {classes or 'none finished'}{': ' + texts if texts else ''}"
-        return None
+        samples = outcome.figures.samples
+        if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
+            return None
+        errors = samples.errors()
+        if outcome.probes and set(errors) <= OVERLOAD:
+            return None  # the search for a capacity may overwhelm it; that is an answer
+        classes = ", ".join(f"{count} × {name}" for name, count in errors.items())
+        texts = "; ".join(samples.error_texts.values())
+        return f"no request was answered: {classes or 'none in the measured time'}{': ' + texts if texts else ''}"
 
     def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo

@@ -26,8 +26,9 @@ from batchtune.wire.tensors import Signature
 PATIENCE = 10.0
 """Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
 
-SETTLE_LIMIT_S = 3.0
+SETTLE_LIMIT_S = 10.0
 SETTLE_STEP_S = 0.1
+"""A server that was overwhelmed is given this long to come to rest, looked at in steps."""
 
 _LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
 

@@ -29,7 +29,8 @@ def explain_gain(
 ) -> str:
     """Why batching pays, or why not: the sentence for the best batched configuration against no batching.
 
-    `unbatched_rows_per_s` is the most that the server does without batching, NaN when it was not measured.
+    `unbatched_rows_per_s` is what the server does without batching when it is kept busy; NaN when it was not measured,
+    or when the load in question leaves it idle.
     """
     if batched is None:
         return "no configuration with batching meets the SLO"
@@ -78,7 +79,8 @@ def count(number: int, noun: str) -> str:
 def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
     """`a batch of 14 rows takes 6.1 ms where 14 rows one by one take 18 ms`, for the size that held most rows.
 
-    Where several batches run at once, the time between two that are done is what compares.
+    Where several batches run at once, the time between two that are done is what compares; `unbatched_rows_per_s` NaN
+    (the load does not keep the server busy) leaves the comparison out.
     """
     activity = _activity(batched)
     if activity is None or not activity.execution_s_by_rows:
@@ -89,11 +91,11 @@ def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
     at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
     each = f"{times_s[rows] * 1e3:.3g} ms"
     took = f"a batch of {_rows(rows)} takes {each}"
+    if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
+        return took
     if at_once >= 1.2:
         every = f"{times_s[rows] / at_once * 1e3:.3g} ms"
         took = f"a batch of {_rows(rows)} is done every {every} ({at_once:.2g} at once, {each} each)"
-    if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
-        return took
     return f"{took} where {_rows(rows)} one by one take {rows / unbatched_rows_per_s * 1e3:.3g} ms"
 
 

@@ -55,7 +55,7 @@ def read_head(fields: Fields) -> RequestHead:
         http_status = "415"
     return RequestHead(
         path=seen.get(":path", ""),
-        metadata=tuple(field for field in fields if field[0][0] != ":" and field[0] not in _OF_GRPC),
+        metadata=tuple(field for field in fields if field[0][:1] != ":" and field[0] not in _OF_GRPC),
         timeout_ns=timeout_ns,
         encoding=seen.get("grpc-encoding", ""),
         malformed=malformed,

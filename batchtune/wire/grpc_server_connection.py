@@ -235,7 +235,7 @@ class GrpcServerConnection(asyncio.Protocol):
         elif self._draining or len(streams) + writer.zombies >= self._limits.max_concurrent_streams:
             writer.reset(stream_id, ErrorCode.REFUSED_STREAM)
         elif head.http_status:
-            self._refuse(writer, flags, stream_id, head)
+            _refuse(writer, stream_id, head)
         elif self._streams and head.path in self._streams:
             stream = GrpcStream(writer, stream_id, head, self._limits.max_message_bytes)
             streams[stream_id] = stream
@@ -248,18 +248,6 @@ class GrpcServerConnection(asyncio.Protocol):
             streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
             if flags & h2.END_STREAM:
                 self._read_data(writer, flags, stream_id, b"")
-
-    def _refuse(self, writer: AnswerWriter, flags: int, stream_id: int, head: RequestHead) -> None:
-        """Answer a request that is no gRPC call with an HTTP status and a line of text."""
-        text = b"" if head.method == "HEAD" else _TEXT
-        fields = [
-            (":status", head.http_status),
-            ("content-type", "text/plain"),
-            ("content-length", str(len(text))),
-        ]
-        writer.send_text(stream_id, encode_block(fields), text)
-        if not flags & h2.END_STREAM:
-            writer.reset(stream_id, ErrorCode.NO_ERROR)
 
     def _read_trailers(self, writer: AnswerWriter, flags: int, stream_id: int) -> None:
         """Take HEADERS that open no stream: the end of a request, or of one that is closed."""
@@ -397,3 +385,14 @@ def _fail(stream: GrpcCall | GrpcStream, error: StatusError) -> None:
         stream.finish(error.code, error.message)
     else:
         stream.fail(error.code, error.message)
+
+
+def _refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
+    """Answer a request that is no gRPC call with an HTTP status and a line of text; its body will be ignored."""
+    text = b"" if head.method == "HEAD" else _TEXT
+    fields = [
+        (":status", head.http_status),
+        ("content-type", "text/plain"),
+        ("content-length", str(len(text))),
+    ]
+    writer.send_text(stream_id, encode_block(fields), text)

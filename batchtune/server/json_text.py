@@ -63,7 +63,7 @@ def debug_text(value: Any) -> str:
         if size >= DEBUG_BYTES:
             break
         parts.append(part)
-        size += len(part.encode("utf-8", "surrogateescape"))
+        size += len(part.encode("utf-8", "replace"))
     return "".join(parts)
 
 

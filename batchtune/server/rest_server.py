@@ -30,10 +30,9 @@ class RestLimits:
 class RestServer:
     """A listening REST API; `port` is the actual one."""
 
-    def __init__(self, server: asyncio.Server, state: ServerState, api: RestApi, limits: RestLimits) -> None:
+    def __init__(self, server: asyncio.Server, state: ServerState, limits: RestLimits) -> None:
         self._server = server
         self._state = state
-        self._api = api
         self._limits = limits
         self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
         self.port: int = server.sockets[0].getsockname()[1]
@@ -90,4 +89,4 @@ async def serve_rest(
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: RestProtocol(config, state, app), host, port, backlog=backlog)
-    return RestServer(server, state, app, limits or RestLimits())
+    return RestServer(server, state, limits or RestLimits())

@@ -351,6 +351,37 @@ def test_a_closed_servable_is_not_found_and_an_unknown_signature_is_said() -> No
     serve(scenario, batching())
 
 
+@pytest.mark.parametrize("settings", [BatchingSettings(), batching(max_batch_size=1, num_batch_threads=1)])
+def test_closing_a_servable_waits_for_its_requests_before_it_frees_the_model(
+    settings: BatchingSettings,
+) -> None:
+    async def scenario(server: Server) -> None:
+        server.model.gate.clear()
+        requests = [server.request(value) for value in range(5)]
+        closing = asyncio.ensure_future(asyncio.to_thread(server.servable.close))
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        server.model.gate.set()
+        await closing
+        assert len(server.model.rows) == 5
+        assert [float(one["y"][0, 0]) for one in await asyncio.gather(*requests)] == [0, 2, 4, 6, 8]
+
+    serve(scenario, settings)
+
+
+def test_a_request_being_retried_survives_a_change_of_parameters() -> None:
+    async def scenario(server: Server) -> None:
+        server.model.gate.clear()
+        requests = [server.request(value) for value in range(4)]  # one runs, one waits, two are tried again
+        replacing = asyncio.ensure_future(server.replace({"max_batch_size": 8}))
+        await replacing
+        server.model.gate.set()
+        assert [float(one["y"][0, 0]) for one in await asyncio.gather(*requests)] == [0, 2, 4, 6]
+
+    parameters = BatchingParameters(max_batch_size=1, num_batch_threads=1, max_enqueued_batches=1)
+    serve(scenario, BatchingSettings(enabled=True, parameters=parameters, retry_max_time_micros=500_000))
+
+
 def test_metadata_is_made_from_the_signatures_where_the_model_has_none() -> None:
     async def scenario(server: Server) -> None:
         definitions = SignatureDefMap.FromString(server.servable.metadata).signature_def

@@ -7,6 +7,7 @@ command line or later, the same code has built the same fresh objects.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -38,6 +39,7 @@ SchedulerKind = Literal["shared", "streaming", "adaptive"]
 Done = Callable[[dict[str, NDArray[Any]] | None, StatusError | None], None]
 # server.cc: the pool's name when --enable_batching is given.
 _THREAD_POOL_NAME = "model_server_batch_threads"
+_RETRIES_LIMIT_S = 10.0
 _DEFAULTS = BatchingParameters()
 
 
@@ -83,6 +85,9 @@ class Session(Protocol):
     ) -> None:
         """Run a request; `done` follows on the event loop unless StatusError is raised at once."""
 
+    def close(self) -> None:
+        """Return when every request submitted so far has been run."""
+
 
 class SessionPool:
     """One scheduler with its threads, and the sessions opened on it.
@@ -118,7 +123,9 @@ class SessionPool:
             if parameters is None or self._scheduler is None:
                 if self._handlers is None:
                     self._handlers = HandlerThreads(deliver=self._deliver)
-                return UnbatchedSession(signature=signature, runner=run, threads=self._handlers)
+                return _DrainedSession(
+                    UnbatchedSession(signature=signature, runner=run, threads=self._handlers)
+                )
             session = BatchingSession(
                 signature=signature,
                 runner=run,
@@ -134,8 +141,8 @@ class SessionPool:
 
     def forget(self, session: Session) -> None:
         """Close one session; returns when what it has queued is answered."""
+        session.close()
         if isinstance(session, BatchingSession):
-            session.close()
             with self._lock:
                 self._batched.remove(session)
 
@@ -147,6 +154,8 @@ class SessionPool:
     def close(self) -> None:
         """Answer everything that is queued, then end the threads."""
         if self._retrier is not None:
+            # Every retry still under way has ended one way or the other after this time.
+            time.sleep(min(self.settings.retry_max_time_micros / 1e6, _RETRIES_LIMIT_S))
             self._retrier.close()
         for session in tuple(self._batched):
             session.close()
@@ -154,6 +163,38 @@ class SessionPool:
             self._scheduler.close()
         if self._handlers is not None:
             self._handlers.close()
+
+
+class _DrainedSession:
+    """An unbatched session that can tell when none of its requests is left; submit and done are on the event loop."""
+
+    def __init__(self, session: UnbatchedSession) -> None:
+        self._session = session
+        self._unanswered = 0
+        self._closing = False
+        self._drained = threading.Event()
+
+    def submit(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
+    ) -> None:
+        def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
+            self._unanswered -= 1
+            if self._closing and not self._unanswered:
+                self._drained.set()
+            done(outputs, error)
+
+        self._session.submit(inputs, output_names, deadline_ns, finish)
+        self._unanswered += 1
+
+    def close(self) -> None:
+        """Return when the last request is answered; not on the event loop."""
+        self._closing = True
+        if self._unanswered:
+            self._drained.wait()
 
 
 def check_parameters(parameters: BatchingParameters) -> None:

@@ -772,3 +772,19 @@ def test_reflection_describes_every_service(channel: grpc.Channel, service: str)
     assert unknown.error_response.error_code == GRPC_CODES["NOT_FOUND"]
     assert extensions.all_extension_numbers_response.base_type_name == "tensorflow.serving.PredictRequest"
     assert nothing.WhichOneof("message_response") == "error_response"
+
+
+def test_a_fault_of_the_server_is_internal_and_logged(
+    server: RunningGrpc, stub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    find, server.models.find = server.models.find, broken  # type: ignore[method-assign]
+    try:
+        refused = failure(stub.Predict, predict_request(x=floats(1)))
+        assert refused == ("INTERNAL", "the server failed to handle the request")
+    finally:
+        server.models.find = find  # type: ignore[method-assign]
+    assert "a bug" in caplog.text
+    assert stub.Predict(predict_request(x=floats(1)), timeout=TIMEOUT_S).outputs["y"].float_val[0] == 2.5

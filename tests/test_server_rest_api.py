@@ -504,3 +504,21 @@ def test_curl_gets_the_answer(rest: RunningRest) -> None:
     command = ["curl", "-s", "-d", '{"instances": [1.0, 2.0, 5.0]}', rest.url + PREDICT]
     printed = subprocess.run(command, check=True, capture_output=True, timeout=20).stdout
     assert json.loads(printed) == {"predictions": [2.5, 3.0, 4.5]}
+
+
+def test_a_fault_of_the_server_is_500_and_logged(rest: RunningRest, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    find, rest.models.find = rest.models.find, broken  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            answer = post(rest, PREDICT, {"instances": [1.0]})
+            assert (answer.status_code, answer.json()) == (
+                500,
+                {"error": "the server failed to handle the request"},
+            )
+    finally:
+        rest.models.find = find  # type: ignore[method-assign]
+    assert "a bug" in caplog.text
+    assert post(rest, PREDICT, {"instances": [1.0]}).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from batchtune.wire.status import StatusError
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +87,12 @@ def make_grpc_api(
         handler = handlers.get(call.path)
         if handler is None:
             fail_call(call, StatusError("UNIMPLEMENTED", f"unknown method {call.path}"))
-        else:
+            return
+        try:
             handler(call)
+        except Exception:
+            _logger.exception("%s failed", call.path)
+            fail_call(call, StatusError("INTERNAL", "the server failed to handle the request"))
 
     return GrpcApi(dispatch=dispatch, streams=streams, announce_stop=health.stop)
 

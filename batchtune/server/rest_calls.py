@@ -7,6 +7,7 @@ request can do without.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,8 @@ from batchtune.server.served_models import Models, Outputs, Servable, find_serva
 from batchtune.wire.protos import SignatureDefMap
 from batchtune.wire.status import HTTP_CODES, StatusError
 from batchtune.wire.tensors import Signature
+
+_logger = logging.getLogger(__name__)
 
 Respond = Callable[[int, bytes], None]
 """Takes the HTTP status and the JSON body; called exactly once."""
@@ -58,6 +61,9 @@ class RestCalls:
                 call.run_examples(body)
         except StatusError as error:
             call.fail(error)
+        except Exception:
+            _logger.exception("a %s call failed", route.action)
+            call.fail(StatusError("INTERNAL", "the server failed to handle the request"))
 
     def status(self, route: Route) -> bytes:
         """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""

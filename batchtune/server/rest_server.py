@@ -6,6 +6,7 @@ uvicorn.Server would install signal handlers and poll ten times a second; the pr
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 import uvicorn
@@ -86,6 +87,7 @@ async def serve_rest(
         date_header=False,
     )
     config.load()
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for every malformed request
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: RestProtocol(config, state, app), host, port, backlog=backlog)

@@ -67,7 +67,7 @@ def confirmation_arms(
     )
     # A rival once begun stays while it may still win: leaders that take turns would else never finish.
     rivals = [one for one in close if one.confirmations]
-    if not rivals and runs_affordable >= CONFIRMATIONS * (len(claims) + 1) + len(compared):
+    if not rivals and runs_affordable >= CONFIRMATIONS * (len(claims) + 1) + len(compared) - 1:
         rivals = close[:1]
     return [one.configuration for one in (*claims, *rivals, *compared)]
 

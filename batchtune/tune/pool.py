@@ -43,7 +43,8 @@ class Pooled:
 
     `runs` are those behind the figures: confirmation runs when there are any, else those of the search. `latency_s`
     are geometric means of each quantile. A configuration with `failures`, runs in which the server refused, died or
-    answered nothing, is not feasible whatever its other runs show.
+    answered nothing, is not feasible whatever its other runs show. `search_value` is the objective over the runs of the
+    search alone (over all, without any): hours or neighbours may have changed between search and confirmation.
     """
 
     configuration: Configuration
@@ -51,6 +52,7 @@ class Pooled:
     confirmations: int
     failures: int
     value: float
+    search_value: float
     latency_s: dict[str, float]
     constraints: dict[str, float]
     point: dict[str, Any] | None
@@ -132,6 +134,7 @@ def _exactly(value: float) -> Estimate:
 
 def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
     confirmed = [run for run in runs if run.trial.source == "confirm"]
+    searched = [run for run in runs if run.trial.source != "confirm"]
     used = confirmed or runs
     names = dict.fromkeys(name for run in used for name in run.latency_s)
     latency_s = {name: geometric_mean(_value(run, name) for run in used) for name in names}
@@ -146,6 +149,7 @@ def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
         confirmations=len(confirmed),
         failures=failures,
         value=geometric_mean(run.value for run in used),
+        search_value=geometric_mean(run.value for run in searched or used),
         latency_s=latency_s,
         constraints=constraints,
         point=next((run.trial.point for run in runs if run.trial.point is not None), None),

@@ -20,36 +20,31 @@ INDIFFERENCE = 0.05
 def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
     """The feasible configurations, the one to recommend first.
 
-    Those whose objectives cannot be told apart from the best are ordered: confirmed ones, then by robustness: larger
-    SLO margin, smaller batch, shorter timeout, fewer threads. The rest follow by objective. Where some are confirmed,
-    the others are discounted by the optimism to be expected of the best of k noisy values, sd·√(2 ln k).
+    Confirmed ones come before the others: the best of many search values is too good to be true, and the machine may
+    have changed since. An unconfirmed one leads only if the search, like with like, put it ahead of all that are
+    confirmed. Those whose objectives cannot be told apart from the best are ordered by robustness: larger SLO margin,
+    smaller batch, shorter timeout, fewer threads; the rest by objective.
     """
     feasible = [one for one in pooled if one.feasible]
-    if not feasible:
-        return []
-    noise = run_noise(pooled, scenario=scenario)
-    discount = noise.sd * math.sqrt(2.0 * math.log(len(feasible)))
-    anything_confirmed = any(one.confirmations for one in feasible)
-
-    def score(one: Pooled) -> float:
-        curse = discount if anything_confirmed and not one.confirmations else 0.0
-        return merit(one.value, scenario) - curse
-
-    best = max(feasible, key=score)
-    least = score(best) - _tie(best, feasible, scenario=scenario)
-    tied = [one for one in feasible if score(one) >= least]
-    rest = [one for one in feasible if score(one) < least]
-    return [
-        *sorted(tied, key=lambda one: (one.confirmations == 0, _fragility(one))),
-        *sorted(rest, key=score, reverse=True),
-    ]
+    confirmed = [one for one in feasible if one.confirmations]
+    others = [one for one in feasible if not one.confirmations]
+    if not confirmed:
+        return _ordered(others, scenario=scenario)
+    bar = max(merit(one.search_value, scenario) for one in confirmed) + INDIFFERENCE
+    ahead = [one for one in others if merit(one.value, scenario) > bar]
+    behind = [one for one in others if merit(one.value, scenario) <= bar]
+    return [part for group in (ahead, confirmed, behind) for part in _ordered(group, scenario=scenario)]
 
 
 def indistinct(one: Pooled, other: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
-    """Whether the two objectives lie within two standard deviations of their difference, assumed noise included."""
+    """Whether the two objectives lie within two standard deviations of their difference, assumed noise included.
+
+    Fresh runs are compared with fresh runs, else search with search.
+    """
+    fresh = one.confirmations > 0 and other.confirmations > 0
+    values = (one.value, other.value) if fresh else (one.search_value, other.search_value)
     noise = run_noise(pooled, scenario=scenario)
-    gap = abs(merit(one.value, scenario) - merit(other.value, scenario))
-    return gap <= 2.0 * math.sqrt(2.0) * noise.sd
+    return abs(merit(values[0], scenario) - merit(values[1], scenario)) <= 2.0 * math.sqrt(2.0) * noise.sd
 
 
 def merit(value: float, scenario: Scenario) -> float:
@@ -70,6 +65,15 @@ def simplicity(configuration: Configuration) -> tuple[float, float, float]:
         float(DEFAULT_BATCH_TIMEOUT_MICROS if timeout is None else timeout),
         math.inf if batching.num_batch_threads is None else float(batching.num_batch_threads),
     )
+
+
+def _ordered(feasible: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
+    if not feasible:
+        return []
+    ranked = sorted(feasible, key=lambda one: merit(one.value, scenario), reverse=True)
+    least = merit(ranked[0].value, scenario) - _tie(ranked[0], feasible, scenario=scenario)
+    tied = [one for one in ranked if merit(one.value, scenario) >= least]
+    return [*sorted(tied, key=_fragility), *ranked[len(tied) :]]
 
 
 def _tie(best: Pooled, feasible: Sequence[Pooled], *, scenario: Scenario) -> float:

@@ -23,7 +23,7 @@ OWNERS = {
     "subprocess": ("target/", "provenance.py"),
     "pandas": ("archive.py", "report/", "check.py"),
     "pyarrow": ("archive.py",),
-    "tensorflow": ("server/tensorflow_backend.py", "sample_models/"),
+    "tensorflow": ("server/tensorflow_backend.py", "sample_models/", "wire/protos.py"),
     "keras": ("sample_models/",),
     "torch": ("server/torch_backend.py", "sample_models/"),
     "onnxruntime": ("server/onnx_backend.py", "sample_models/"),

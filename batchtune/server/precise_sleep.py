@@ -14,7 +14,8 @@ import errno
 import threading
 import time
 
-_PR_SET_TIMERSLACK = 29
+from batchtune.server.clock import lower_timer_slack
+
 _TIMER_ABSTIME = 1
 _WAKE_EARLY_NS = 50_000
 
@@ -28,8 +29,6 @@ _clock_nanosleep = _libc.clock_nanosleep
 _clock_nanosleep.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.POINTER(_TimeSpec), ctypes.c_void_p)
 _clock_nanosleep.restype = ctypes.c_int
 _sched_yield = _libc.sched_yield
-_prctl = _libc.prctl
-_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
 _slack_lowered = threading.local()
 
 
@@ -38,7 +37,7 @@ def sleep_until(deadline_ns: int) -> None:
     wake_ns = deadline_ns - _WAKE_EARLY_NS
     if time.monotonic_ns() < wake_ns:
         if not hasattr(_slack_lowered, "done"):
-            _prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+            lower_timer_slack()
             _slack_lowered.done = True
         until = _TimeSpec(*divmod(wake_ns, 1_000_000_000))
         while _clock_nanosleep(time.CLOCK_MONOTONIC, _TIMER_ABSTIME, until, None) == errno.EINTR:

@@ -452,6 +452,21 @@ def test_draining_lets_requests_finish_and_refuses_new_ones() -> None:
             socket.create_connection(("127.0.0.1", rest.port))
 
 
+def test_what_outlasts_the_grace_is_cut_off() -> None:
+    servable = FakeServable()
+    servable.hold = True
+    with running_rest(servable) as rest:
+        with socket.create_connection(("127.0.0.1", rest.port)) as first:
+            first.sendall(REQUEST)  # the first of its path is served as a task
+            wait_until(lambda: len(servable.held) == 1)
+            with socket.create_connection(("127.0.0.1", rest.port)) as second:
+                second.sendall(REQUEST)
+                wait_until(lambda: len(servable.held) == 2)
+                rest.thread.run(rest.server.drain(0.01))
+                assert rest.server.connections == 0
+        rest.thread.call(servable.release)
+
+
 EXAMPLES = [spec("inputs", "object")]
 
 

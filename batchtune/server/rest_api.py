@@ -128,7 +128,12 @@ class RestApi:
             self.model_calls.clear()
         self.model_calls[raw_path] = route
         answered: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self.calls.start(route, body, lambda status, answer: answered.set_result((status, answer)))
+
+        def respond(status: int, answer: bytes) -> None:
+            if not answered.done():  # cancelled when the server was cut off
+                answered.set_result((status, answer))
+
+        self.calls.start(route, body, respond)
         return await answered
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:

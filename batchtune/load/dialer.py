@@ -7,7 +7,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint
@@ -20,8 +20,8 @@ _DESCRIPTORS_RESERVED: Final = 64
 class Dialer:
     """Opens connections to one address, at most `connections_max` of them open or on their way.
 
-    `on_failed(reason)` is called for each attempt that fails. The client says `became_ready()` when it can use a
-    connection, and `closed(was_ready=…)` when it has lost one.
+    `on_failed(reason)` is called for each attempt that fails. The client says `became_ready(protocol)` when it can
+    use a connection, and `closed(protocol)` when it has lost one.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class Dialer:
     ) -> None:
         self.connections_max = min(connections_max, descriptors_free())
         self.open_count = 0
-        self._ready_count = 0
+        self._ready: set[asyncio.BaseProtocol] = set()
+        self._transports: dict[asyncio.BaseProtocol, asyncio.BaseTransport] = {}
         self._endpoint = endpoint
         self._port = port
         self._timeout_s = timeout_s
@@ -67,7 +68,7 @@ class Dialer:
     @property
     def on_the_way(self) -> int:
         """How many connections are being opened, or are open and not ready."""
-        return self.open_count - self._ready_count
+        return self.open_count - len(self._ready)
 
     def dial(self, wanted: int) -> None:
         """See to it that `wanted` connections are on their way, within the limits."""
@@ -83,20 +84,27 @@ class Dialer:
         """Open `wanted` connections, within the limits, and wait for them; the first failure ends it."""
         wanted = min(wanted, self.connections_max)
         while self.open_count < wanted and not self._failed:
-            self.dial(wanted - self._ready_count)
+            self.dial(wanted - len(self._ready))
             await asyncio.gather(*self._tasks)
 
-    def became_ready(self) -> None:
-        self._ready_count += 1
+    def became_ready(self, protocol: asyncio.BaseProtocol) -> None:
+        self._ready.add(protocol)
 
-    def closed(self, *, was_ready: bool) -> None:
+    def closed(self, protocol: asyncio.BaseProtocol) -> bool:
+        """Count a connection out; True if it had been ready."""
         self.open_count -= 1
-        self._ready_count -= was_ready
+        self._transports.pop(protocol, None)
+        was_ready = protocol in self._ready
+        self._ready.discard(protocol)
+        return was_ready
 
-    def cancel(self) -> None:
-        """Give up the attempts under way."""
+    def hang_up(self) -> None:
+        """Give up the attempts under way, close every connection at once, and open no more."""
+        self.connections_max = 0
         for task in self._tasks:
             task.cancel()
+        for transport in tuple(self._transports.values()):
+            cast("asyncio.Transport", transport).abort()
 
     async def _dial_one(self) -> None:
         loop = asyncio.get_running_loop()
@@ -105,13 +113,16 @@ class Dialer:
             server_name = self._endpoint.tls.server_name or self._endpoint.host
         try:
             async with asyncio.timeout(self._timeout_s):
-                await loop.create_connection(
+                transport, protocol = await loop.create_connection(
                     self._make_protocol, self._address, self._port, ssl=self._ssl, server_hostname=server_name
                 )
         except (OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
             self.open_count -= 1
             self._failed = True
             self._on_failed(_reason(error, f"{self._endpoint.host}:{self._port}"))
+        else:
+            if not transport.is_closing():
+                self._transports[protocol] = transport
 
 
 def descriptors_free() -> int:

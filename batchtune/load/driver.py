@@ -24,6 +24,8 @@ from batchtune.scenario.arrivals import ClosedLoop, Schedule
 TICK_S: Final = 0.02
 """How often timeouts are looked for, counters published and the end noticed."""
 DRAIN_AFTER_STOP_S: Final = 1.0
+CLOSING_S: Final = 0.001
+"""A turn or two of the loop, in which connections are closed."""
 PREFAULTED_ROWS: Final = 200_000
 
 _monotonic_ns = time.monotonic_ns
@@ -93,6 +95,7 @@ class Driver:
             gc.unfreeze()
             self._pacer.close()
             self._client.close()
+            await asyncio.sleep(CLOSING_S)
         return self._report(wall_s, cpu_s)
 
     def abandon(self) -> WorkerReport:

@@ -122,9 +122,7 @@ class GrpcClient:
         self.fill()
 
     def close(self) -> None:
-        self._dialer.cancel()
-        for connection in tuple(self._connections):
-            connection.close()
+        self._dialer.hang_up()
 
     def _make_connection(self) -> GrpcClientConnection:
         """A connection whose answers are recorded by a closure: no look-up through objects on the hot path."""
@@ -188,7 +186,7 @@ class GrpcClient:
 
     def _ready(self, connection: GrpcClientConnection) -> None:
         self._connections.append(connection)
-        self._dialer.became_ready()
+        self._dialer.became_ready(connection)
         waiting_for_all = self._all_ready is not None and not self._all_ready.done()
         if (
             self._all_ready is not None
@@ -202,9 +200,7 @@ class GrpcClient:
         self.fill()
 
     def _lost(self, connection: GrpcClientConnection, tags: list[int], reason: str) -> None:
-        was_ready = connection in self._connections
-        self._dialer.closed(was_ready=was_ready)
-        if not was_ready:
+        if not self._dialer.closed(connection):
             self._dial_failed(reason)
             return
         self._connections.remove(connection)

@@ -48,6 +48,7 @@ class Pacer:
         self._timer: asyncio.TimerHandle | None = None
         self._descriptor = -1
         self._armed = False
+        self._closed = False
         self.notes: tuple[str, ...] = ()
         if sys.platform == "linux" and ctypes.sizeof(ctypes.c_long) == 8:
             self._open_timerfd()
@@ -55,7 +56,9 @@ class Pacer:
             self.notes = (COARSE_NOTE,)
 
     def wake_at(self, when_ns: int) -> None:
-        """Wake at `when_ns` (CLOCK_MONOTONIC)."""
+        """Wake at `when_ns` (CLOCK_MONOTONIC); never after `close`."""
+        if self._closed:
+            return
         if self._descriptor < 0:
             self._wake_by_loop_timer(when_ns)
             return
@@ -66,6 +69,7 @@ class Pacer:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def close(self) -> None:
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self._descriptor >= 0:

@@ -102,13 +102,11 @@ class RestClient:
                 self._source.released(_monotonic_ns())
 
     def close(self) -> None:
-        self._dialer.cancel()
-        for connection in tuple(self._connections):
-            connection.abandon()
+        self._dialer.hang_up()
 
     def ready(self, connection: Http1ClientConnection) -> None:
         self._connections.add(connection)
-        self._dialer.became_ready()
+        self._dialer.became_ready(connection)
         self._idle.append(connection)
         self.fill()
 
@@ -136,7 +134,7 @@ class RestClient:
 
     def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
         self._connections.discard(connection)
-        self._dialer.closed(was_ready=True)
+        self._dialer.closed(connection)
         if tag != NO_TAG:
             self._recorder.fail(tag, Status.MALFORMED if connection.malformed else Status.RESET, reason)
             self._source.failed(_monotonic_ns())

@@ -67,6 +67,9 @@ class MemoryTransport(asyncio.Transport):
     def abort(self) -> None:
         self.closed = self.aborted = True
 
+    def is_closing(self) -> bool:
+        return self.closed
+
     def pause_reading(self) -> None:
         self.reads_paused = True
 

@@ -21,7 +21,7 @@ from batchtune.wire.grpc_answers import (
     known_heads,
     read_response_head,
 )
-from batchtune.wire.grpc_calls import PreparedCall, prepare_call
+from batchtune.wire.grpc_calls import OPENING, PreparedCall, prepare_call
 from batchtune.wire.grpc_messages import status_of_reset
 from batchtune.wire.http2_flow import OutgoingFlow
 from batchtune.wire.http2_frames import FRAME, STREAM_ID, ErrorCode, PeerError, Setting
@@ -35,19 +35,7 @@ NOT_PROCESSED = "the peer did not process the stream"
 
 _WINDOW_UPDATE_AT = 2**30
 _WRITE_BUFFER_BYTES = 2**24
-_OPENING = (
-    h2.PREFACE
-    + h2.settings_frame(
-        {
-            Setting.HEADER_TABLE_SIZE: 0,
-            Setting.ENABLE_PUSH: 0,
-            Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
-            Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
-            Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES,
-        }
-    )
-    + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
-)
+_ABORT_ABOVE_BYTES = 2**16
 _DATA_ENDING_HEADERS = h2.END_HEADERS | h2.END_STREAM
 _FIRST_DATA = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
 
@@ -156,7 +144,7 @@ class GrpcClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        self._transport.write(_OPENING)
+        self._transport.write(OPENING)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(f"connection lost: {exc}" if exc is not None else "the peer closed the connection")
@@ -388,7 +376,10 @@ class GrpcClientConnection(asyncio.Protocol):
             return
         if self._out:
             transport.write(b"".join(self._out))
-        transport.close()
+        if transport.get_write_buffer_size() > _ABORT_ABOVE_BYTES:  # the peer does not read
+            transport.abort()
+        else:
+            transport.close()
         self._retiring = self._retiring or reason
         tags = list(self._tags.values())
         for state in (self._out, self._tags, self._bodies, self._partial.held):

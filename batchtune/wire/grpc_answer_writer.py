@@ -176,7 +176,7 @@ class AnswerWriter:
     def pause(self) -> None:
         """The socket is clogged: read no more requests until it is not."""
         self._paused = True
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
         self._watch_stall()
 
@@ -184,7 +184,7 @@ class AnswerWriter:
         """The socket takes data again."""
         self._paused = False
         self._progress += 1
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def abandon(self) -> None:

@@ -8,8 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchtune.wire import http2_frames as h2
+from batchtune.wire.grpc_answers import HEADER_LIST_BYTES
 from batchtune.wire.grpc_messages import PREFIX, encode_timeout
 from batchtune.wire.hpack_blocks import encode_block
+from batchtune.wire.http2_frames import Setting
+
+OPENING = (
+    h2.PREFACE
+    + h2.settings_frame(
+        {
+            Setting.HEADER_TABLE_SIZE: 0,
+            Setting.ENABLE_PUSH: 0,
+            Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
+            Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES,
+        }
+    )
+    + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
+)
+"""What a client begins with: the preface, no dynamic table, no push, the widest windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from batchtune.wire.grpc_answer_writer import AnswerWriter
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc_messages import MessageBuffer
 from batchtune.wire.grpc_requests import RequestHead, known_heads, read_head, remember_head
-from batchtune.wire.hpack_blocks import EMPTY_TABLE, decode_block, encode_block, new_decoder
+from batchtune.wire.hpack_blocks import EMPTY_TABLE, decode_block, new_decoder
 from batchtune.wire.http2_frames import FRAME, ErrorCode, PeerError
 from batchtune.wire.http2_input import HeaderBlock, PartialFrame
+from batchtune.wire.not_grpc import HTTP1_ANSWER, refuse
 from batchtune.wire.server_limits import RateLimit, ServerLimits, opening_frames
 from batchtune.wire.status import StatusError
 
@@ -33,12 +34,9 @@ StreamServices = Mapping[str, Callable[[GrpcStream], None]]
 _WINDOW_UPDATE_AT = 2**30
 _DEFAULT_TABLE_BYTES = 4_096
 _ONE_MESSAGE = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
+_SHAPE = h2.END_HEADERS | h2.PADDED
+_LINGER_S = 2.0  # for a client to read our last GOAWAY
 _DRAIN_PING = b"draining"
-_TEXT = b"This port speaks gRPC (HTTP/2 with prior knowledge) only.\n"
-_HTTP1_ANSWER = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT)
-)
 
 
 class GrpcServerConnection(asyncio.Protocol):
@@ -139,8 +137,11 @@ class GrpcServerConnection(asyncio.Protocol):
     def _close(self, writer: AnswerWriter, error: PeerError) -> None:
         writer.out.append(h2.goaway_frame(self._last_id, error.code, error.reason))
         writer.flush()
-        if writer.transport is not None:
-            writer.transport.close()
+        transport = writer.transport
+        if transport is not None:
+            transport.close()
+            if transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
         writer.abandon()
         self._writer = None
 
@@ -149,7 +150,7 @@ class GrpcServerConnection(asyncio.Protocol):
         size = min(len(data), len(self._preface))
         if data[:size] != self._preface[:size]:
             if self._preface == h2.PREFACE and data[:1].isupper() and b" " in data[:32]:
-                writer.out.append(_HTTP1_ANSWER)
+                writer.out.append(HTTP1_ANSWER)
                 writer.close_when_idle = True
                 return b""
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
@@ -187,8 +188,8 @@ class GrpcServerConnection(asyncio.Protocol):
                         position = after
                         continue
                 self._read_data(writer, flags, stream_id, data[position + 9 : after])
-            elif kind == h2.HEADERS and flags | h2.END_STREAM == 5:
-                block = data[position + 9 : after]
+            elif kind == h2.HEADERS and flags & _SHAPE == h2.END_HEADERS and word >= 0x500:
+                block = data[position + (14 if flags & h2.WITH_PRIORITY else 9) : after]
                 head = heads.get(block) if self._pure else None
                 self._open(writer, flags, stream_id, head or self._read_head(block))
             else:
@@ -235,7 +236,7 @@ class GrpcServerConnection(asyncio.Protocol):
         elif self._draining or len(streams) + writer.zombies >= self._limits.max_concurrent_streams:
             writer.reset(stream_id, ErrorCode.REFUSED_STREAM)
         elif head.http_status:
-            _refuse(writer, stream_id, head)
+            refuse(writer, stream_id, head)
         elif self._streams and head.path in self._streams:
             stream = GrpcStream(writer, stream_id, head, self._limits.max_message_bytes)
             streams[stream_id] = stream
@@ -385,14 +386,3 @@ def _fail(stream: GrpcCall | GrpcStream, error: StatusError) -> None:
         stream.finish(error.code, error.message)
     else:
         stream.fail(error.code, error.message)
-
-
-def _refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
-    """Answer a request that is no gRPC call with an HTTP status and a line of text; its body will be ignored."""
-    text = b"" if head.method == "HEAD" else _TEXT
-    fields = [
-        (":status", head.http_status),
-        ("content-type", "text/plain"),
-        ("content-length", str(len(text))),
-    ]
-    writer.send_text(stream_id, encode_block(fields), text)

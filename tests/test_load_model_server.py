@@ -1,0 +1,72 @@
+"""The load clients against the bundled server: what they decode is what grpcio and httpx receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from load_servers import a_job, closed, evenly, requests_for, run_here
+from server_process import ServerProcess, write_emulated
+
+from batchtune.load.clients import PREDICT_PATH
+from batchtune.load.samples import Status
+from batchtune.wire.rest_tensors import encode_predict_json
+from batchtune.wire.tensors import decode_predict_response, encode_predict_request
+
+INPUTS = [np.full((rows, 2), rows, np.float32) for rows in (1, 3)]
+PARAMETERS = "max_batch_size {value: 4} max_enqueued_batches {value: 2} num_batch_threads {value: 1}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("served")
+    base_path = write_emulated(directory / "m", base_ms=5.0)
+    parameters: Path = directory / "batching.txt"
+    parameters.write_text(PARAMETERS)
+    with ServerProcess(base_path, "--enable_batching", f"--batching_parameters_file={parameters}") as started:
+        yield started
+
+
+def encoded(protocol: str, rows: np.ndarray) -> bytes:
+    if protocol == "grpc":
+        return encode_predict_request("m", "serving_default", {"x": rows})
+    return encode_predict_json({"x": rows}, signature_name="serving_default")
+
+
+def witnessed(server: ServerProcess, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """What grpcio receives."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        return decode_predict_response(channel.unary_unary(PREDICT_PATH)(encoded("grpc", rows)))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "rest"])
+def test_answers_equal_what_grpcio_receives(server: ServerProcess, protocol: str) -> None:
+    port = server.grpc_port if protocol == "grpc" else server.rest_port
+    requests = requests_for(
+        protocol,
+        bodies=tuple(encoded(protocol, rows) for rows in INPUTS),
+        rows=(1, 3),
+        expected=tuple(witnessed(server, rows) for rows in INPUTS),
+    )
+    for arrivals in (closed(3, 30), evenly(100, 0.3)):
+        samples = run_here(a_job(protocol, port, arrivals, requests=requests, check_every=1))
+        assert samples.errors() == {}
+        assert samples.answers_checked == len(samples) == 30
+        assert (samples.latency_ns > 5_000_000).all()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "rest"])
+def test_a_full_queue_and_a_task_too_large_are_told_apart(server: ServerProcess, protocol: str) -> None:
+    port = server.grpc_port if protocol == "grpc" else server.rest_port
+    too_large = np.zeros((5, 2), np.float32)
+    requests = requests_for(
+        protocol, bodies=(encoded(protocol, INPUTS[0]), encoded(protocol, too_large)), rows=(1, 5)
+    )
+    samples = run_here(a_job(protocol, port, closed(60, 240), requests=requests))
+    assert set(samples.errors()) == {"QUEUE_FULL", "TOO_LARGE"}
+    assert (samples.status[samples.rows == 5] == Status.TOO_LARGE).all()
+    assert (samples.status[samples.rows == 1] != Status.TOO_LARGE).all()
+    assert "batch scheduling queue" in samples.error_texts["QUEUE_FULL"]

@@ -12,6 +12,7 @@ from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.samples import Status
+from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
@@ -137,10 +138,14 @@ class Bench:
             should_stop=None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s),
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
-        by_latency = self._scenario.objective == "latency"
-        measured = figures.measurement
-        objective = measured.latency_s["p95"] if by_latency else measured.throughput_rps
-        return _Outcome(figures=figures, objective=objective)
+        return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+
+    def _objective(self, plan: Plan, measurement: Measurement) -> Estimate:
+        if self._scenario.objective == "latency":
+            return measurement.latency_s["p95"]
+        if self._scenario.objective == "capacity" and plan.rate_rps is not None:
+            return Estimate(value=plan.rate_rps, low=plan.rate_rps, high=plan.rate_rps)
+        return measurement.throughput_rps
 
     def _capacity(self, plan: Plan) -> _Outcome:
         search = capacity_plan(

@@ -38,15 +38,15 @@ class CapacityTrial:
 def capacity_plan(
     scenario: Scenario, configuration: Configuration, *, source: Source, hint_rps: float | None, seed: int
 ) -> CapacityPlan:
-    """How much effort: reference points from a burst, proposals from the incumbent's rate, confirmations strictly.
+    """How much effort: reference points from a burst, proposals from the incumbent's rate.
+
 
     `hint_rps` is where to begin; None: a closed-loop burst finds out.
     """
     limit = primary_limit(scenario.slo)
     if limit is None:
         raise ValueError("a capacity needs a latency limit")
-    confirm = source == "confirm"
-    quick = source in ("sampler", "rule")
+    quick = source == "sampler"
     duration_s = scenario.load.duration_s
     return CapacityPlan(
         limit=limit,
@@ -56,8 +56,7 @@ def capacity_plan(
         idle=False,
         probe_s=min(duration_s, 2.0),
         burst_s=min(duration_s, 1.0),
-        confirm_s=duration_s,
-        confirmations=2 if confirm else 0,
+        confirmations=0,
         probes_max=5 if quick else 8,
         seed=seed,
     )
@@ -118,7 +117,7 @@ def _load_run(probe: CapacityProbe, limit: Limit, scenario: Scenario, watch: Slo
 
 
 def _watch(probe: CapacityProbe, limit: Limit, scenario: Scenario) -> SloWatch | None:
-    """Ends a probe of the search as soon as its verdict is known; confirmations run their full length."""
+    """Ends a probe of the search as soon as its verdict is known."""
     if probe.kind != "rate":
         return None
     return SloWatch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batchtune.batching import Configuration
@@ -18,6 +18,12 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, geometric_mean, spread
 from batchtune.tune.trial import Trial, is_feasible, violations
+
+CAPACITY_STEP = 1.1
+"""A capacity that fresh runs do not confirm is tried again this factor lower,"""
+
+CAPACITY_GIVEN_UP = 0.7
+"""down to this share of what the search had found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,10 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
         if run is not None:
             by_configuration.setdefault(trial.configuration, []).append(run)
     failed = Counter(trial.configuration for trial in trials if trial.state == "failed")
-    return [_pooled(runs, failures=failed[key], slo=limits) for key, runs in by_configuration.items()]
+    return [
+        _pooled(runs, failures=failed[key], slo=limits, scenario=scenario)
+        for key, runs in by_configuration.items()
+    ]
 
 
 def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
@@ -94,8 +103,7 @@ def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | N
     if trial.state != "complete" or trial.source == "probe" or measurement is None:
         return None
     if trial.probes and slo != scenario.slo:
-        rows_per_request = measurement.throughput_rows_per_s.value / measurement.throughput_rps.value
-        return _capacity_under(trial, slo, rows_per_request=rows_per_request)
+        return _capacity_under(trial, slo)
     return RunFigures(
         trial=trial,
         value=math.nan if trial.objective is None else trial.objective.value,
@@ -107,7 +115,7 @@ def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | N
     )
 
 
-def _capacity_under(trial: Trial, slo: SloSpec, *, rows_per_request: float) -> RunFigures:
+def _capacity_under(trial: Trial, slo: SloSpec) -> RunFigures:
     """The highest rate tried that meets this SLO; else the lowest rate tried, and by how much it misses."""
     by_rate = sorted(trial.probes, key=lambda probe: probe.rate_rps)
     chosen = by_rate[0]
@@ -118,11 +126,16 @@ def _capacity_under(trial: Trial, slo: SloSpec, *, rows_per_request: float) -> R
         if not is_feasible(missed):
             break
         chosen = probe
+    measured = trial.measurement
+    answered = measured is not None and measured.throughput_rps.value > 0.0
+    rows = (
+        measured.throughput_rows_per_s.value / measured.throughput_rps.value if measured and answered else 1.0
+    )
     return RunFigures(
         trial=trial,
         value=chosen.rate_rps,
         throughput_rps=_exactly(chosen.rate_rps),
-        throughput_rows_per_s=_exactly(chosen.rate_rps * rows_per_request),
+        throughput_rows_per_s=_exactly(chosen.rate_rps * rows),
         latency_s={name: _exactly(value) for name, value in chosen.latency_s.items()},
         error_ratio=chosen.error_ratio,
     )
@@ -132,10 +145,40 @@ def _exactly(value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value)
 
 
-def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
+def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec, scenario: Scenario) -> Pooled:
     confirmed = [run for run in runs if run.trial.source == "confirm"]
     searched = [run for run in runs if run.trial.source != "confirm"]
-    used = confirmed or runs
+    if scenario.objective == "capacity" and confirmed and searched:
+        return _confirmed_capacity(
+            searched, confirmed, failures=failures, slo=slo, as_searched=slo == scenario.slo
+        )
+    return _alike(searched, confirmed, failures=failures, slo=slo)
+
+
+def _confirmed_capacity(
+    searched: list[RunFigures], confirmed: list[RunFigures], *, failures: int, slo: SloSpec, as_searched: bool
+) -> Pooled:
+    """The highest rate at which fresh runs kept the SLO.
+
+    Where none did yet, the next lower rate is the claim to be confirmed, until `CAPACITY_GIVEN_UP`; for another SLO
+    than the one that was searched, what the search says of it.
+    """
+    by_rate: dict[float, list[RunFigures]] = {}
+    for run in sorted(confirmed, key=lambda run: run.value):
+        by_rate.setdefault(run.value, []).append(run)
+    found = [_alike(searched, same_rate, failures=failures, slo=slo) for same_rate in by_rate.values()]
+    held = [one for one in found if one.feasible]
+    claim = _alike(searched, [], failures=failures, slo=slo)
+    if held or not claim.feasible:
+        return held[-1] if held else found[0]
+    if not as_searched:
+        return claim
+    lower = min(by_rate) / CAPACITY_STEP
+    return found[0] if lower < CAPACITY_GIVEN_UP * claim.value else replace(claim, value=lower)
+
+
+def _alike(searched: list[RunFigures], confirmed: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
+    used = confirmed or searched
     names = dict.fromkeys(name for run in used for name in run.latency_s)
     latency_s = {name: geometric_mean(_value(run, name) for run in used) for name in names}
     error_ratio = sum(run.error_ratio for run in used) / len(used)
@@ -143,6 +186,7 @@ def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
     watched = primary_limit(slo)
     if watched is not None and all(run.holds_limit for run in used):
         constraints[watched.name] = min(constraints[watched.name], 0.0)
+    runs = [*searched, *confirmed]
     return Pooled(
         configuration=runs[0].trial.configuration,
         runs=tuple(used),

@@ -198,8 +198,8 @@ class _Sweep:
             return True
         reserve_s = 0.0
         if self._best is not None:
-            references_s = sum(one.seconds for one in self._working_references())
-            reserve_s = 2 * CONFIRMATIONS * self._trial_s() + references_s
+            references = len(self._references_to_confirm())
+            reserve_s = (2 * CONFIRMATIONS + references) * self._fresh_run_s()
         return self._elapsed_s() + self._trial_s() + reserve_s <= search.time_budget_s
 
     def _confirmations(self) -> Iterator[FinishedTrial]:
@@ -208,7 +208,7 @@ class _Sweep:
             arms = confirmation_arms(
                 pool(self._ledger, scenario=self._scenario),
                 scenario=self._scenario,
-                references=[one.configuration for one in self._working_references()],
+                references=self._references_to_confirm(),
                 runs_affordable=self._runs_affordable(),
             )
             if not arms:
@@ -216,6 +216,12 @@ class _Sweep:
             shift = block % len(arms)
             for configuration in [*arms[shift:], *arms[:shift]]:
                 yield from self._measure(configuration, "confirm", f"fresh run, block {block}", block=block)
+
+    def _references_to_confirm(self) -> list[Configuration]:
+        """None for a capacity: each has its own, and a search for it costs many fresh runs at one rate."""
+        if self._scenario.objective == "capacity":
+            return []
+        return [one.configuration for one in self._working_references()]
 
     def _measure(
         self,
@@ -240,7 +246,8 @@ class _Sweep:
             block=block,
             concurrency=clients,
             duration_s=None if clients is None else PROBE_S,
-            hint_rps=self._hint_rps(configuration, source),
+            rate_rps=self._claimed_rps(configuration) if source == "confirm" else None,
+            hint_rps=self._hint_rps(source),
         )
         self._report(plan, None)
         done = self._bench.run(plan)
@@ -254,15 +261,18 @@ class _Sweep:
                 hint="the failed trials are in the ledger; see whether the server works by hand",
             )
 
-    def _hint_rps(self, configuration: Configuration, source: Source) -> float | None:
-        """Where the search for a capacity begins: a confirmation at the known one, a proposal at the incumbent's."""
+    def _hint_rps(self, source: Source) -> float | None:
+        """Where the search for a capacity begins: at the incumbent's, but for the reference points."""
         if self._scenario.objective != "capacity" or source in ("no_batching", "defaults"):
             return None
-        if source == "confirm":
-            pooled = pool(self._ledger, scenario=self._scenario)
-            known = [one.value for one in pooled if one.configuration == configuration]
-            return known[0] if known and math.isfinite(known[0]) else None
         return None if self._best is None or self._best.objective is None else self._best.objective.value
+
+    def _claimed_rps(self, configuration: Configuration) -> float | None:
+        """The capacity that a fresh run is to confirm; None for the other objectives."""
+        if self._scenario.objective != "capacity":
+            return None
+        pooled = pool(self._ledger, scenario=self._scenario)
+        return next(one.value for one in pooled if one.configuration == configuration)
 
     def _report(self, plan: Plan, live: LiveAggregate | None) -> None:
         if self._on_progress is None:
@@ -312,6 +322,15 @@ class _Sweep:
         seconds = [one.seconds for one in self._ledger if one.source not in ("no_batching", "probe")]
         return statistics.median(seconds) if seconds else load.warm_up_s + load.duration_s
 
+    def _fresh_run_s(self) -> float:
+        """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
+        load = self._scenario.load
+        return (
+            load.warm_up_s + load.duration_s + 1.0
+            if self._scenario.objective == "capacity"
+            else self._trial_s()
+        )
+
     def _elapsed_s(self) -> float:
         return self._spent_s + self._now_s() - self._started_s
 
@@ -321,4 +340,4 @@ class _Sweep:
 
     def _runs_affordable(self) -> float:
         budget_s = self._scenario.search.time_budget_s
-        return math.inf if budget_s is None else (budget_s - self._elapsed_s()) / self._trial_s()
+        return math.inf if budget_s is None else (budget_s - self._elapsed_s()) / self._fresh_run_s()

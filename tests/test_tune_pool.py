@@ -1,0 +1,149 @@
+"""Pooled figures and the ranking made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tune_fakes import planted, scenario_of
+
+from batchtune.measure.quantiles import Estimate
+from batchtune.scenario.spec import SloSpec
+from batchtune.tune.confirmation import confirmation_arms
+from batchtune.tune.pool import pool
+from batchtune.tune.ranking import leaders
+from batchtune.tune.trial import Probe
+
+SCENARIO = scenario_of()
+CAPACITY = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+
+
+def size(number: int) -> dict[str, int]:
+    return {"max_batch_size": number}
+
+
+def sizes(ranked) -> list[int]:
+    return [one.configuration.batching.max_batch_size for one in ranked]
+
+
+def capacity_found(number, rate, p95_s=0.049):
+    probes = (Probe(rate_rps=rate, met=True, latency_s={"p95": p95_s}, error_ratio=0.0),)
+    trial = planted(number, batching=size(8), throughput=rate, p95_s=p95_s)
+    return replace(trial, objective=Estimate(value=rate, low=rate, high=rate * 1.05), probes=probes)
+
+
+def fresh_at(number, rate, p95_s):
+    trial = planted(number, batching=size(8), throughput=rate, p95_s=p95_s, source="confirm", block=number)
+    return replace(trial, rate_rps=rate, objective=Estimate(value=rate, low=rate, high=rate))
+
+
+def test_fresh_runs_replace_the_figures_of_the_search():
+    trials = [
+        planted(1, batching=size(8), throughput=2600, p95_s=0.01),
+        planted(2, batching=size(8), throughput=2000, p95_s=0.02, source="confirm", block=1),
+        planted(3, batching=size(8), throughput=2420, p95_s=0.02, source="confirm", block=2),
+    ]
+    (only,) = pool(trials, scenario=SCENARIO)
+    assert only.value == pytest.approx(2200)
+    assert only.search_value == pytest.approx(2600)
+    assert only.confirmations == 2
+    assert only.constraints == pytest.approx({"p95": -0.6, "errors": -1.0})
+
+
+def test_when_the_machine_slows_down_after_the_search_the_confirmed_leader_stays():
+    trials = [
+        planted(1, batching=size(8), throughput=7300, p95_s=0.01),
+        planted(2, batching=size(16), throughput=6500, p95_s=0.01),
+        planted(3, batching=size(8), throughput=5000, p95_s=0.01, source="confirm", block=1),
+    ]
+    assert sizes(leaders(pool(trials, scenario=SCENARIO), scenario=SCENARIO)) == [8, 16]
+
+
+def test_when_the_leader_fails_its_confirmation_the_next_of_the_search_is_to_be_confirmed():
+    trials = [
+        planted(1, throughput=3000, p95_s=0.01, source="defaults"),
+        planted(2, batching=size(8), throughput=7300, p95_s=0.045),
+        planted(3, batching=size(16), throughput=6500, p95_s=0.01),
+        planted(4, batching=size(8), throughput=7000, p95_s=0.07, source="confirm", block=1),
+        planted(5, throughput=3000, p95_s=0.01, source="confirm", block=1),
+    ]
+    pooled = pool(trials, scenario=SCENARIO)
+    assert leaders(pooled, scenario=SCENARIO)[0].configuration == trials[2].configuration
+    arms = confirmation_arms(pooled, scenario=SCENARIO, references=[], runs_affordable=100)
+    assert arms[0] == trials[2].configuration
+    assert trials[1].configuration not in arms
+
+
+def test_without_time_for_it_no_rival_is_begun():
+    trials = [
+        planted(number, batching=size(number), throughput=2000 + number, p95_s=0.01) for number in (4, 8)
+    ]
+    pooled = pool(trials, scenario=SCENARIO)
+    assert len(confirmation_arms(pooled, scenario=SCENARIO, references=[], runs_affordable=100)) == 2
+    assert len(confirmation_arms(pooled, scenario=SCENARIO, references=[], runs_affordable=3)) == 1
+
+
+def test_nothing_feasible_needs_no_confirmation():
+    pooled = pool([planted(1, batching=size(8), throughput=2000, p95_s=0.09)], scenario=SCENARIO)
+    assert confirmation_arms(pooled, scenario=SCENARIO, references=[], runs_affordable=100) == []
+
+
+def test_a_capacity_is_confirmed_where_fresh_runs_keep_the_slo():
+    trials = [capacity_found(1, 2000), *(fresh_at(number, 2000.0, 0.045) for number in (2, 3, 4))]
+    (only,) = pool(trials, scenario=CAPACITY)
+    assert only.feasible
+    assert only.value == pytest.approx(2000)
+    assert only.confirmations == 3
+
+
+def test_a_capacity_that_a_fresh_run_misses_is_claimed_a_tenth_lower_and_given_up_at_seven_tenths():
+    trials = [capacity_found(1, 2000), fresh_at(2, 2000.0, 0.06)]
+    (only,) = pool(trials, scenario=CAPACITY)
+    assert only.feasible
+    assert only.confirmations == 0
+    assert only.value == pytest.approx(2000 / 1.1)
+    trials += [fresh_at(number, 2000.0 / 1.1 ** (number - 2), 0.06) for number in (3, 4, 5)]
+    (only,) = pool(trials, scenario=CAPACITY)
+    assert not only.feasible
+    trials.append(fresh_at(6, 1450.0, 0.04))
+    (only,) = pool(trials, scenario=CAPACITY)
+    assert only.feasible
+    assert only.value == pytest.approx(1450)
+
+
+def test_a_capacity_without_any_answer_is_pooled_for_another_slo_too():
+    trial = capacity_found(1, 2000)
+    nothing = replace(trial.measurement, throughput_rps=Estimate(value=0.0, low=0.0, high=0.0))
+    (only,) = pool([replace(trial, measurement=nothing)], scenario=CAPACITY, slo=SloSpec(p95_s=0.1))
+    assert only.value == pytest.approx(2000)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 64), st.floats(10, 1e5), st.floats(1e-4, 0.2), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_the_leader_is_feasible_and_no_ranking_loses_a_feasible_one(rows):
+    trials = [
+        planted(
+            number,
+            batching=size(batch),
+            throughput=throughput,
+            p95_s=p95_s,
+            source="confirm" if fresh else "sampler",
+            block=number if fresh else None,
+        )
+        for number, (batch, throughput, p95_s, fresh) in enumerate(rows, 1)
+    ]
+    pooled = pool(trials, scenario=SCENARIO)
+    ranked = leaders(pooled, scenario=SCENARIO)
+    assert sorted(sizes(ranked)) == sorted(sizes(one for one in pooled if one.feasible))
+    confirmed = [one.confirmations > 0 for one in ranked]
+    ahead = [one for one in ranked[: confirmed.index(True)]] if True in confirmed else []
+    assert all(
+        one.value > max(other.search_value for other in ranked if other.confirmations) for one in ahead
+    )

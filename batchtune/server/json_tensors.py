@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +37,7 @@ _EITHER = "Not formatted correctly expecting only one of 'inputs' or 'instances'
 _MAX_PACKED_VALUES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonPredict:
+class JsonPredict(NamedTuple):
     """A predict call: the inputs by name, and whether it came by row, so that the answer goes by row."""
 
     signature: Signature

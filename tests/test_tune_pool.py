@@ -143,7 +143,7 @@ def test_the_leader_is_feasible_and_no_ranking_loses_a_feasible_one(rows):
     ranked = leaders(pooled, scenario=SCENARIO)
     assert sorted(sizes(ranked)) == sorted(sizes(one for one in pooled if one.feasible))
     confirmed = [one.confirmations > 0 for one in ranked]
-    ahead = [one for one in ranked[: confirmed.index(True)]] if True in confirmed else []
+    ahead = ranked[: confirmed.index(True)] if True in confirmed else []
     assert all(
         one.value > max(other.search_value for other in ranked if other.confirmations) for one in ahead
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ class ModelServer:
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; the exit code."""
+        _allow_many_connections()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -159,6 +161,12 @@ class ModelServer:
     def _close(self) -> None:
         self._repository.close()
         self._control.close()
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, often 1,024, to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def say(line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from batchtune.target.process import free_port
 
 EMULATED = """\
 service_time: {base_ms: 2.0, per_row_ms: 0.05}
@@ -229,6 +232,62 @@ def test_loading_prints_one_row_a_point(scenario: Path) -> None:
     points = json.loads(done.stdout)["points"]
     assert [one["concurrency"] for one in points] == [1, 2, 4]
     assert all(one["measurement"]["requests"] > 0 for one in points)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "rest"])
+def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: str) -> None:
+    ports = {"grpc": free_port(), "rest": free_port()}
+    command = [
+        sys.executable,
+        "-m",
+        "batchtune.server",
+        f"--port={ports['grpc']}",
+        f"--rest_api_port={ports['rest']}",
+    ]
+    command += ["--model_name=emulated", f"--model_base_path={scenario.parent / 'emulated'}"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        while "ready" not in server.stderr.readline():
+            assert server.poll() is None
+        address = {
+            "grpc": f"--grpc-url=127.0.0.1:{ports['grpc']}",
+            "rest": f"--rest-url=http://127.0.0.1:{ports['rest']}",
+        }
+        arguments = ["load", scenario, address[protocol], "--rate", "50,100", "--csv"]
+        done = batchtune(*arguments, "--set", f"request.protocol={protocol}", cwd=scenario.parent)
+        assert done.returncode == 0, done.stderr
+        rows = list(csv.DictReader(done.stdout.splitlines()))
+        assert [float(row["offered_rps"]) for row in rows] == [50.0, 100.0]
+        assert all(float(row["p95_ms"]) > 2.0 for row in rows)
+        assert server.poll() is None
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--concurrency", "4", "--rate", "10"], "exclude each other"),
+        (["--concurrency", "0.5"], "0.5"),
+        (["--concurrency", "8:2"], "starts above its end"),
+        (["--rest-url", "http://127.0.0.1"], "--rest-url"),
+        (["--rest-url", "ftp://127.0.0.1:1"], "--rest-url"),
+        (["--batching-parameters-file", "no_such_file"], "no_such_file"),
+    ],
+)
+def test_wrong_options_of_load_are_refused_in_one_line(
+    scenario: Path, arguments: list[str], expected: str
+) -> None:
+    done = batchtune("load", scenario, *arguments, cwd=scenario.parent)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+
+
+def test_a_server_that_does_not_answer_is_a_target_failure(scenario: Path) -> None:
+    done = batchtune("load", scenario, f"--rest-url=http://127.0.0.1:{free_port()}", cwd=scenario.parent)
+    assert done.returncode == 7, done.stderr
 
 
 def test_version_is_printed() -> None:

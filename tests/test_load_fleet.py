@@ -94,6 +94,17 @@ def test_ctrl_c_keeps_the_partial_samples_and_the_fleet(fleet: LoadFleet, server
     assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
 
 
+def test_ctrl_c_before_the_start_sends_nothing(server: ScriptedHttp) -> None:
+    with LoadFleet(processes=2) as fleet:  # its workers are still starting
+        timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(LoadInterrupted) as caught:
+            fleet.run(a_job("rest", server.port, evenly(200, 30.0)))
+        timer.join()
+        assert caught.value.samples.stopped_early
+        assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
 def test_workers_do_not_die_of_a_ctrl_c_meant_for_the_parent(fleet: LoadFleet, server: ScriptedHttp) -> None:
     for process in fleet.process_ids:
         os.kill(process, signal.SIGINT)

@@ -24,6 +24,7 @@ from load_servers import (
     run_here,
 )
 
+from batchtune.errors import UsageError
 from batchtune.load.clients import PREDICT_PATH
 from batchtune.load.samples import NEVER_NS, Status
 from batchtune.wire.protos import PredictRequest, PredictResponse
@@ -306,3 +307,9 @@ def test_a_server_that_speaks_http1_fails_every_request() -> None:
     with ScriptedHttp(answer) as server:
         samples = run_here(a_job("grpc", server.port, evenly(200, 0.05), timeout_s=0.3))
     assert sum(samples.errors().values()) == 10
+
+
+def test_metadata_that_cannot_be_sent_is_a_usage_error() -> None:
+    requests = requests_for("grpc", headers=(("Authorization", "grüße"),))
+    with pytest.raises(UsageError, match=r"request\.headers: "):
+        run_here(a_job("grpc", 1, closed(1, 1), requests=requests))

@@ -25,6 +25,7 @@ from load_servers import (
 )
 
 from batchtune.errors import TargetError, UsageError
+from batchtune.load.job import LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.endpoint import Endpoint
@@ -244,6 +245,29 @@ def test_the_wait_for_a_connection_is_no_send_lag() -> None:
     assert (samples.send_lag_ns >= 0).all()
 
 
+def test_every_address_of_a_name_is_tried() -> None:
+    with ScriptedHttp(answer) as server:  # listens on 127.0.0.1 only; localhost may be ::1 as well
+        job = a_job("rest", server.port, closed(2, 10))
+        named = Endpoint(model_name="m", host="localhost", rest_port=server.port)
+        samples = run_here(LoadJob(endpoint=named, requests=job.requests, arrivals=job.arrivals))
+    assert samples.errors() == {}
+
+
+@pytest.mark.slow
+def test_a_pause_of_1_4_seconds_shows_in_the_p99_of_the_open_loop() -> None:
+    async def pause_once(number: int, transport: asyncio.Transport) -> None:
+        if number == 500:
+            time.sleep(1.4)  # noqa: ASYNC251  the whole server stands still
+        transport.write(http_answer())
+
+    with ScriptedHttp(pause_once) as server:
+        opened = run_here(a_job("rest", server.port, evenly(500, 10.0)))
+    with ScriptedHttp(pause_once) as server:
+        looped = run_here(a_job("rest", server.port, closed(4, 5000)))
+    assert np.quantile(opened.latency_ns, 0.99) > 1e9
+    assert np.quantile(looped.latency_ns, 0.99) < 0.1e9
+
+
 @pytest.mark.parametrize(
     ("status", "text", "expected"),
     [
@@ -315,7 +339,7 @@ def test_a_host_that_does_not_resolve_is_a_target_error() -> None:
     job = a_job("rest", 1, closed(1, 1))
     nowhere = Endpoint(model_name="m", host="host.invalid", rest_port=1)
     with pytest.raises(TargetError, match=r"host 'host\.invalid' cannot be resolved"):
-        run_here(type(job)(endpoint=nowhere, requests=job.requests, arrivals=job.arrivals))
+        run_here(LoadJob(endpoint=nowhere, requests=job.requests, arrivals=job.arrivals))
 
 
 class PythonHandler(http.server.BaseHTTPRequestHandler):

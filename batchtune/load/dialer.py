@@ -44,7 +44,7 @@ class Dialer:
         self._timeout_s = timeout_s
         self._make_protocol = make_protocol
         self._on_failed = on_failed
-        self._address = endpoint.host
+        self._addresses = [endpoint.host]
         self._ssl: ssl.SSLContext | None = None
         self._failed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -53,7 +53,7 @@ class Dialer:
             self._ssl.set_alpn_protocols([alpn])
 
     async def resolve(self) -> None:
-        """Look the host up once, so that no dial waits for it.
+        """Look the host up once, so that no dial waits for it; its addresses are tried in turn until one answers.
 
         Raises:
             TargetError: the name does not resolve.
@@ -63,7 +63,7 @@ class Dialer:
             found = await loop.getaddrinfo(self._endpoint.host, self._port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             raise TargetError(f"host {self._endpoint.host!r} cannot be resolved: {error}") from error
-        self._address = str(found[0][4][0])
+        self._addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
 
     @property
     def on_the_way(self) -> int:
@@ -111,18 +111,23 @@ class Dialer:
         server_name = None
         if self._ssl is not None and self._endpoint.tls is not None:
             server_name = self._endpoint.tls.server_name or self._endpoint.host
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                transport, protocol = await loop.create_connection(
-                    self._make_protocol, self._address, self._port, ssl=self._ssl, server_hostname=server_name
-                )
-        except (OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
-            self.open_count -= 1
-            self._failed = True
-            self._on_failed(_reason(error, f"{self._endpoint.host}:{self._port}"))
-        else:
+        reason = "no address"
+        for address in self._addresses:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    transport, protocol = await loop.create_connection(
+                        self._make_protocol, address, self._port, ssl=self._ssl, server_hostname=server_name
+                    )
+            except (OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
+                reason = _reason(error, f"{self._endpoint.host}:{self._port}")
+                continue
+            self._addresses = [address]
             if not transport.is_closing():
                 self._transports[protocol] = transport
+            return
+        self.open_count -= 1
+        self._failed = True
+        self._on_failed(reason)
 
 
 def descriptors_free() -> int:

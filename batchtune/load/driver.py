@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.errors import UsageError
 from batchtune.load.answers import check_answers
-from batchtune.load.clients import make_client
+from batchtune.load.clients import Client, make_client
 from batchtune.load.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns
 from batchtune.load.job import ROWS_MAX, WorkerJob
 from batchtune.load.pacing import Pacer
@@ -55,15 +56,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._pacer = Pacer(self._loop, self._wake)
         self._source = self._make_source()
-        self._client = make_client(
-            job.endpoint,
-            job.requests,
-            job.request_order,
-            self._recorder,
-            self._source,
-            in_flight_max=job.in_flight_max,
-            timeout_s=job.timeout_s,
-        )
+        self._client = self._make_client()
         self._source.sender = self._client
         self._oldest = 0
         self._give_up_ns = 0
@@ -112,6 +105,23 @@ class Driver:
             self._source.stop()
             drain_ns = int(min(self._job.drain_s, DRAIN_AFTER_STOP_S) * 1e9)
             self._give_up_ns = min(self._give_up_ns, _monotonic_ns() + drain_ns)
+
+    def _make_client(self) -> Client:
+        job = self._job
+        try:
+            return make_client(
+                job.endpoint,
+                job.requests,
+                job.request_order,
+                self._recorder,
+                self._source,
+                in_flight_max=job.in_flight_max,
+                timeout_s=job.timeout_s,
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"request.headers: {error}", hint="names and values are printable ASCII"
+            ) from error
 
     def _make_source(self) -> OpenSource | ClosedSource:
         arrivals = self._job.arrivals

@@ -60,10 +60,17 @@ def main() -> None:
     with nginx() as port, tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "post.lua"
         script.write_text(f'wrk.method = "POST"; wrk.body = string.rep("x", {BODY_BYTES})')
-        runs = alternate(ROUNDS, {"wrk": lambda: wrk(port, script), "batchtune": lambda: run_ours(ours, port)})
+        runs = alternate(
+            ROUNDS, {"wrk": lambda: wrk(port, script), "batchtune": lambda: run_ours(ours, port)}
+        )
     print_table(runs)
-    ratios = [mine.cpu_s / mine.answered / (his.cpu_s / his.answered) for mine, his in zip(*_pairs(runs), strict=True)]
-    print(f"CPU per request, batchtune / wrk: {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}); bar 1.10")
+    ratios = [
+        mine.cpu_s / mine.answered / (his.cpu_s / his.answered)
+        for mine, his in zip(*_pairs(runs), strict=True)
+    ]
+    print(
+        f"CPU per request, batchtune / wrk: {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}); bar 1.10"
+    )
 
 
 def _pairs(runs: dict[str, list[Run]]) -> tuple[list[Run], list[Run]]:

@@ -260,7 +260,8 @@ class ModelRepository:
         version = entry.status.version
         self._book.publish(entry, servable=None, status=VersionStatus(version=version, state="UNLOADING"))
         submitted = threading.Event()
-        self._on_loop(submitted.set)
+        # Front ends submit one loop turn after they found the version, so the barrier is two turns long.
+        self._on_loop(lambda: self._on_loop(submitted.set))
         submitted.wait()
         self._close_servable(servable)
         self._book.publish(entry, servable=None, status=VersionStatus(version=version, state="END"))

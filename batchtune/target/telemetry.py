@@ -38,7 +38,7 @@ class ServerActivity:
     """The difference of two readings. None or empty: the server does not tell.
 
     `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
-    of one such batch in seconds; `device_busy_ratio` may exceed 1 when several batches run at once.
+    of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
     """
 
     duration_s: float

@@ -25,46 +25,20 @@ from batchtune.tune.noise import (
     paired_ratio,
     predict,
 )
+from batchtune.tune.pareto import Alternative, alternatives_to
 from batchtune.tune.pool import Pooled, RunFigures, pool, run_noise
 from batchtune.tune.ranking import leaders
 from batchtune.tune.reason import count, explain_gain, explain_miss
 from batchtune.tune.trial import Trial
+
+__all__ = ["Alternative", "Helps", "Recommendation", "recommend"]
 
 SCHEMA_VERSION = 1
 
 GAIN_WANTED = 0.05
 """Batching that gains less than this is not worth its parameters."""
 
-ALTERNATIVE_GAIN = 0.05
-"""An alternative has this much more throughput, or this much less p95."""
-
 Helps = Literal["yes", "no", "not distinguishable"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """Another feasible configuration on the Pareto front of throughput and p95, relative to the recommended one."""
-
-    configuration: Configuration
-    throughput_rps: float
-    p95_s: float
-    throughput_ratio: float
-    p95_ratio: float
-    confirmations: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "configuration": self.configuration.to_dict(),
-            "throughput_rps": self.throughput_rps,
-            "p95_s": self.p95_s,
-            "throughput_ratio": self.throughput_ratio,
-            "p95_ratio": self.p95_ratio,
-            "confirmations": self.confirmations,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
-        return cls(**{**values, "configuration": Configuration.from_dict(values["configuration"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,16 +146,15 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
     gain = None if batched is None else _gain(batched, no_batching, noise=noise, scenario=scenario)
     helps = _helps(batched, no_batching, gain)
     chosen = _chosen(ranked, batched, no_batching, helps=helps, gain=gain)
-    groups = [one for one in pooled if one is not chosen]
     last = chosen.runs[-1].trial
     behind = [run.trial.measurement for run in chosen.runs]
     caveats = {one.code: one for measurement in behind if measurement for one in measurement.caveats}
-    latency_s = _predicted_latency(chosen, groups)
+    latency_s = _predicted_latency(chosen, pooled)
     return Recommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
-        throughput_rps=_predicted(chosen, groups, lambda run: run.throughput_rps),
-        throughput_rows_per_s=_predicted(chosen, groups, lambda run: run.throughput_rows_per_s),
+        throughput_rps=_predicted(chosen, pooled, lambda run: run.throughput_rps),
+        throughput_rows_per_s=_predicted(chosen, pooled, lambda run: run.throughput_rows_per_s),
         latency_s=latency_s,
         slo={**promised.limits(), "errors": promised.error_ratio},
         gain_over_no_batching=_gain(chosen, no_batching, noise=noise, scenario=scenario),
@@ -200,7 +173,7 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
         rate_rps=chosen.value if scenario.objective == "capacity" else last.rate_rps,
         concurrency=last.concurrency,
         rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
-        alternatives=_alternatives(chosen, pooled),
+        alternatives=alternatives_to(chosen, pooled),
         caveats=tuple(caveats.values()),
         notes=_notes(chosen, latency_s, scenario=scenario, promised=promised),
     )
@@ -237,7 +210,7 @@ def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | 
 
 
 def _gain(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
-    """How many times better our objective is; pairs from the same block, else the pooled values."""
+    """How many times better our objective is; pairs from the same block, else search with search."""
     if other is None:
         return None
     theirs = {run.trial.block: run.value for run in other.runs}
@@ -246,7 +219,7 @@ def _gain(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenari
         for run in ours.runs
         if run.trial.block is not None and run.trial.block in theirs
     ]
-    pairs = pairs or [(ours.value, other.value)]
+    pairs = pairs or [(ours.search_value, other.search_value)]
     if scenario.objective == "latency":
         pairs = [(b, a) for a, b in pairs]
     return paired_ratio(pairs, run_sd=noise.sd)
@@ -269,62 +242,24 @@ def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> 
 
 
 def _predicted(
-    chosen: Pooled, others: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]
+    chosen: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]
 ) -> Estimate:
-    spreads = [[figure(run).value for run in one.runs] for one in others]
-    return predict([figure(run) for run in chosen.runs], others=spreads, prior_sd=THROUGHPUT_PRIOR_SD)
+    spreads = [[figure(run).value for run in one.repeats] for one in pooled]
+    return predict([figure(run) for run in chosen.runs], repeats=spreads, prior_sd=THROUGHPUT_PRIOR_SD)
 
 
-def _predicted_latency(chosen: Pooled, others: Sequence[Pooled]) -> dict[str, Estimate]:
-    def figures(one: Pooled, quantile: str) -> list[Estimate]:
-        return [run.latency_s[quantile] for run in one.runs if quantile in run.latency_s]
+def _predicted_latency(chosen: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estimate]:
+    def figures(runs: Sequence[RunFigures], quantile: str) -> list[Estimate]:
+        return [run.latency_s[quantile] for run in runs if quantile in run.latency_s]
 
     return {
         quantile: predict(
-            figures(chosen, quantile),
-            others=[[run.value for run in figures(one, quantile)] for one in others],
+            figures(chosen.runs, quantile),
+            repeats=[[run.value for run in figures(one.repeats, quantile)] for one in pooled],
             prior_sd=LATENCY_PRIOR_SD,
         )
         for quantile in chosen.latency_s
     }
-
-
-def _alternatives(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternative, ...]:
-    """The Pareto front of throughput and p95 among the feasible, where it differs from the chosen one's figures."""
-    figures = {
-        id(one): (_mean_throughput(one), one.latency_s.get("p95", math.nan)) for one in pooled if one.feasible
-    }
-    ours = figures.get(id(chosen), (_mean_throughput(chosen), chosen.latency_s.get("p95", math.nan)))
-    front = []
-    for one in pooled:
-        if one is chosen or id(one) not in figures:
-            continue
-        throughput, p95 = figures[id(one)]
-        dominated = any(
-            other != (throughput, p95) and other[0] >= throughput and other[1] <= p95
-            for other in figures.values()
-        )
-        if not dominated and math.isfinite(throughput) and math.isfinite(p95):
-            front.append(
-                Alternative(
-                    configuration=one.configuration,
-                    throughput_rps=throughput,
-                    p95_s=p95,
-                    throughput_ratio=throughput / ours[0],
-                    p95_ratio=p95 / ours[1],
-                    confirmations=one.confirmations,
-                )
-            )
-    worthwhile = [
-        one
-        for one in front
-        if one.throughput_ratio >= 1.0 + ALTERNATIVE_GAIN or one.p95_ratio <= 1.0 - ALTERNATIVE_GAIN
-    ]
-    return tuple(sorted(worthwhile, key=lambda one: one.p95_s))
-
-
-def _mean_throughput(one: Pooled) -> float:
-    return sum(run.throughput_rps.value for run in one.runs) / len(one.runs)
 
 
 def _notes(

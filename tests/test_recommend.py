@@ -245,3 +245,27 @@ def test_a_bound_of_p95_above_the_slo_is_noted():
     ledger = [planted(1, batching=BATCH_8, throughput=1900, p95_s=0.049)]
     notes = recommend(ledger, scenario=SCENARIO).notes
     assert any("a fresh run's p95 may reach" in note and "above the SLO's 50 ms" in note for note in notes)
+
+
+def test_drift_between_search_and_confirmation_widens_the_interval():
+    def ledger(later: float):
+        return [
+            planted(1, batching=None, throughput=1000, p95_s=0.018, source="no_batching"),
+            planted(2, batching=BATCH_8, throughput=2000, p95_s=0.018),
+            *side_by_side((BATCH_8, 2000 * later, 0.018), (None, 1000 * later, 0.018), first=3),
+        ]
+
+    steady, slower = (recommend(ledger(later), scenario=SCENARIO).throughput_rps for later in (1.0, 0.7))
+    assert slower.half_width_ratio > 2 * steady.half_width_ratio
+    assert slower.high > 2000
+
+
+def test_alternatives_are_not_praised_for_a_time_when_the_machine_was_faster():
+    ledger = [
+        planted(1, batching=BATCH_14, throughput=2300, p95_s=0.010),
+        planted(2, batching=BATCH_8, throughput=2200, p95_s=0.011),
+        *side_by_side((BATCH_14, 1500, 0.015), first=3),
+    ]
+    found = recommend(ledger, scenario=SCENARIO)
+    assert found.configuration.batching.max_batch_size == 14
+    assert found.alternatives == ()

@@ -29,7 +29,8 @@ def coverage(sd: float, *, prior_sd: float, runs: int, repeats: int, seed: int) 
     hits = 0
     for _ in range(repeats):
         others = [[measured(true) for _ in range(runs)] for true in (700.0, 1500.0)]
-        interval = predict([exactly(measured(2000.0)) for _ in range(runs)], others=others, prior_sd=prior_sd)
+        own = [measured(2000.0) for _ in range(runs)]
+        interval = predict([exactly(value) for value in own], repeats=[own, *others], prior_sd=prior_sd)
         hits += interval.low <= measured(2000.0) <= interval.high
     return hits / repeats
 
@@ -48,33 +49,34 @@ def test_a_fresh_run_falls_inside_the_interval(sd, runs, least):
 
 def test_the_interval_narrows_to_the_noise_with_many_runs():
     runs = [exactly(1000.0 * (1 + 0.001 * (index % 3))) for index in range(60)]
-    assert predict(runs, others=[], prior_sd=0.03).half_width_ratio < 0.02
+    values = [run.value for run in runs]
+    assert predict(runs, repeats=[values], prior_sd=0.03).half_width_ratio < 0.02
 
 
 def test_the_error_within_a_run_is_a_floor():
     wide = [Estimate(value=1.0, low=0.5, high=2.0)] * 3
-    interval = predict(wide, others=[], prior_sd=0.01)
+    interval = predict(wide, repeats=[], prior_sd=0.01)
     assert interval.low < 0.5
     assert interval.high > 2.0
 
 
 def test_noise_of_the_neighbours_widens_the_interval():
-    quiet = predict([exactly(1.0)] * 3, others=[[1.0, 1.0, 1.0]], prior_sd=0.03)
-    noisy = predict([exactly(1.0)] * 3, others=[[1.0, 1.3, 0.8]], prior_sd=0.03)
+    quiet = predict([exactly(1.0)] * 3, repeats=[[1.0, 1.0, 1.0]], prior_sd=0.03)
+    noisy = predict([exactly(1.0)] * 3, repeats=[[1.0, 1.3, 0.8]], prior_sd=0.03)
     assert noisy.half_width_ratio > 2 * quiet.half_width_ratio
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 0.0])
 def test_an_undefined_run_gives_no_interval(value):
-    interval = predict([exactly(value)], others=[], prior_sd=0.03)
+    interval = predict([exactly(value)], repeats=[], prior_sd=0.03)
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=8), POSITIVE)
 def test_the_unit_of_measurement_does_not_matter(values, factor):
-    one = predict([exactly(value) for value in values], others=[], prior_sd=0.03)
-    other = predict([exactly(value * factor) for value in values], others=[], prior_sd=0.03)
+    one = predict([exactly(value) for value in values], repeats=[], prior_sd=0.03)
+    other = predict([exactly(value * factor) for value in values], repeats=[], prior_sd=0.03)
     assert other.low == pytest.approx(one.low * factor, rel=1e-6)
     assert other.high == pytest.approx(one.high * factor, rel=1e-6)
 

@@ -63,18 +63,18 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs and len(logs) == len(values) else math.nan
 
 
-def predict(runs: Sequence[Estimate], *, others: Iterable[Sequence[float]], prior_sd: float) -> Estimate:
+def predict(runs: Sequence[Estimate], *, repeats: Iterable[Sequence[float]], prior_sd: float) -> Estimate:
     """What a fresh run will show: geometric mean of `runs` and its 95 % prediction interval.
 
-    The half width is the widest of three: from the spread of these runs, from the spread pooled with the repeats of
-    `others` (the machine's own noise, A/A), and from the error within a run.
+    The half width is the widest of three: from the spread of these runs, from that of all `repeats` (A/A: each
+    group one configuration, over as much time as there is), and from the error within a run.
     """
     values = [run.value for run in runs]
     centre = geometric_mean(values)
     if not math.isfinite(centre):
         return Estimate(value=values[0] if values else math.nan, low=math.nan, high=math.nan)
     own = spread([values], prior_sd=prior_sd).half_width(len(runs))
-    pooled = spread([values, *others], prior_sd=prior_sd).half_width(len(runs))
+    pooled = spread(repeats, prior_sd=prior_sd).half_width(len(runs))
     within = _within(runs) * math.sqrt(1.0 + 1.0 / len(runs))
     half = max(own, pooled, within)
     return Estimate(value=centre, low=centre * math.exp(-half), high=centre * math.exp(half))

@@ -47,7 +47,7 @@ class RunFigures:
 class Pooled:
     """One configuration: `value` is the geometric mean of the objective over `runs`, NaN when undefined.
 
-    `runs` are those behind the figures: confirmation runs when there are any, else those of the search. `latency_s`
+    `runs` are those behind the figures: confirmation runs when there are any, else those `searched`. `latency_s`
     are geometric means of each quantile. A configuration with `failures`, runs in which the server refused, died or
     answered nothing, is not feasible whatever its other runs show. `search_value` is the objective over the runs of the
     search alone (over all, without any): hours or neighbours may have changed between search and confirmation.
@@ -59,9 +59,18 @@ class Pooled:
     failures: int
     value: float
     search_value: float
+    searched: tuple[RunFigures, ...]
     latency_s: dict[str, float]
     constraints: dict[str, float]
     point: dict[str, Any] | None
+
+    @property
+    def repeats(self) -> tuple[RunFigures, ...]:
+        """Runs that differ by nothing but time and chance; a capacity's search and its fresh runs are not alike."""
+        alike = self.runs == self.searched or not any(run.trial.probes for run in self.searched)
+        return (
+            (*self.searched, *(run for run in self.runs if run not in self.searched)) if alike else self.runs
+        )
 
     @property
     def feasible(self) -> bool:
@@ -93,9 +102,15 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
 
 
 def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
-    """The between-run noise of the objective over the repeats of all configurations."""
+    """The between-run noise of the objective over the repeats of all configurations, drift in between included.
+
+    Fresh runs at a claimed capacity repeat the claim, not the search for it: of a capacity the noise is assumed.
+    """
     prior_sd = LATENCY_PRIOR_SD if scenario.objective == "latency" else THROUGHPUT_PRIOR_SD
-    return spread([[run.value for run in one.runs] for one in pooled], prior_sd=prior_sd)
+    groups = (
+        [] if scenario.objective == "capacity" else [[run.value for run in one.repeats] for one in pooled]
+    )
+    return spread(groups, prior_sd=prior_sd)
 
 
 def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | None:
@@ -193,6 +208,7 @@ def _alike(searched: list[RunFigures], confirmed: list[RunFigures], *, failures:
         confirmations=len(confirmed),
         failures=failures,
         value=geometric_mean(run.value for run in used),
+        searched=tuple(searched),
         search_value=geometric_mean(run.value for run in searched or used),
         latency_s=latency_s,
         constraints=constraints,

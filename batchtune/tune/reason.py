@@ -9,6 +9,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.pool import Pooled
+from batchtune.tune.space import in_force
 from batchtune.tune.trial import Trial
 
 _CLOSINGS = {
@@ -109,6 +110,8 @@ def _batch_sizes(batched: Pooled) -> str:
     if not closed:
         return held
     reason = max(activity.close_reasons, key=lambda one: activity.close_reasons[one])
+    if reason == "timeout" and not in_force(batched.configuration, "batch_timeout_micros"):
+        return f"{held}, {activity.close_reasons[reason] / closed:.0%} go as soon as a thread is free"
     return (
         f"{held}, {activity.close_reasons[reason] / closed:.0%} close {_CLOSINGS.get(reason, f'by {reason}')}"
     )

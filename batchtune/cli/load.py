@@ -129,7 +129,14 @@ def _configuration(scenario: Scenario, wanted: LoadRequest) -> Configuration:
 
 
 def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTarget | ExternalTarget:
+    protocol = scenario.request.protocol
+    kserve = protocol.startswith("kserve_")
     if wanted.rest_url is None and wanted.grpc_url is None:
+        if kserve:
+            raise UsageError(
+                f"request.protocol: no {scenario.target.kind} server speaks {protocol}",
+                hint="give --rest-url or --grpc-url of a running KServe v2 server",
+            )
         view.event(f"launching the server for {scenario.target.model}")
         return TfServingTarget(scenario.target, on_event=view.event)
     endpoint = external_endpoint(
@@ -138,7 +145,7 @@ def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTar
         grpc_url=wanted.grpc_url,
         tls=_tls(scenario.target.tls),
     )
-    return ExternalTarget(endpoint)
+    return ExternalTarget(endpoint, kserve=kserve)
 
 
 def _tls(spec: TlsSpec | None) -> TlsOptions | None:

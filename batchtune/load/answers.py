@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from batchtune.load.recorder import Recorder
 from batchtune.load.samples import Status
 from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.request_spec import Protocol
+from batchtune.wire.kserve import decode_infer_json, decode_infer_response
 from batchtune.wire.rest_tensors import decode_predict_json
 from batchtune.wire.tensors import decode_predict_response
 
@@ -56,11 +58,17 @@ def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
     return ""
 
 
-def _decode(protocol: str, answer: bytes) -> Mapping[str, NDArray[Any]]:
-    if protocol == "grpc":
-        return decode_predict_response(answer)
-    decoded = decode_predict_json(answer)
-    return decoded if isinstance(decoded, dict) else {"": decoded}
+def _decode(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
+    match protocol:
+        case "grpc":
+            return decode_predict_response(answer)
+        case "rest":
+            decoded = decode_predict_json(answer)
+            return decoded if isinstance(decoded, dict) else {"": decoded}
+        case "kserve_grpc":
+            return decode_infer_response(answer)
+        case "kserve_rest" | "kserve_rest_binary":
+            return decode_infer_json(answer)
 
 
 def _equal(found: NDArray[Any], right: NDArray[Any]) -> bool:

@@ -12,7 +12,10 @@ from batchtune.errors import UsageError
 from batchtune.load.recorder import Recorder
 from batchtune.load.source import Source
 from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.request_spec import Protocol as RequestProtocol
 from batchtune.target.endpoint import Endpoint
+from batchtune.wire.kserve import JSON_LENGTH_HEADER, json_length
+from batchtune.wire.kserve_messages import INFER_PATH
 
 if TYPE_CHECKING:
     from batchtune.wire.grpc import PreparedCall
@@ -52,12 +55,12 @@ def make_client(
     in_flight_max: int,
     timeout_s: float,
 ) -> Client:
-    """A client for the set's protocol that sends request `request_order[i % len(request_order)]` i-th.
+    """A client for the set's transport that sends request `request_order[i % len(request_order)]` i-th.
 
     Raises:
         UsageError: the endpoint has no port for the protocol.
     """
-    if requests.protocol == "grpc":
+    if requests.transport == "grpc":
         from batchtune.load.grpc_client import GrpcClient
 
         _require(endpoint.grpc_port, "gRPC")
@@ -87,10 +90,12 @@ def make_client(
 def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
     """Each request of the set as the bytes of a whole HTTP/1.1 POST."""
     extra = "".join(f"{name}: {value}\r\n" for name, value in requests.headers)
+    plain = requests.protocol == "rest"
+    path = f"{endpoint.model_path}:predict" if plain else f"{endpoint.kserve_path}/infer"
     return [
         (
-            f"POST {endpoint.model_path}:predict HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"
-            f"Content-Type: application/json\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"
+            f"{_content_type(requests.protocol, body)}{extra}Content-Length: {len(body)}\r\n\r\n"
         ).encode("latin-1")
         + body
         for body in requests.bodies
@@ -98,12 +103,12 @@ def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
 
 
 def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCall]:
-    """Each request of the set as a prepared Predict call."""
+    """Each request of the set as a prepared call."""
     from batchtune.wire.grpc import prepare_call
 
     return [
         prepare_call(
-            PREDICT_PATH,
+            PREDICT_PATH if requests.protocol == "grpc" else INFER_PATH,
             endpoint.grpc_authority,
             body,
             metadata=requests.headers,
@@ -112,6 +117,12 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
         )
         for body in requests.bodies
     ]
+
+
+def _content_type(protocol: RequestProtocol, body: bytes) -> str:
+    if protocol == "kserve_rest_binary":
+        return f"Content-Type: application/octet-stream\r\n{JSON_LENGTH_HEADER}: {json_length(body)}\r\n"
+    return "Content-Type: application/json\r\n"
 
 
 def _require(port: int | None, protocol: str) -> None:

@@ -25,6 +25,7 @@ _WORDS: Final = (
     ("larger than max_batch_size", Status.TOO_LARGE),
     ("batch-size must be <=", Status.TOO_LARGE),
     ("message larger than max", Status.TOO_LARGE),
+    ("failed to parse the request json", Status.INVALID_REQUEST),  # Triton says 500
     ("reset the stream", Status.RESET),
     ("did not process the stream", Status.RESET),
 )

@@ -121,13 +121,13 @@ def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]
 
 def _connections(job: LoadJob, part: Arrivals, worker: int, workers: int) -> int:
     limit = _share(job.in_flight_max, worker, workers) or 1
-    if isinstance(part, ClosedLoop) and job.requests.protocol == "rest":
+    if isinstance(part, ClosedLoop) and job.requests.transport == "rest":
         return min(part.concurrency, limit)
     if job.connections is not None:
         return min(_share(job.connections, worker, workers) or 1, limit)
     if isinstance(part, ClosedLoop):
         return min(part.concurrency, CLOSED_LOOP_GRPC_CONNECTIONS)
-    return min(OPEN_LOOP_CONNECTIONS[job.requests.protocol], limit, len(part.due_ns))
+    return min(OPEN_LOOP_CONNECTIONS[job.requests.transport], limit, len(part.due_ns))
 
 
 def _capacity(part: Arrivals) -> int:

@@ -26,6 +26,13 @@ _HELPS = {
     "no": "Batching does not help here.",
     "not distinguishable": "Whether batching helps here cannot be told from these measurements.",
 }
+_PROTOCOLS = {
+    "grpc": "gRPC",
+    "rest": "REST",
+    "kserve_grpc": "KServe gRPC",
+    "kserve_rest": "KServe REST",
+    "kserve_rest_binary": "KServe REST with binary tensors",
+}
 _REFERENCES = {"no_batching": "no batching", "defaults": "server defaults"}
 
 
@@ -97,7 +104,7 @@ def _workload(scenario: Scenario, chosen: Recommendation) -> str:
         traffic = f"{chosen.concurrency} clients in a closed loop"
     else:
         traffic = f"{scenario.load.arrivals} arrivals"
-    protocol = {"grpc": "gRPC", "rest": "REST"}[scenario.request.protocol]
+    protocol = _PROTOCOLS[scenario.request.protocol]
     limits = ", ".join(
         f"{name} ≤ {duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
     )

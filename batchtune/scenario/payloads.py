@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.recordings import Recording, read_recordings
-from batchtune.scenario.request_spec import FileInputs, MixSpec, RandomInputs, RandomRange, RequestSpec
+from batchtune.scenario.request_spec import (
+    FileInputs,
+    MixSpec,
+    Protocol,
+    RandomInputs,
+    RandomRange,
+    RequestSpec,
+)
 from batchtune.scenario.tensor_shapes import check_names, concrete_shape, numpy_dtype
+from batchtune.wire.kserve import encode_infer_json, encode_infer_request
 from batchtune.wire.tensors import Signature, encode_predict_json, encode_predict_request
 
 _ORDER_LENGTH = 4096
@@ -24,12 +32,12 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
 class RequestSet:
     """Encoded requests in rotation: the i-th request sent is `bodies[order[i % len(order)]]`.
 
-    `bodies` are serialised PredictRequests (grpc) or JSON documents (rest), `rows` their numbers of rows, `order`
-    (m,) int32 indices into them. `expected` holds the outputs of each body by name, None where nothing is expected;
-    it is None as a whole when no answer is compared.
+    `bodies` are serialised messages (transport grpc) or the bodies of POSTs (rest), `rows` their numbers of rows,
+    `order` (m,) int32 indices into them. `expected` holds the outputs of each body by name, None where nothing is
+    expected; it is None as a whole when no answer is compared.
     """
 
-    protocol: Literal["grpc", "rest"]
+    protocol: Protocol
     model_name: str
     bodies: tuple[bytes, ...]
     rows: tuple[int, ...]
@@ -37,6 +45,11 @@ class RequestSet:
     timeout_s: float
     expected: tuple[dict[str, NDArray[Any]] | None, ...] | None = None
     headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def transport(self) -> Literal["grpc", "rest"]:
+        """What carries the bodies: gRPC, or HTTP/1.1."""
+        return "grpc" if self.protocol in {"grpc", "kserve_grpc"} else "rest"
 
     @property
     def rows_mean(self) -> float:
@@ -117,19 +130,28 @@ class _Encoder:
 
     def body(self, recording: Recording) -> bytes:
         try:
-            if self.request.protocol == "grpc":
-                return encode_predict_request(
-                    self.model_name, recording.signature_name, recording.inputs, version=self.version
-                )
-            return recording.rest_body or encode_predict_json(
-                recording.inputs,
-                signature_name=recording.signature_name,
-                row_format=self.request.rest_format == "row",
-            )
+            return self._encoded(recording)
         except ValueError as error:
             raise UsageError(
                 f"request.inputs cannot be encoded for {self.request.protocol}: {error}"
             ) from error
+
+    def _encoded(self, recording: Recording) -> bytes:
+        match self.request.protocol:
+            case "grpc":
+                return encode_predict_request(
+                    self.model_name, recording.signature_name, recording.inputs, version=self.version
+                )
+            case "rest":
+                return recording.rest_body or encode_predict_json(
+                    recording.inputs,
+                    signature_name=recording.signature_name,
+                    row_format=self.request.rest_format == "row",
+                )
+            case "kserve_grpc":
+                return encode_infer_request(self.model_name, recording.inputs, version=self.version)
+            case "kserve_rest" | "kserve_rest_binary" as protocol:
+                return encode_infer_json(recording.inputs, binary=protocol == "kserve_rest_binary")
 
 
 def _recordings(

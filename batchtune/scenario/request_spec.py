@@ -18,6 +18,9 @@ Shapes = Annotated[
         examples=[{"ids": [200]}],
     ),
 ]
+Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary"]
+"""TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors."""
+
 SignatureName = Annotated[str, Field(description="signature of the model to call")]
 
 
@@ -113,8 +116,10 @@ class AnswersSpec(Spec):
 class RequestSpec(Spec):
     """What one request is made of, and how it travels."""
 
-    protocol: Literal["grpc", "rest"] = Field(
-        default="grpc", description="grpc: PredictionService; rest: HTTP/1.1"
+    protocol: Protocol = Field(
+        default="grpc",
+        description="TensorFlow Serving's grpc (PredictionService) or rest (HTTP/1.1); KServe v2's, which Triton "
+        "speaks: kserve_grpc, kserve_rest (JSON), kserve_rest_binary (JSON with binary tensors)",
     )
     rows: Count = Field(default=1, description="rows (examples) per request")
     inputs: InputsField = "random"

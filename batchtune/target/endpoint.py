@@ -13,6 +13,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.wire.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
+    import grpc
     import httpx
 
 _NUMPY_NAMES = {
@@ -102,6 +103,12 @@ class Endpoint:
         return f"/v1/models/{self.model_name}{version}"
 
     @property
+    def kserve_path(self) -> str:
+        """The model's path in KServe v2's REST."""
+        version = "" if self.model_version is None else f"/versions/{self.model_version}"
+        return f"/v2/models/{self.model_name}{version}"
+
+    @property
     def _bracketed_host(self) -> str:
         return f"[{self.host}]" if ":" in self.host else self.host
 
@@ -112,6 +119,17 @@ def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Clien
 
     verify: ssl.SSLContext | bool = endpoint.tls.context() if endpoint.tls else False
     return httpx.Client(base_url=endpoint.rest_url, timeout=timeout_s, verify=verify, trust_env=False)
+
+
+def control_channel(endpoint: Endpoint) -> grpc.Channel:
+    """A gRPC channel for the control plane, to be closed by the caller. Never used for load."""
+    import grpc
+
+    if endpoint.tls is None:
+        return grpc.insecure_channel(endpoint.grpc_authority)
+    return grpc.secure_channel(
+        endpoint.grpc_authority, grpc.ssl_channel_credentials(*endpoint.tls.pem_files())
+    )
 
 
 def wait_until_ready(

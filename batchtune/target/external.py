@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from batchtune.batching import Configuration
 from batchtune.errors import TargetError, UsageError
-from batchtune.target.endpoint import Endpoint, TlsOptions, read_signature
+from batchtune.target.endpoint import Endpoint, TlsOptions, control_channel, read_signature
+from batchtune.target.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.target.tfserving import ApplyRecord
 from batchtune.wire.protos import GetModelMetadataRequest, GetModelMetadataResponse, SignatureDefMap
 from batchtune.wire.tensors import Signature, signature_from_def
-
-if TYPE_CHECKING:
-    import grpc
 
 _LIMIT_S = 5.0
 
@@ -72,7 +69,7 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
 
     request = GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = endpoint.model_name
-    with _channel(endpoint) as channel:
+    with control_channel(endpoint) as channel:
         call = channel.unary_unary(
             "/tensorflow.serving.PredictionService/GetModelMetadata",
             request_serializer=GetModelMetadataRequest.SerializeToString,
@@ -88,16 +85,6 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
     return definitions
 
 
-def _channel(endpoint: Endpoint) -> grpc.Channel:
-    import grpc
-
-    if endpoint.tls is None:
-        return grpc.insecure_channel(endpoint.grpc_authority)
-    return grpc.secure_channel(
-        endpoint.grpc_authority, grpc.ssl_channel_credentials(*endpoint.tls.pem_files())
-    )
-
-
 def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:
     parts = urlsplit(url)
     try:
@@ -110,19 +97,25 @@ def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, s
 
 
 class ExternalTarget:
-    """A running server as the rest of the house sees a target; its configuration is its owner's business."""
+    """A running server as the rest of the house sees a target; its configuration is its owner's business.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, kserve: bool = False) -> None:
         self.endpoint = endpoint
+        self._kserve = kserve
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:
         return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:
         """One reading of its metrics; without a REST port a reading without series."""
-        return read_counters(self.endpoint)
+        return read_kserve_counters(self.endpoint) if self._kserve else read_counters(self.endpoint)
 
     def signature(self, name: str) -> Signature:
+        if self._kserve:
+            return read_kserve_signature(self.endpoint, name)
         return external_signature(self.endpoint, name)
 
     def alive(self) -> bool:

@@ -213,7 +213,8 @@ class _Sweep:
             )
             if not arms:
                 return
-            shift = block % len(arms)
+            # Turns rotate; when time is short, what is to be recommended goes first.
+            shift = block % len(arms) if self._runs_affordable() >= len(arms) else 0
             for configuration in [*arms[shift:], *arms[:shift]]:
                 yield from self._measure(configuration, "confirm", f"fresh run, block {block}", block=block)
 

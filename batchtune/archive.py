@@ -244,7 +244,7 @@ def batching_file(recommendation: Recommendation) -> str:
     if batching is None:
         comment += "# Batching does not help here: leave out --enable_batching. Parameters nearest to that:\n"
         batching = BatchingParameters(max_batch_size=recommendation.rows_per_request, batch_timeout_micros=0)
-    return comment + format_tfserving_text(batching)
+    return comment + format_tfserving_text(batching).rstrip("\n") + "\n"
 
 
 def _trial(line: bytes, *, path: Path, number: int) -> Trial:

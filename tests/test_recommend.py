@@ -148,6 +148,12 @@ def test_nothing_feasible_names_the_nearest_and_by_how_much_it_misses():
     assert "p95 ≤ 50 ms" in caught.value.message
 
 
+def test_a_distant_miss_is_told_as_a_multiple():
+    ledger = [planted(1, batching=BATCH_8, throughput=1500, p95_s=0.76)]
+    with pytest.raises(NoFeasibleConfigurationError, match="p95 760 ms is 15.2 × 50 ms"):
+        recommend(ledger, scenario=SCENARIO)
+
+
 def test_errors_above_the_limit_make_a_configuration_infeasible():
     ledger = [planted(1, batching=BATCH_8, throughput=1500, p95_s=0.02, error_ratio=0.031)]
     with pytest.raises(NoFeasibleConfigurationError, match=r"3\.10% of requests fail where 1\.00% may"):
@@ -196,7 +202,9 @@ def test_another_slo_ranks_the_same_trials_anew():
     tight = recommend(ledger, scenario=SCENARIO, slo=SloSpec(p95_s=0.010))
     assert tight.configuration.batching.max_batch_size == 8
     assert tight.slo["p95"] == 0.010
-    with pytest.raises(NoFeasibleConfigurationError, match="nearest: no batching"):
+    with pytest.raises(
+        NoFeasibleConfigurationError, match="nearest: no batching, p95 4 ms misses 3 ms by 33%"
+    ):
         recommend(ledger, scenario=SCENARIO, slo=SloSpec(p95_s=0.003))
 
 

@@ -12,10 +12,12 @@ from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.samples import Status
+from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
+from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
 from batchtune.tune.load_run import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
@@ -63,7 +65,8 @@ class _Outcome:
 class Bench:
     """A target, a fleet and the scenario's requests, ready for one trial after another.
 
-    `on_live` is called a few times a second with the trial in flight; `now_s` is the monotonic clock.
+    `on_live` is called a few times a second with the trial in flight; `now_s` is the monotonic clock. `guard` and
+    `client_max_rps` are a Loader's.
     """
 
     def __init__(
@@ -75,12 +78,16 @@ class Bench:
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        guard: HostGuard | None = None,
+        client_max_rps: Callable[[RequestSet], float] | None = None,
     ) -> None:
         self._scenario = scenario
         self._target = target
         self._on_live = on_live
         self._now_s = now_s
-        self._loader = Loader(scenario, target, fleet, sleep=sleep)
+        self._loader = Loader(
+            scenario, target, fleet, sleep=sleep, guard=guard, client_max_rps=client_max_rps
+        )
 
     def run(self, plan: Plan) -> FinishedTrial:
         """Run a trial; a target that refuses, dies or answers nothing makes a failed one."""
@@ -123,6 +130,8 @@ class Bench:
     def _one_load(self, plan: Plan) -> _Outcome:
         load = self._scenario.load
         short = plan.duration_s is not None
+        if load.requests is not None and plan.concurrency is None and not short:
+            return self._counted_requests(plan)
         warm_up_s = min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s
         duration_s = warm_up_s + (plan.duration_s if plan.duration_s is not None else load.duration_s)
         arrivals: Arrivals
@@ -137,6 +146,20 @@ class Bench:
             overdue_after_s=None if limit_s is None else PATIENCE * limit_s,
             should_stop=None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s),
         )
+        figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
+        return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+
+    def _counted_requests(self, plan: Plan) -> _Outcome:
+        """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""
+        load = self._scenario.load
+        clients = arrivals_of(load, duration_s=load.duration_s, seed=plan.seed)
+        warm_up = arrivals_of(
+            load.model_copy(update={"requests": None}), duration_s=load.warm_up_s or 1.0, seed=plan.seed
+        )
+        if load.warm_up_s > 0.0:
+            run = LoadRun(arrivals=warm_up, warm_up_s=0.0)
+            self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
+        run = LoadRun(arrivals=clients, warm_up_s=0.0, whole=True)
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 

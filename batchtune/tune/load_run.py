@@ -13,8 +13,9 @@ from batchtune.batching import Configuration
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.live import LiveAggregate
 from batchtune.load.samples import Samples, Status
+from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement, measure
-from batchtune.measure.steady_state import Window, window_of
+from batchtune.measure.steady_state import Window, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec import Scenario
@@ -64,10 +65,14 @@ class Fleet(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """One load: `arrivals` include the warm-up; `overdue_after_s` is what live counts call late."""
+    """One load: `arrivals` include the warm-up; `overdue_after_s` is what live counts call late.
+
+    `whole`: every request counts, from the start to the last answer, whatever the warm-up.
+    """
 
     arrivals: Arrivals
     warm_up_s: float
+    whole: bool = False
     overdue_after_s: float | None = None
     should_stop: Callable[[LiveAggregate], bool] | None = None
 
@@ -82,15 +87,29 @@ class Figures:
 
 
 class Loader:
-    """Sends the scenario's requests, encoded once; `sleep` waits for the server to come to rest."""
+    """Sends the scenario's requests, encoded once; `sleep` waits for the server to come to rest.
+
+    With a `guard` each measurement says whether the host was quiet; `client_max_rps` tells what the client can do at
+    most with these requests, so that a measurement near it says so.
+    """
 
     def __init__(
-        self, scenario: Scenario, target: Target, fleet: Fleet, *, sleep: Callable[[float], None] = time.sleep
+        self,
+        scenario: Scenario,
+        target: Target,
+        fleet: Fleet,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        guard: HostGuard | None = None,
+        client_max_rps: Callable[[RequestSet], float] | None = None,
     ) -> None:
         self._scenario = scenario
         self._target = target
         self._fleet = fleet
         self._sleep = sleep
+        self._guard = guard
+        self._ask_client_max_rps = client_max_rps
+        self._client_max_rps: float | None = None
         self._requests: RequestSet | None = None
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
@@ -100,20 +119,28 @@ class Loader:
             TargetError: the server died or cannot be reached.
             MeasurementInvalidError: a load generator failed.
         """
+        job = self._job(load)
+        if self._guard is not None:
+            self._guard.begin()
         before = self._target.counters()
-        samples = self._fleet.run(self._job(load), on_progress=on_live, should_stop=load.should_stop)
+        samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
         after = self._target.counters()
+        notes = () if self._guard is None else self._guard.end().caveats()
         if np.isin(samples.status, _LEFT_BEHIND).any():
             self._settle()
-        duration_s = load.arrivals.duration_s
+        if load.whole:
+            window = whole_run(samples)
+        else:
+            window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=load.arrivals.duration_s)
         measurement = measure(
             samples,
             warm_up_s=load.warm_up_s,
             slo=self._scenario.slo,
             activity=activity(before, after),
-            duration_s=duration_s,
+            window=window,
+            client_max_rps=self._client_max_rps,
+            notes=notes,
         )
-        window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=duration_s)
         return Figures(samples=samples, window=window, measurement=measurement)
 
     def _job(self, load: LoadRun) -> LoadJob:
@@ -126,6 +153,8 @@ class Loader:
                 seed=self._scenario.load.seed,
                 distinct=request.distinct,
             )
+            if self._ask_client_max_rps is not None:
+                self._client_max_rps = self._ask_client_max_rps(self._requests)
         limit_s = max(slo.limits().values(), default=None)
         return LoadJob(
             endpoint=self._target.endpoint,

@@ -69,7 +69,10 @@ def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
     value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
     if not math.isfinite(value_s):
         return f"{name} is undefined: too many requests had no good answer"
-    return f"{name} {value_s * 1e3:.3g} ms misses {limit_s * 1e3:.3g} ms by {nearest.constraints[name]:.0%}"
+    shown, allowed, ratio = f"{name} {value_s * 1e3:.3g} ms", f"{limit_s * 1e3:.3g} ms", value_s / limit_s
+    return (
+        f"{shown} misses {allowed} by {ratio - 1:.0%}" if ratio < 2 else f"{shown} is {ratio:.3g} × {allowed}"
+    )
 
 
 def count(number: int, noun: str) -> str:

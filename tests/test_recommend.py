@@ -150,7 +150,7 @@ def test_nothing_feasible_names_the_nearest_and_by_how_much_it_misses():
 
 def test_a_distant_miss_is_told_as_a_multiple():
     ledger = [planted(1, batching=BATCH_8, throughput=1500, p95_s=0.76)]
-    with pytest.raises(NoFeasibleConfigurationError, match="p95 760 ms is 15.2 × 50 ms"):
+    with pytest.raises(NoFeasibleConfigurationError, match=r"p95 760 ms is 15\.2 × 50 ms"):
         recommend(ledger, scenario=SCENARIO)
 
 

@@ -117,15 +117,17 @@ def measure(
     slo: Slo | None,
     activity: ServerActivity | None = None,
     duration_s: float | None = None,
+    window: Window | None = None,
     client_max_rps: float | None = None,
     notes: tuple[Caveat, ...] = (),
 ) -> Measurement:
     """Sum up one run.
 
-    `duration_s` is the schedule's length with its warm-up (None: up to the last request due); `client_max_rps` what
-    the client can send to a null server; `notes` are caveats of the caller's, such as the host's.
+    `duration_s` is the schedule's length with its warm-up (None: up to the last request due); `window` overrules
+    both; `client_max_rps` is what the client can send to a null server; `notes` are caveats of the caller's, such as
+    the host's.
     """
-    window = window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
+    window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
     run = counted_requests(samples, window, activity)
     good = samples.status == Status.OK
     answered = run.latencies_s[np.isfinite(run.latencies_s)]

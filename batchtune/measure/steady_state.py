@@ -71,6 +71,11 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
     return Window(start_ns=int(samples.due_ns[in_order[cut]]), end_ns=window.end_ns)
 
 
+def whole_run(samples: Samples) -> Window:
+    """From the start to the last answer: the window of a run of a fixed number of requests, ramp and tail included."""
+    return Window(start_ns=0, end_ns=max(_last(samples.done_ns), _last(samples.due_ns)) + 1)
+
+
 def mser5(values: NDArray[np.float64]) -> int | None:
     """How many leading values to cut: batch means of five, truncated where the error of the mean is smallest.
 

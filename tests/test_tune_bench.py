@@ -85,3 +85,20 @@ def test_requests_are_encoded_once_for_all_trials():
     for size in (1, 8):
         bench.run(plan_for(Configuration(batching=BatchingParameters(max_batch_size=size))))
     assert fleet.jobs[0].requests is fleet.jobs[1].requests
+
+
+def test_a_fixed_number_of_requests_counts_from_the_start_to_the_last_answer():
+    load = {
+        "arrivals": "closed",
+        "concurrency": 1,
+        "requests": 100,
+        "warm_up": "200ms",
+        "duration": "10s",
+    }
+    found, _, fleet = run(scenario_of(load=load), plan_for(NO_BATCHING))
+    warm_up, counted = (job.arrivals for job in fleet.jobs)
+    assert (warm_up.duration_s, warm_up.requests_max) == (0.2, None)
+    assert (counted.duration_s, counted.requests_max) == (10.0, 100)
+    assert found.trial.measurement.requests == 100
+    assert found.trial.measurement.window_s == pytest.approx(100 * 0.0013, rel=0.01)
+    assert found.trial.measurement.throughput_rps.value == pytest.approx(1 / 0.0013, rel=0.01)

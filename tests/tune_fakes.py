@@ -161,6 +161,7 @@ class _Played:
             self._threads = batching.num_batch_threads or default_num_batch_threads()
         self._batched = batching is not None
         self._job = job
+        self._requests_max = getattr(job.arrivals, "requests_max", None) or math.inf
         self._end_ns = round(job.arrivals.duration_s * 1e9)
         self._drain_ns = self._end_ns + round((job.drain_s or job.timeout_or_default_s) * 1e9)
         self._due: list[int] = []
@@ -187,7 +188,7 @@ class _Played:
             now_ns, _, kind, what = heapq.heappop(self._events)
             if now_ns > self._drain_ns:
                 return
-            if kind == "arrive":
+            if kind == "arrive" and len(self._due) < self._requests_max:
                 self._queue.append(len(self._due))
                 self._due.append(now_ns)
                 self._done.append(NEVER_NS)

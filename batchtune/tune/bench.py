@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -152,14 +152,13 @@ class Bench:
     def _counted_requests(self, plan: Plan) -> _Outcome:
         """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""
         load = self._scenario.load
-        clients = arrivals_of(load, duration_s=load.duration_s, seed=plan.seed)
-        warm_up = arrivals_of(
-            load.model_copy(update={"requests": None}), duration_s=load.warm_up_s or 1.0, seed=plan.seed
-        )
-        if load.warm_up_s > 0.0:
-            run = LoadRun(arrivals=warm_up, warm_up_s=0.0)
-            self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
-        run = LoadRun(arrivals=clients, warm_up_s=0.0, whole=True)
+        arrivals = arrivals_of(load, duration_s=load.duration_s)
+        if load.warm_up_s > 0.0 and isinstance(arrivals, ClosedLoop):
+            warm_up = replace(arrivals, duration_s=load.warm_up_s, requests_max=None)
+            self._loader.run(
+                LoadRun(arrivals=warm_up, warm_up_s=0.0), on_live=lambda live: self._on_live(plan, live)
+            )
+        run = LoadRun(arrivals=arrivals, warm_up_s=0.0, whole=True)
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 

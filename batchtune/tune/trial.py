@@ -15,9 +15,10 @@ from batchtune.measure.quantiles import Estimate, number_from_json, number_to_js
 SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
 
-Source = Literal["no_batching", "defaults", "rule", "sampler", "probe", "confirm"]
+Source = Literal["no_batching", "defaults", "rule", "sampler", "probe", "confirm", "variant"]
 """Who proposed it: a reference point, the rule, the sampler; a `probe` feeds the rule and is no candidate; a
-`confirm` is a fresh run, made after the choice, of a configuration that was measured before."""
+`confirm` is a fresh run, made after the choice, of a configuration that was measured before. A `variant` of a
+comparison proposes nothing: its `reason` is the variant's name, its `block` the round in which it ran."""
 
 State = Literal["complete", "failed", "interrupted"]
 

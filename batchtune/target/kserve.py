@@ -86,9 +86,13 @@ def _get_json(endpoint: Endpoint, path: str) -> Any:
 
     try:
         with control_client(endpoint) as client:
-            return client.get(path).json()
+            answer = client.get(path)
     except httpx.HTTPError as error:
         raise TargetError(f"{endpoint.rest_url}{path}: {error!r}") from error
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise ValueError(f"HTTP {answer.status_code} without JSON") from error
 
 
 def _grpc_metadata(endpoint: Endpoint) -> bytes:

@@ -42,6 +42,36 @@ Helps = Literal["yes", "no", "not distinguishable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a server gives without tuning; `name` is "no_batching" or "defaults". Intervals are for a fresh run."""
+
+    name: str
+    configuration: Configuration
+    throughput_rps: Estimate
+    latency_s: dict[str, Estimate]
+    runs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "configuration": self.configuration.to_dict(),
+            "throughput_rps": self.throughput_rps.to_dict(),
+            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
+            "runs": self.runs,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Reference:
+        return cls(
+            name=values["name"],
+            configuration=Configuration.from_dict(values["configuration"]),
+            throughput_rps=Estimate.from_dict(values["throughput_rps"]),
+            latency_s={name: Estimate.from_dict(one) for name, one in values["latency_s"].items()},
+            runs=values["runs"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer. Estimates of throughput, rows and latency hold the 95 % interval of a fresh run.
 
@@ -67,6 +97,7 @@ class Recommendation:
     rate_rps: float | None
     concurrency: int | None
     rows_per_request: int
+    references: tuple[Reference, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -92,6 +123,7 @@ class Recommendation:
             "rate_rps": self.rate_rps,
             "concurrency": self.concurrency,
             "rows_per_request": self.rows_per_request,
+            "references": [one.to_dict() for one in self.references],
             "alternatives": [one.to_dict() for one in self.alternatives],
             "caveats": [one.to_dict() for one in self.caveats],
             "notes": list(self.notes),
@@ -119,6 +151,7 @@ class Recommendation:
         ):
             fields[name] = None if values[name] is None else Estimate.from_dict(values[name])
         fields["latency_s"] = {name: Estimate.from_dict(one) for name, one in values["latency_s"].items()}
+        fields["references"] = tuple(Reference.from_dict(one) for one in values["references"])
         fields["alternatives"] = tuple(Alternative.from_dict(one) for one in values["alternatives"])
         fields["caveats"] = tuple(Caveat.from_dict(one) for one in values["caveats"])
         fields["notes"] = tuple(values["notes"])
@@ -173,6 +206,7 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
         rate_rps=chosen.value if scenario.objective == "capacity" else last.rate_rps,
         concurrency=last.concurrency,
         rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
+        references=tuple(_reference(name, one, pooled) for name, one in references.items()),
         alternatives=alternatives_to(chosen, pooled),
         caveats=tuple(caveats.values()),
         notes=_notes(chosen, latency_s, scenario=scenario, promised=promised),
@@ -232,6 +266,16 @@ def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, 
         for trial in trials
         if trial.source in ("no_batching", "defaults") and trial.configuration in by_configuration
     }
+
+
+def _reference(name: str, one: Pooled, pooled: Sequence[Pooled]) -> Reference:
+    return Reference(
+        name=name,
+        configuration=one.configuration,
+        throughput_rps=_predicted(one, pooled, lambda run: run.throughput_rps),
+        latency_s=_predicted_latency(one, pooled),
+        runs=len(one.runs),
+    )
 
 
 def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> float:

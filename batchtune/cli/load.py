@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.batching import Configuration, parse_tfserving_text
 from batchtune.errors import TargetError, UsageError
+from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.live import LiveAggregate
+from batchtune.measure.host import HostGuard
 from batchtune.report.console import print_points, print_points_csv
 from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.scenario.arrivals import parse_range
@@ -20,7 +22,7 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario, TlsSpec
 from batchtune.target.endpoint import TlsOptions
 from batchtune.target.external import ExternalTarget, external_endpoint
-from batchtune.target.tfserving import TfServingTarget, served_name
+from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
 from batchtune.tune.bench import Bench, Plan
 
 if TYPE_CHECKING:
@@ -75,7 +77,14 @@ def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[T
     try:
         with LoadFleet(processes=scenario.load.processes) as fleet:
             target.apply(configuration)
-            bench = Bench(scenario, target, fleet, on_live=lambda _plan, live: _show(view, live))
+            bench = Bench(
+                scenario,
+                target,
+                fleet,
+                on_live=lambda _plan, live: _show(view, live),
+                guard=HostGuard(),
+                client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+            )
             for plan in _plans(scenario, wanted, configuration):
                 yield bench.run(plan).trial
     finally:
@@ -129,23 +138,16 @@ def _configuration(scenario: Scenario, wanted: LoadRequest) -> Configuration:
 
 
 def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTarget | ExternalTarget:
-    protocol = scenario.request.protocol
-    kserve = protocol.startswith("kserve_")
     if wanted.rest_url is None and wanted.grpc_url is None:
-        if kserve:
-            raise UsageError(
-                f"request.protocol: no {scenario.target.kind} server speaks {protocol}",
-                hint="give --rest-url or --grpc-url of a running KServe v2 server",
-            )
         view.event(f"launching the server for {scenario.target.model}")
-        return TfServingTarget(scenario.target, on_event=view.event)
+        return launched_target(scenario, on_event=view.event)
     endpoint = external_endpoint(
         model_name=served_name(scenario.target.model),
         rest_url=wanted.rest_url,
         grpc_url=wanted.grpc_url,
         tls=_tls(scenario.target.tls),
     )
-    return ExternalTarget(endpoint, kserve=kserve)
+    return ExternalTarget(endpoint, kserve=scenario.request.protocol.startswith("kserve_"))
 
 
 def _tls(spec: TlsSpec | None) -> TlsOptions | None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from batchtune.archive import Run, create_run, open_run
 from batchtune.cli.recommend import conclude
 from batchtune.errors import BatchtuneError, UsageError
+from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
+from batchtune.measure.host import HostGuard
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec import Scenario
-from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.tfserving import TfServingTarget, launched_target
 from batchtune.tune.sweep import reference_configurations, sweep
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def run_sweep(
     run = _resumed(resume, scenario) if resume else None
     trials = run.trials() if run else []
     interrupted = False
-    with sweep_view(quiet=quiet) as view, TfServingTarget(scenario.target, on_event=view.event) as target:
+    with sweep_view(quiet=quiet) as view, launched_target(scenario, on_event=view.event) as target:
         try:
             view.event(f"launching the server for {scenario.target.model}")
             target.apply(reference_configurations(scenario)["no_batching"])
@@ -52,7 +54,16 @@ def run_sweep(
 
 def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[Trial], view: View) -> None:
     with LoadFleet(processes=scenario.load.processes) as fleet:
-        for finished in sweep(scenario, target, fleet, finished=tuple(trials), on_progress=view.progress):
+        finished_trials = sweep(
+            scenario,
+            target,
+            fleet,
+            finished=tuple(trials),
+            on_progress=view.progress,
+            guard=HostGuard(),
+            client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+        )
+        for finished in finished_trials:
             run.append(finished.trial, finished.samples)
             trials.append(finished.trial)
             view.trial(finished.trial)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_WIDE = 160
+_WIDE = 200
 _HELPS = {
     "yes": "Batching helps here.",
     "no": "Batching does not help here.",
@@ -62,15 +62,16 @@ def print_recommendation(
 
 def print_points(points: Sequence[Trial], *, stream: TextIO | None = None) -> None:
     """One row a load point, with the columns that perf_analyzer's users know."""
+    measured = [point.measurement for point in points if point.measurement is not None]
+    closed = any(one.concurrency for one in measured)
     table = _table(
-        "concurrency", "offered /s", "requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms"
+        "clients" if closed else "offered /s", "requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms"
     )
-    for heading in ("errors", "mean batch rows", "queue ms", "compute ms"):
+    for heading in ("errors", "mean batch", "queue ms", "compute ms"):
         table.add_column(heading, justify="right")
     console = _console(stream)
-    for point in points:
-        if point.measurement is not None:
-            table.add_row(*_point_cells(point.measurement))
+    for one in measured:
+        table.add_row(*_point_cells(one))
     console.print(table)
     for caveat in {
         one.text: one for point in points if point.measurement for one in point.measurement.caveats
@@ -129,19 +130,13 @@ def _comparison(chosen: Recommendation, trials: Sequence[Trial]) -> Table:
         *(milliseconds(chosen.latency_s.get(name)) for name in ("p50", "p95", "p99")),
         number(_mean_batch_rows(chosen.configuration, trials)),
     )
-    for source, name in _REFERENCES.items():
-        reference = _latest(source, trials)
-        if reference is None or reference.configuration == chosen.configuration:
-            continue
-        if reference.measurement is None:
-            table.add_row(name, "failed", "", "", "", "")
-        else:
-            measured = reference.measurement
+    for reference in chosen.references:
+        if reference.configuration != chosen.configuration:
             table.add_row(
-                name,
-                interval(measured.throughput_rps),
-                *(milliseconds(measured.latency_s.get(one)) for one in ("p50", "p95", "p99")),
-                number(measured.server.mean_batch_rows if measured.server else None),
+                _REFERENCES[reference.name],
+                interval(reference.throughput_rps),
+                *(milliseconds(reference.latency_s.get(name)) for name in ("p50", "p95", "p99")),
+                number(_mean_batch_rows(reference.configuration, trials)),
             )
     return table
 
@@ -159,15 +154,18 @@ def _sentences(chosen: Recommendation) -> list[str]:
     if gains:
         lines.append(f"Gain: {', '.join(gains)}.")
     lines.append(f"Why: {chosen.reason}")
-    runs = f"{chosen.confirmations} fresh run{'' if chosen.confirmations == 1 else 's'}"
-    lines.append(
-        f"How sure: {chosen.trials} trials in {duration(chosen.seconds)}; the figures above rest on {runs} and hold, "
-        "at 95 %, for a fresh run."
-    )
+    lines.append(f"How sure: {chosen.trials} trials in {duration(chosen.seconds)}; {_basis(chosen)}.")
     lines += [f"Note: {note}" for note in chosen.notes]
     lines += [f"Instead: {_alternative(one)}" for one in chosen.alternatives[:3]]
     lines += [f"Caveat: {one.text} — {one.advice}" for one in chosen.caveats]
     return lines
+
+
+def _basis(chosen: Recommendation) -> str:
+    if chosen.confirmations == 0:
+        return "the figures above are those of the search, not yet confirmed by fresh runs"
+    runs = f"{chosen.confirmations} fresh run{'' if chosen.confirmations == 1 else 's'}"
+    return f"the figures above rest on {runs}, made after the choice, and hold at 95 % for another fresh run"
 
 
 def _alternative(other: Alternative) -> str:
@@ -187,8 +185,7 @@ def _deployment(configuration: Configuration, parameters_file: Path) -> str:
 def _point_cells(measured: Measurement) -> list[str]:
     server = measured.server
     return [
-        number(measured.concurrency) if measured.concurrency else "–",
-        number(measured.offered_rps),
+        str(measured.concurrency or number(measured.offered_rps)),
         interval(measured.throughput_rps),
         number(measured.throughput_rows_per_s.value),
         *(milliseconds(measured.latency_s.get(name)) for name in ("p50", "p90", "p95", "p99")),
@@ -234,19 +231,6 @@ def _mean_batch_rows(configuration: Configuration, trials: Sequence[Trial]) -> f
         ):
             return trial.measurement.server.mean_batch_rows
     return None
-
-
-def _latest(source: str, trials: Sequence[Trial]) -> Trial | None:
-    """The newest run of a reference point's configuration: a confirmation where there is one."""
-    first = next((trial for trial in trials if trial.source == source), None)
-    if first is None:
-        return None
-    runs = [
-        one
-        for one in trials
-        if one.configuration == first.configuration and one.source in {source, "confirm"}
-    ]
-    return next((one for one in reversed(runs) if one.measurement is not None), first)
 
 
 def _shown(value: object) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 from batchtune.batching import Configuration, format_tfserving_text, to_dict
 from batchtune.errors import TargetError, UsageError
-from batchtune.scenario.spec import TargetSpec
+from batchtune.scenario.spec import Scenario, TargetSpec
 from batchtune.target.endpoint import Endpoint, control_client, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.telemetry import Counters, read_counters
@@ -191,6 +191,23 @@ class TfServingTarget:
         path = self._directory / name
         path.write_text(text, encoding="utf-8")
         return path
+
+
+def launched_target(
+    scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None
+) -> TfServingTarget:
+    """The target that a scenario describes, not started yet.
+
+    Raises:
+        UsageError: the scenario's requests speak a protocol that such a server does not.
+    """
+    protocol = scenario.request.protocol
+    if protocol not in ("grpc", "rest"):
+        raise UsageError(
+            f"request.protocol: no {scenario.target.kind} server speaks {protocol}",
+            hint="load a running KServe v2 server with `batchtune load --rest-url` or `--grpc-url`",
+        )
+    return TfServingTarget(scenario.target, on_event=on_event)
 
 
 def resolve_model(model: str, *, on_event: Callable[[str], None] = lambda _text: None) -> Path:

@@ -17,6 +17,8 @@ from typing import Any
 from batchtune.batching import BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
+from batchtune.measure.host import HostGuard
+from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.confirmation import BLOCKS_MAX, CONFIRMATIONS, confirmation_arms
@@ -65,22 +67,35 @@ def sweep(
     finished: Sequence[Trial] = (),
     on_progress: Callable[[SweepProgress], None] | None = None,
     now_s: Callable[[], float] = time.monotonic,
+    guard: HostGuard | None = None,
+    client_max_rps: Callable[[RequestSet], float] | None = None,
 ) -> Iterator[FinishedTrial]:
     """Measure configurations until the budget is spent, yielding each trial as it ends.
 
     `finished` are the trials of an interrupted sweep: they are not run again, and their time counts. An interrupt
-    passes through; the trial in flight is lost, and no other.
+    passes through; the trial in flight is lost, and no other. `guard` watches the host; `client_max_rps` measures
+    what the client can do at most with these requests, once.
 
     Raises:
         TargetError: three trials in a row failed.
         MeasurementInvalidError: the load generators failed.
     """
-    yield from _Sweep(scenario, target, fleet, finished, on_progress, now_s).run()
+    search = _Sweep(scenario, finished, on_progress, now_s)
+    bench = Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=search.report,
+        now_s=now_s,
+        guard=guard,
+        client_max_rps=client_max_rps,
+    )
+    yield from search.run(bench)
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     """No batching, and the server's own defaults; with the scenario's fixed server flags."""
-    flags = scenario.configuration({}).flags
+    flags = scenario.fixed_flags
     return {
         "no_batching": Configuration(batching=None, flags=flags),
         "defaults": Configuration(batching=BatchingParameters(), flags=flags),
@@ -91,8 +106,6 @@ class _Sweep:
     def __init__(
         self,
         scenario: Scenario,
-        target: Target,
-        fleet: Fleet,
         finished: Sequence[Trial],
         on_progress: Callable[[SweepProgress], None] | None,
         now_s: Callable[[], float],
@@ -108,9 +121,10 @@ class _Sweep:
         self._failures = 0
         self._phase = ""
         self._best: Trial | None = None
-        self._bench = Bench(scenario, target, fleet, on_live=self._report, now_s=now_s)
+        self._bench: Bench
 
-    def run(self) -> Iterator[FinishedTrial]:
+    def run(self, bench: Bench) -> Iterator[FinishedTrial]:
+        self._bench = bench
         self._phase = "reference points"
         yield from self._reference_points()
         self._phase = "search"
@@ -250,7 +264,7 @@ class _Sweep:
             rate_rps=self._claimed_rps(configuration) if source == "confirm" else None,
             hint_rps=self._hint_rps(source),
         )
-        self._report(plan, None)
+        self.report(plan, None)
         done = self._bench.run(plan)
         self._ledger.append(done.trial)
         self._update_best()
@@ -275,7 +289,8 @@ class _Sweep:
         pooled = pool(self._ledger, scenario=self._scenario)
         return next(one.value for one in pooled if one.configuration == configuration)
 
-    def _report(self, plan: Plan, live: LiveAggregate | None) -> None:
+    def report(self, plan: Plan, live: LiveAggregate | None) -> None:
+        """Tell the watcher where the sweep stands."""
         if self._on_progress is None:
             return
         self._on_progress(

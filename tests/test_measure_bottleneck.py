@@ -188,3 +188,45 @@ def test_settings_come_from_a_configuration_and_its_servers_defaults() -> None:
         Configuration(batching=BatchingParameters(max_batch_size=8, batch_timeout_micros=2500))
     )
     assert (told.max_batch_size, told.batch_timeout_s) == (8, 0.0025)
+
+
+def test_many_idle_threads_beside_a_device_that_never_idles_are_the_device() -> None:
+    """Sixteen batch threads on two cores: two or three batches at a time fill the CPU."""
+    crowded = run(
+        latency_s=0.3,
+        mean_batch_rows=485.0,
+        batches_by_rows={485: 100},
+        execution_s_by_rows={485: 0.25},
+        device_busy_ratio=0.99,
+        server_cpu_s=9.7,
+    )
+    assert named(crowded, max_batch_size=1000, batch_threads=16, rows_per_request=40.0) == "device"
+
+
+def test_without_batching_request_threads_that_all_execute_are_the_device() -> None:
+    alone = run(
+        mean_batch_rows=None,
+        queue_wait_mean_s=None,
+        close_reasons={},
+        batches_by_rows={1: 2500},
+        execution_s_by_rows={1: 0.0157},
+        device_busy_ratio=0.98,
+        server_cpu_s=4.6,
+    )
+    settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
+    found = find_bottleneck(alone, settings)
+    assert (found.kind, found.text) == ("device", "request threads execute 98% of the time")
+
+
+def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:
+    """The device's busy time counts overlapping batches once."""
+    overlapping = run(
+        mean_batch_rows=30.0,
+        batches_by_rows={30: 1000},
+        execution_s_by_rows={30: 0.0098},
+        device_busy_ratio=0.99,
+        server_cpu_s=9.5,
+    )
+    found = find_bottleneck(overlapping, replace(SETTINGS, batch_threads=2))
+    assert found.evidence["thread_busy_ratio"] == pytest.approx(0.98)
+    assert found.kind == "device"

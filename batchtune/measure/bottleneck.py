@@ -35,6 +35,9 @@ MANY_RATIO: Final = 0.5
 SOME_ERRORS_RATIO: Final = 0.01
 PAYING_GAIN: Final = 1.1
 
+UNBATCHED_THREADS_PER_CORE: Final = 4
+"""Without batching TF Serving and the bundled server run so many requests at once for each CPU."""
+
 _ADVICE: Final[Mapping[Kind, str]] = {
     "host_noise": "repeat on a quiet machine: these figures are not the server's",
     "client": "these figures are the load generator's; give it more cores or processes and measure again",
@@ -51,7 +54,8 @@ _ADVICE: Final[Mapping[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What was in force; None: unknown. `max_batch_size` None: batching off.
+    """What was in force; None: unknown. `max_batch_size` None: batching off, and
+    `batch_threads` are then those that run one request each.
 
     `rows_per_request` is the mean; `request_threads` how many requests the server handles at once;
     `server_cores` how many it may use; `device_utilisation` from the device's own counters (NVML), 0 to 1.
@@ -72,7 +76,11 @@ def settings_of(
     """The settings that a configuration puts in force, TF Serving's defaults where it is silent."""
     batching = configuration.batching
     if batching is None:
-        return ServerSettings(rows_per_request=rows_per_request, server_cores=server_cores)
+        return ServerSettings(
+            batch_threads=UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(),
+            rows_per_request=rows_per_request,
+            server_cores=server_cores,
+        )
     micros, threads = batching.batch_timeout_micros, batching.num_batch_threads
     return ServerSettings(
         max_batch_size=batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
@@ -123,7 +131,8 @@ def find_bottleneck(measurement: Measurement, settings: ServerSettings) -> Bottl
         if found is not None:
             kind, text = found
             return Bottleneck(kind=kind, text=text, advice=_ADVICE[kind], evidence=seen.figures())
-    text = "the rate offered is met; nothing is used up"
+    closed = measurement.concurrency is not None
+    text = "nothing is used up" if closed else "the rate offered is met; nothing is used up"
     return Bottleneck(kind="none", text=text, advice=_ADVICE["none"], evidence=seen.figures())
 
 
@@ -139,16 +148,27 @@ class _Seen:
 
     @property
     def thread_busy_ratio(self) -> float | None:
-        """Mean share of the batch threads that are executing."""
+        """Mean share of the batch threads that are executing.
+
+        From the time spent in batches; the device's busy time counts overlapping batches once, so it is a floor.
+        """
         server = self.run.server
         if server is None:
             return None
-        busy = server.device_busy_ratio
-        if busy is None and server.execution_s_by_rows and server.duration_s > 0:
+        known = [] if server.device_busy_ratio is None else [server.device_busy_ratio]
+        if server.execution_s_by_rows and server.duration_s > 0:
             counts = server.batches_by_rows
             spent_s = sum(mean * counts.get(rows, 0) for rows, mean in server.execution_s_by_rows.items())
-            busy = spent_s / server.duration_s
-        return None if busy is None else busy / max(self.settings.batch_threads, 1)
+            known.append(spent_s / server.duration_s)
+        return max(known) / max(self.settings.batch_threads, 1) if known else None
+
+    @property
+    def execution_ratio(self) -> float | None:
+        """Share of a request's latency that passes in execution, where some batch executes all the time."""
+        server, compute_s = self.run.server, self.run.compute_mean_s
+        if server is None or (server.device_busy_ratio or 0.0) < BUSY_RATIO or compute_s is None:
+            return None
+        return compute_s / self.run.latency_mean_s if self.run.latency_mean_s > 0 else None
 
     @property
     def timeout_ratio(self) -> float:
@@ -282,12 +302,22 @@ def _concurrency(seen: _Seen) -> _Found:
 
 
 def _device(seen: _Seen) -> _Found:
-    """Every batch thread executes all the time: the device's limit, or the threads' where the device has room."""
-    busy, used = seen.thread_busy_ratio, seen.settings.device_utilisation
+    """Every batch thread executes all the time: the device's limit, or the threads' where the device has room.
+
+    Threads that idle beside a device that never does are no limit either.
+    """
+    busy, used, executing = seen.thread_busy_ratio, seen.settings.device_utilisation, seen.execution_ratio
     if used is not None and used >= BUSY_RATIO:
         return "device", f"the device is busy {used:.0%} of the time"
     if busy is None or busy < BUSY_RATIO:
+        if executing is not None and executing >= MANY_RATIO and used is None:
+            return (
+                "device",
+                f"batches execute all the time, and {executing:.0%} of the latency passes in them",
+            )
         return None
+    if seen.settings.max_batch_size is None:
+        return "device", f"request threads execute {busy:.0%} of the time"
     emulated = seen.run.server is not None and seen.run.server.emulated
     room = used if used is not None else (None if emulated else seen.server_cpu_ratio)
     if room is not None and room < 0.7:

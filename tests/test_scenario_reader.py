@@ -456,3 +456,20 @@ def test_a_scenario_can_be_made_from_python_by_attribute_names() -> None:
         }
     )
     assert parse_scenario(format_scenario(made)) == made
+
+
+def test_a_variant_may_fix_what_the_scenario_searches(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + "variants:\n  with: {fixed: {max_batch_size: 64}}\n")
+    assert read_variants(path)["with"].configuration({}).label() == "max_batch_size=64"
+
+
+def test_the_space_that_nobody_wrote_holds_only_what_is_not_fixed() -> None:
+    text = SMALL.partition("search:")[0] + "fixed: {max_batch_size: 64}\n"
+    read = parse_scenario(text)
+    assert list(read.search.space) == ["batch_timeout_micros", "num_batch_threads"]
+    everything = parse_scenario(
+        text.replace("64", "64, batch_timeout_micros: 0, num_batch_threads: 1, max_enqueued_batches: 4")
+    )
+    assert not everything.search.space
+    assert parse_scenario(format_scenario(everything)) == everything

@@ -105,7 +105,9 @@ def _overridden(document: Document, overrides: Iterable[str]) -> Document:
 
 
 def _variants(document: Document, scenario: Scenario, directory: Path | None) -> dict[str, Scenario]:
-    base = Document(data={**document.data, "variants": {}}, places=document.places)
+    """Variants are compared, not searched: what the scenario searches may be fixed in one."""
+    compared = {key: value for key, value in document.data.items() if key != "search"}
+    base = Document(data={**compared, "variants": {}}, places=document.places)
     return {
         name: _validated(base.overlaid(document.under("variants", name)), directory, variant=name)
         for name in scenario.variants

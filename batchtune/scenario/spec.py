@@ -189,14 +189,25 @@ class Scenario(Spec):
     def document(self) -> dict[str, Any]:
         """This scenario as its YAML would say it, with every default spelt out and file names absolute."""
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if not self.search.space:  # everything is fixed; written as {} it would be refused
+            del document["search"]["space"]
         return document
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._leave_what_is_fixed()
         self._check_objective()
         self._check_names()
         self._check_values()
         return self
+
+    def _leave_what_is_fixed(self) -> None:
+        """The space that nobody wrote down holds only what is not fixed."""
+        if "space" not in self.search.model_fields_set:
+            left = {name: space for name, space in self.search.space.items() if name not in self.fixed}
+            search = self.search.model_copy(update={"space": left})
+            search.model_fields_set.discard("space")
+            object.__setattr__(self, "search", search)
 
     def _check_objective(self) -> None:
         match self.objective:

@@ -29,7 +29,7 @@ def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArr
     for index, answer in recorder.answers.items():
         which = int(request_order[index % len(request_order)])
         try:
-            outputs = _decode(requests.protocol, answer)
+            outputs = decode_answer(requests.protocol, answer)
         except ValueError as error:
             recorder.reject_answer(index, Status.MALFORMED, f"the answer does not decode: {error}")
             continue
@@ -58,7 +58,12 @@ def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
     return ""
 
 
-def _decode(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
+def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
+    """The outputs by name; REST does not name a lone output: it is then "".
+
+    Raises:
+        ValueError: bytes that are no answer of this protocol.
+    """
     match protocol:
         case "grpc":
             return decode_predict_response(answer)

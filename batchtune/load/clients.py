@@ -90,12 +90,11 @@ def make_client(
 def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
     """Each request of the set as the bytes of a whole HTTP/1.1 POST."""
     extra = "".join(f"{name}: {value}\r\n" for name, value in requests.headers)
-    plain = requests.protocol == "rest"
-    path = f"{endpoint.model_path}:predict" if plain else f"{endpoint.kserve_path}/infer"
+    path = http_path(endpoint, requests.protocol)
     return [
         (
             f"POST {path} HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"
-            f"{_content_type(requests.protocol, body)}{extra}Content-Length: {len(body)}\r\n\r\n"
+            f"{_header_lines(requests.protocol, body)}{extra}Content-Length: {len(body)}\r\n\r\n"
         ).encode("latin-1")
         + body
         for body in requests.bodies
@@ -108,7 +107,7 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
 
     return [
         prepare_call(
-            PREDICT_PATH if requests.protocol == "grpc" else INFER_PATH,
+            grpc_path(requests.protocol),
             endpoint.grpc_authority,
             body,
             metadata=requests.headers,
@@ -119,10 +118,25 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
     ]
 
 
-def _content_type(protocol: RequestProtocol, body: bytes) -> str:
+def http_path(endpoint: Endpoint, protocol: RequestProtocol) -> str:
+    """Where a request of this protocol is posted."""
+    return f"{endpoint.model_path}:predict" if protocol == "rest" else f"{endpoint.kserve_path}/infer"
+
+
+def grpc_path(protocol: RequestProtocol) -> str:
+    """The gRPC method that a request of this protocol calls."""
+    return PREDICT_PATH if protocol == "grpc" else INFER_PATH
+
+
+def content_headers(protocol: RequestProtocol, body: bytes) -> dict[str, str]:
+    """The HTTP headers that describe this body, its length aside."""
     if protocol == "kserve_rest_binary":
-        return f"Content-Type: application/octet-stream\r\n{JSON_LENGTH_HEADER}: {json_length(body)}\r\n"
-    return "Content-Type: application/json\r\n"
+        return {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(json_length(body))}
+    return {"Content-Type": "application/json"}
+
+
+def _header_lines(protocol: RequestProtocol, body: bytes) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in content_headers(protocol, body).items())
 
 
 def _require(port: int | None, protocol: str) -> None:

@@ -101,16 +101,16 @@ class AnswersSpec(Spec):
     """What is looked at in an answer: its status always, its tensors in a sample."""
 
     check: Literal["status", "decode", "expected"] = Field(
-        default="status",
-        description="status: the status only; decode: tensors must decode; expected: they must equal the expected",
+        default="decode",
+        description="status: the status only; decode: tensors must decode; expected: they must equal the expected, "
+        "to float precision",
     )
     sample: Ratio = Field(default=0.01, description="share of answers whose tensors are looked at")
     file: FileName | None = Field(
         default=None,
-        description=".npz with one array per output, rows as in the inputs file; absent: answers without batching",
+        description=".npz with one array per output, rows as in the inputs file; absent: what the server answers to "
+        "each request alone",
     )
-    relative_tolerance: Annotated[float, Field(ge=0)] = 1e-3
-    absolute_tolerance: Annotated[float, Field(ge=0)] = 1e-5
 
 
 class RequestSpec(Spec):

@@ -12,12 +12,13 @@ import numpy as np
 from batchtune.batching import Configuration
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.live import LiveAggregate
+from batchtune.load.lone_answers import with_lone_answers
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.steady_state import Window, whole_run, window_of
-from batchtune.scenario.arrivals import Arrivals
-from batchtune.scenario.payloads import RequestSet, build_requests
+from batchtune.scenario.arrivals import Arrivals, Schedule
+from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.spec import Scenario
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, activity
@@ -145,27 +146,41 @@ class Loader:
 
     def _job(self, load: LoadRun) -> LoadJob:
         request, slo = self._scenario.request, self._scenario.slo
-        if self._requests is None:
-            self._requests = build_requests(
-                request,
-                self._target.signature(request.signature),
-                model_name=self._target.endpoint.model_name,
-                seed=self._scenario.load.seed,
-                distinct=request.distinct,
-            )
-            if self._ask_client_max_rps is not None:
-                self._client_max_rps = self._ask_client_max_rps(self._requests)
+        requests = self._encoded()
         limit_s = max(slo.limits().values(), default=None)
+        arrivals = load.arrivals
+        answers = request.answers
+        checked = answers.check != "status" and answers.sample > 0
         return LoadJob(
             endpoint=self._target.endpoint,
-            requests=self._requests,
-            arrivals=load.arrivals,
+            requests=requests,
+            arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
             timeout_s=request.timeout_s,
             drain_s=None if limit_s is None else min(request.timeout_s, PATIENCE * limit_s),
             in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
             connections=self._scenario.load.connections,
+            check_every=max(1, round(1 / answers.sample)) if checked else 0,
             overdue_after_s=load.overdue_after_s,
         )
+
+    def _encoded(self) -> RequestSet:
+        """The requests, made once; then also what to expect of the answers, and what the client can do."""
+        if self._requests is not None:
+            return self._requests
+        request = self._scenario.request
+        requests = build_requests(
+            request,
+            {name: self._target.signature(name) for name in request.signatures},
+            model_name=self._target.endpoint.model_name,
+            seed=self._scenario.load.seed,
+            distinct=request.distinct,
+        )
+        if request.answers.check == "expected" and requests.expected is None:
+            requests = with_lone_answers(self._target.endpoint, requests)
+        if self._ask_client_max_rps is not None:
+            self._client_max_rps = self._ask_client_max_rps(requests)
+        self._requests = requests
+        return requests
 
     def _settle(self) -> None:
         """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""

@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.batching import BatchingParameters, format_tfserving_text
 from batchtune.errors import ArchiveError, BatchtuneError
@@ -35,6 +35,7 @@ LEDGER = "trials.jsonl"
 SCENARIO = "scenario.yaml"
 PROVENANCE = "provenance.json"
 RECOMMENDATION = "recommendation.json"
+COMPARISON = "comparison.json"
 BATCHING_PARAMETERS = "batching_parameters.txt"
 SAMPLES_SCHEMA_VERSION = 1
 
@@ -112,6 +113,11 @@ class Run:
         """
         return _read_samples(self._samples_path(number))
 
+    def write_comparison(self, comparison: Mapping[str, Any]) -> None:
+        """Keep what a comparison or a noise floor says, as plain types."""
+        document = json.dumps(comparison, allow_nan=False, indent=2) + "\n"
+        write_whole(self.path / COMPARISON, document.encode())
+
     def write_recommendation(self, recommendation: Recommendation) -> None:
         """Keep the recommendation, and the parameters in TF Serving's text format."""
         document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
@@ -164,8 +170,11 @@ def create_run(
     *,
     provenance: Mapping[str, Any] | None = None,
     now: datetime | None = None,
+    kind: Literal["", "compare", "noise"] = "",
 ) -> Run:
     """A new results directory with the scenario as run; `provenance` is collected when not given.
+
+    A `kind` ends the folder's name: such a run is no sweep, and `latest_run` passes over it.
 
     Raises:
         ArchiveError: the directory cannot be made.
@@ -175,7 +184,7 @@ def create_run(
 
         provenance = collect(scenario.load.seed)
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    path = root / _folder(scenario.name) / f"{stamp}-{secrets.token_hex(3)}"
+    path = root / _folder(scenario.name) / f"{stamp}-{secrets.token_hex(3)}{f'-{kind}' if kind else ''}"
     try:
         (path / "samples").mkdir(parents=True)
     except OSError as error:

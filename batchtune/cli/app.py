@@ -162,6 +162,51 @@ def load(
     raise typer.Exit(run_load(wanted, output=output, quiet=quiet))
 
 
+@app.command(epilog="Example: batchtune compare scenarios/imdb-benchmark.yaml --blocks 6")
+def compare(
+    scenario: ScenarioArgument,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variant to compare with. Default: the first.")
+    ] = None,
+    blocks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=200,
+            help="Runs of each variant, side by side; an interval needs 6, an even number is best.",
+        ),
+    ] = 10,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run the scenario's variants side by side: by which factor they differ, how sure, what limits each."""
+    from batchtune.cli.compare import run_compare
+
+    code = run_compare(
+        scenario, set_ or [], baseline=baseline, blocks=blocks, results=results, json=json, quiet=quiet
+    )
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Example: batchtune noise scenarios/quickstart.yaml --blocks 6")
+def noise(
+    scenario: ScenarioArgument,
+    blocks: Annotated[
+        int, typer.Option(min=6, max=200, help="Pairs of runs of the scenario's own configuration.")
+    ] = 10,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare the scenario's configuration with itself: the smallest change that can be told on this machine."""
+    from batchtune.cli.noise import run_noise
+
+    raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,

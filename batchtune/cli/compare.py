@@ -1,0 +1,176 @@
+"""`batchtune compare`: the scenario's variants side by side, and in plain words what makes the difference."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchtune.archive import create_run
+from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
+from batchtune.load.calibration import calibrate
+from batchtune.load.fleet import LoadFleet
+from batchtune.measure.host import HostGuard
+from batchtune.report.comparison import print_comparison, variant_line
+from batchtune.report.live import live_line, sweep_view
+from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
+from batchtune.target.tfserving import TfServingTarget, resolve_model
+from batchtune.tune.bench import Bench
+from batchtune.tune.compare import Turn, Variant, chosen_variants, compare
+from batchtune.tune.comparison import Comparison, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchtune.archive import Run
+    from batchtune.report.live import View
+    from batchtune.scenario.payloads import RequestSet
+    from batchtune.scenario.spec import Scenario
+    from batchtune.tune.trial import Trial
+
+INTERRUPTED = 130
+
+
+def run_compare(
+    path: Path,
+    overrides: list[str],
+    *,
+    baseline: str | None,
+    blocks: int,
+    results: Path,
+    json: bool,
+    quiet: bool,
+) -> int:
+    """The exit code: 0, 6 when a pair is client-limited, 7 when a variant failed, 130 when interrupted."""
+    scenario = read_scenario(path, overrides=overrides)
+    variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
+    done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
+    if done.run is None:
+        return INTERRUPTED
+    comparison = summarise(done.trials, variants)
+    done.run.write_comparison(comparison.to_dict())
+    if json:
+        print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict()}, indent=2))
+    elif done.trials:
+        print_comparison(comparison, path=done.run.path)
+    return INTERRUPTED if done.interrupted else _exit_code(comparison)
+
+
+@dataclass(slots=True, kw_only=True)
+class Blocks:
+    """What was run and kept; `run` is None when Ctrl-C came before the first trial."""
+
+    run: Run | None = None
+    trials: list[Trial] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def run_blocks(
+    scenario: Scenario,
+    variants: Sequence[Variant],
+    *,
+    kind: Literal["compare", "noise"],
+    blocks: int,
+    results: Path,
+    quiet: bool,
+) -> Blocks:
+    """Run the blocks, keep each trial as it ends; Ctrl-C ends them early.
+
+    Raises:
+        UsageError: a model that does not exist, or a protocol that no launched server speaks.
+    """
+    done = Blocks()
+    with sweep_view(quiet=quiet) as view, ExitStack() as stack:
+        try:
+            _check(variants, view)
+            run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)
+            view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
+            benches = _Benches(view, stack, blocks=blocks)
+            for finished in compare(variants, blocks=blocks, bench_of=benches.of, on_turn=benches.turn):
+                run.append(finished.trial, finished.samples)
+                done.trials.append(finished.trial)
+                view.event(variant_line(finished.trial))
+        except KeyboardInterrupt:
+            done.interrupted = True
+    if done.interrupted:
+        kept = "" if done.run is None else f"; {len(done.trials)} trials are kept in {done.run.path}"
+        print(f"interrupted{kept}", file=sys.stderr)
+    return done
+
+
+def _check(variants: Sequence[Variant], view: View) -> None:
+    for variant in variants:
+        request, target = variant.scenario.request, variant.scenario.target
+        if request.protocol.startswith("kserve_"):
+            raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
+    for model in dict.fromkeys(variant.scenario.target.model for variant in variants):
+        resolve_model(model, on_event=view.event)
+
+
+@dataclass(slots=True)
+class _Benches:
+    """A launched server for each distinct target, a fleet for each number of processes, a bench for each variant.
+
+    All start on first use and live until the end; the host guard and what the client can do at most are shared.
+    """
+
+    view: View
+    stack: ExitStack
+    blocks: int
+    _guard: HostGuard = field(default_factory=HostGuard)
+    _targets: dict[str, TfServingTarget] = field(default_factory=dict)
+    _fleets: dict[int, LoadFleet] = field(default_factory=dict)
+    _benches: dict[str, Bench] = field(default_factory=dict)
+    _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    _turn: Turn | None = None
+
+    def turn(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def of(self, variant: Variant) -> Bench:
+        if variant.name not in self._benches:
+            fleet = self._fleet(variant.scenario.load.processes)
+            self._benches[variant.name] = Bench(
+                variant.scenario,
+                self._target(variant),
+                fleet,
+                on_live=lambda _plan, live: self._show(live_line(live)),
+                guard=self._guard,
+                client_max_rps=partial(self._calibrated, fleet),
+            )
+        return self._benches[variant.name]
+
+    def _show(self, line: str) -> None:
+        if self._turn is not None:
+            self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}: {line}")
+
+    def _calibrated(self, fleet: LoadFleet, requests: RequestSet) -> float:
+        """What this fleet can send at most: measured once for requests of one protocol and size."""
+        key = (requests.protocol, sum(map(len, requests.bodies)), fleet.processes)
+        if key not in self._client_max_rps:
+            self._client_max_rps[key] = calibrate(fleet, requests).client_max_rps
+        return self._client_max_rps[key]
+
+    def _target(self, variant: Variant) -> TfServingTarget:
+        if variant.server_key not in self._targets:
+            self.view.event(f"launching the server for {variant.name}")
+            target = TfServingTarget(variant.scenario.target, on_event=self.view.event)
+            self._targets[variant.server_key] = self.stack.enter_context(target)
+        return self._targets[variant.server_key]
+
+    def _fleet(self, processes: int) -> LoadFleet:
+        if processes not in self._fleets:
+            self._fleets[processes] = self.stack.enter_context(LoadFleet(processes=processes))
+        return self._fleets[processes]
+
+
+def _exit_code(comparison: Comparison) -> int:
+    if any(one.failure is not None for one in comparison.variants):
+        return TargetError.exit_code
+    if any(one.outcome == "client-limited" for one in comparison.pairs):
+        return MeasurementInvalidError.exit_code
+    return 0

@@ -1,0 +1,284 @@
+"""How does a comparison read: the table, a factor for each pair, and in plain words whether batching helps here?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.paired import BLOCKS_NEEDED
+from batchtune.report.tables import console_on, table_of
+from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.tune.comparison import HARDLY, BatchingAnswer, Comparison, Pair
+from batchtune.tune.trial import Trial
+from batchtune.tune.variant_figures import QUANTILES, VariantFigures
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from batchtune.measure.quantiles import Estimate
+    from batchtune.tune.noise_floor import NoiseFloor
+
+_WIDE = 200
+_PROTOCOLS = {"grpc": "gRPC", "rest": "REST"}
+_METRICS = {
+    "throughput": "throughput",
+    "rows": "throughput in rows",
+    "p95": "p95",
+    "capacity": "capacity",
+}
+_PAYS = {
+    "yes": "pays",
+    "hardly": "hardly pays",
+    "no": "costs",
+    "not distinguishable": "cannot be told from none",
+    "client-limited": "cannot be judged (client-limited)",
+    "not measured": "was not measured",
+}
+
+
+def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
+    """The table, the pairs, the answer, and what to distrust."""
+    console = console_on(stream, wide=_WIDE)
+    console.print(_table(comparison))
+    for line in [*_pair_lines(comparison), "", *answer_lines(comparison), "", *_small_print(comparison)]:
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"Kept in {path}", markup=False, soft_wrap=True)
+
+
+def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
+    """The spread of one configuration against itself, and the smallest change that blocks can tell."""
+    console = console_on(stream)
+    shown = next(iter(floor.floors.values())).smallest
+    table = table_of("A/A", "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown))
+    for name, one in floor.floors.items():
+        table.add_row(
+            name,
+            interval(one.spread, scale=100),
+            ratio(_bounded(one.ratio)),
+            *(number(change * 100) for change in one.smallest.values()),
+        )
+    console.print(table)
+    for line in noise_lines(floor):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"Kept in {path}", markup=False, soft_wrap=True)
+
+
+def noise_lines(floor: NoiseFloor) -> list[str]:
+    """What the table means, in plain words."""
+    name, first = next(iter(floor.floors.items()))
+    told = ", ".join(f"{percent(change)} with {blocks}" for blocks, change in first.smallest.items())
+    lines = [
+        f"The smallest change of {name} that `batchtune compare` finds here in 4 of 5 tries: {told} blocks.",
+    ]
+    strange = [one for one, figure in floor.floors.items() if figure.differs]
+    if strange:
+        lines.append(
+            f"{', '.join(strange)}: the same configuration differs from itself. By chance that happens to one figure "
+            "in twenty; again and again it means drift."
+        )
+    if floor.client_limited:
+        lines.append("invalid: client-limited; this is the spread of the load generator, not of the server")
+    return [*lines, *_host_lines(floor.repeats, floor.noisy, floor.runs)]
+
+
+def variant_line(trial: Trial) -> str:
+    """One finished trial of a comparison in one line."""
+    head = f"block {trial.block}, {trial.reason}"
+    if trial.measurement is None or trial.failure is not None:
+        return f"{head}: {trial.state}: {trial.failure}"
+    measured = trial.measurement
+    noisy = [one.text for one in measured.caveats if one.code in HOST_CODES]
+    figures = [
+        f"{number(measured.throughput_rps.value)} requests/s",
+        f"p95 {number(measured.latency_s['p95'].value * 1e3)} ms",
+    ]
+    if measured.error_ratio > 0:
+        figures.append(f"{percent(measured.error_ratio)} errors")
+    return f"{head}: {', '.join([*figures, *noisy])}"
+
+
+def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
+    """One variant against the baseline: `B: ×1.83 [1.79, 1.88] throughput`, or why no factor can be given."""
+    what = _METRICS[pair.metric]
+    match pair.outcome:
+        case "different":
+            return f"{pair.variant}: {ratio(pair.ratio)} {what}"
+        case "client-limited":
+            return f"{pair.variant}: invalid: client-limited"
+        case "not measured":
+            return f"{pair.variant}: not measured{'' if failure is None else f': {failure}'}"
+        case "not distinguishable":
+            if pair.blocks < BLOCKS_NEEDED:
+                so_far = ratio(_bounded(pair.ratio))
+                return (
+                    f"{pair.variant}: not distinguishable: {_blocks(pair.blocks)}, and an interval needs "
+                    f"{BLOCKS_NEEDED} ({so_far} {what} so far)"
+                )
+            return f"{pair.variant}: not distinguishable, {ratio(pair.ratio)} {what}"
+
+
+def answer_lines(comparison: Comparison) -> list[str]:
+    """Does batching help here, for which size of request, and what limits?"""
+    lines = [_answer(one, comparison) for one in comparison.answers]
+    by_rows: dict[str, dict[str, list[str]]] = {}
+    for one in comparison.answers:
+        verdicts = by_rows.setdefault(_rows(one.rows_per_request), {})
+        verdicts.setdefault(_PAYS[one.helps], []).append(_protocol(one.protocol))
+    if len(by_rows) > 1:
+        told = "; ".join(f"for {rows} it {_verdicts(verdicts)}" for rows, verdicts in by_rows.items())
+        lines.append(f"In short, batching here: {told}.")
+    return lines
+
+
+def _answer(answer: BatchingAnswer, comparison: Comparison) -> str:
+    off, on = comparison.figures(answer.pair.baseline), comparison.figures(answer.pair.variant)
+    head = f"{_protocol(answer.protocol)}, {_rows(answer.rows_per_request)}:"
+    return " ".join([head, _gain(answer), *_limits(off, on)])
+
+
+def _gain(answer: BatchingAnswer) -> str:
+    pair = answer.pair
+    gain = f"{ratio(_bounded(pair.ratio))} {_METRICS[pair.metric]}"
+    match answer.helps:
+        case "yes":
+            return f"batching helps: {gain}."
+        case "hardly":
+            return f"batching hardly helps: {gain}."
+        case "no":
+            return f"batching costs: {gain}."
+        case "client-limited":
+            return "nothing can be said about batching: the load generator was the limit, not the server."
+        case "not measured":
+            return "not measured."
+        case "not distinguishable":
+            if _within(pair.ratio, HARDLY):
+                return f"batching makes no difference worth having: {gain}."
+            return f"{_blocks(pair.blocks)} cannot tell whether batching helps: {gain}."
+
+
+def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
+    if off.bottleneck is None or on.bottleneck is None:
+        return []
+    if off.bottleneck.kind == on.bottleneck.kind:
+        return [f"What limits with and without it is {_limit(on)}: {on.bottleneck.text}."]
+    return [
+        f"What limits without it is {_limit(off)} ({off.bottleneck.text});",
+        f"with it {_limit(on)} ({on.bottleneck.text}).",
+    ]
+
+
+def _limit(figures: VariantFigures) -> str:
+    kind = "none" if figures.bottleneck is None else figures.bottleneck.kind
+    return {"none": "nothing that was seen", "concurrency": "the number of requests in flight"}.get(
+        kind, f"the {kind.replace('_', ' ')}"
+    )
+
+
+def _table(comparison: Comparison) -> Table:
+    timed = any(one.wall_s is not None for one in comparison.variants)
+    rows_differ = len({_rows(one.rows_per_request) for one in comparison.variants}) > 1
+    headings = ["variant"]
+    if timed:
+        headings.append("wall time s")
+    headings.append("requests/s")
+    if rows_differ:
+        headings.append("rows/s")
+    headings += [f"{name} ms" for name in QUANTILES]
+    table = table_of(*headings, "mean batch rows", "errors", "limited by")
+    for one in comparison.variants:
+        cells = [one.name]
+        if timed:
+            cells.append(_figure(one.wall_s))
+        cells.append(_figure(one.throughput_rps))
+        if rows_differ:
+            cells.append(
+                number(None if one.throughput_rows_per_s is None else one.throughput_rows_per_s.value)
+            )
+        cells += [milliseconds(_bounded(one.latency_s.get(name))) for name in QUANTILES]
+        cells += [number(one.mean_batch_rows), percent(one.error_ratio)]
+        table.add_row(*cells, "failed" if one.failure else one.bottleneck.kind if one.bottleneck else "–")
+    return table
+
+
+def _pair_lines(comparison: Comparison) -> list[str]:
+    if not comparison.pairs:
+        return []
+    failures = {one.name: one.failure for one in comparison.variants}
+    against = comparison.pairs[0].baseline
+    lines = [f"Against {against}, over {_blocks(comparison.blocks)}:"]
+    lines += [f"  {pair_sentence(one, failure=failures[one.variant])}" for one in comparison.pairs]
+    if failures[against] is not None:
+        lines.append(f"  {against}, the baseline, failed: {failures[against]}")
+    return lines
+
+
+def _small_print(comparison: Comparison) -> list[str]:
+    lines = []
+    by_kind: dict[str, list[VariantFigures]] = {}
+    for one in comparison.variants:
+        if one.bottleneck is not None:
+            by_kind.setdefault(one.bottleneck.kind, []).append(one)
+    for kind, limited in by_kind.items():
+        bottleneck = limited[0].bottleneck
+        if bottleneck is not None:
+            limits = ", ".join(one.name for one in limited)
+            lines.append(f"Limited by {kind.replace('_', ' ')} ({limits}): {bottleneck.advice}")
+    requests = {one.requests for one in comparison.variants if one.requests is not None}
+    if len(requests) == 1:
+        lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")
+    caveats = {one.code: one for each in comparison.variants for one in each.caveats}
+    for code, caveat in caveats.items():
+        names = [each.name for each in comparison.variants if any(one.code == code for one in each.caveats)]
+        lines.append(f"Caveat ({', '.join(names)}): {caveat.text} — {caveat.advice}")
+    runs = sum(one.runs for one in comparison.variants)
+    noisy = sum(one.noisy for one in comparison.variants)
+    return lines + _host_lines(comparison.repeats, noisy, runs)
+
+
+def _host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
+    if not repeats and not noisy:
+        return []
+    told = (
+        f"Host: {repeats} trials were repeated because the host was noisy; {noisy} of the {runs} runs that count still "
+        "are. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
+    )
+    return [told]
+
+
+def _verdicts(verdicts: dict[str, list[str]]) -> str:
+    if len(verdicts) == 1:
+        return next(iter(verdicts))
+    return ", ".join(f"{verdict} by {' and '.join(names)}" for verdict, names in verdicts.items())
+
+
+def _figure(estimate: Estimate | None) -> str:
+    return interval(_bounded(estimate))
+
+
+def _bounded(estimate: Estimate | None) -> Estimate | None:
+    """Without the ends that too few blocks cannot give."""
+    if estimate is None or math.isfinite(estimate.high):
+        return estimate
+    return replace(estimate, low=math.nan, high=math.nan)
+
+
+def _within(estimate: Estimate | None, share: float) -> bool:
+    return estimate is not None and estimate.low > 1.0 - share and estimate.high < 1.0 + share
+
+
+def _protocol(name: str) -> str:
+    return _PROTOCOLS.get(name, name)
+
+
+def _rows(rows: float | None) -> str:
+    if rows is None:
+        return "requests"
+    told = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
+    return f"requests of {told} row{'' if told == '1' else 's'}"
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'' if count == 1 else 's'}"

@@ -1,0 +1,193 @@
+"""What does one variant of a comparison show over its blocks, and what limits it?"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from batchtune.batching import Configuration
+from batchtune.measure.bottleneck import Bottleneck, find_bottleneck, settings_of
+from batchtune.measure.caveats import HOST_CODES, Caveat
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.paired import typical
+from batchtune.measure.quantiles import Estimate
+from batchtune.tune.compare import Variant, is_noisy
+from batchtune.tune.trial import Trial
+
+QUANTILES = ("p50", "p95", "p99")
+
+Metric = Literal["throughput", "rows", "p95", "capacity"]
+"""What is compared: requests/s, rows/s (where rows per request differ), p95 in seconds, capacity in requests/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantFigures:
+    """One variant over its blocks: each figure is typical of a run, its interval from the spread between blocks.
+
+    `requests` is the fixed number that `wall_s` is the time of; None: the runs were bounded by time. `noisy` counts
+    the runs among `runs` that the host disturbed after all repeats. `failure` is why it was left out.
+    """
+
+    name: str
+    protocol: str
+    rows_per_request: float | None
+    configuration: Configuration
+    runs: int
+    noisy: int
+    requests: int | None
+    wall_s: Estimate | None
+    throughput_rps: Estimate | None
+    throughput_rows_per_s: Estimate | None
+    latency_s: dict[str, Estimate]
+    mean_batch_rows: float | None
+    error_ratio: float
+    bottleneck: Bottleneck | None
+    caveats: tuple[Caveat, ...]
+    failure: str | None
+
+    @property
+    def client_limited(self) -> bool:
+        """Whether its figures are the load generator's."""
+        return self.bottleneck is not None and self.bottleneck.kind == "client"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "protocol": self.protocol,
+            "rows_per_request": self.rows_per_request,
+            "configuration": self.configuration.to_dict(),
+            "runs": self.runs,
+            "noisy": self.noisy,
+            "requests": self.requests,
+            "wall_s": plain(self.wall_s),
+            "throughput_rps": plain(self.throughput_rps),
+            "throughput_rows_per_s": plain(self.throughput_rows_per_s),
+            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
+            "mean_batch_rows": self.mean_batch_rows,
+            "error_ratio": self.error_ratio,
+            "bottleneck": None if self.bottleneck is None else self.bottleneck.to_dict(),
+            "caveats": [one.to_dict() for one in self.caveats],
+            "failure": self.failure,
+        }
+
+
+def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
+    """Sum up what the trials say of one variant, failed ones included."""
+    runs = runs_of(trials, variant.name)
+    counted = list(runs.values())
+    measured = [one.measurement for one in counted if one.measurement is not None]
+    rows = [one for one in map(_rows_per_request, measured) if one is not None]
+    batches = [each.server.mean_batch_rows for each in measured if each.server is not None]
+    known_batches = [one for one in batches if one is not None]
+    requests = variant.scenario.load.requests
+    complete = requests is not None and all(each.requests == requests for each in measured)
+    failed = [one for one in trials if one.reason == variant.name and one.failure is not None]
+    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in QUANTILES}
+    return VariantFigures(
+        name=variant.name,
+        protocol=variant.scenario.request.protocol,
+        rows_per_request=sum(rows) / len(rows) if rows else None,
+        configuration=variant.configuration,
+        runs=len(counted),
+        noisy=sum(is_noisy(one) for one in counted),
+        requests=requests if complete else None,
+        wall_s=typical(each.window_s for each in measured) if complete else None,
+        throughput_rps=typical(map(figure_of("throughput"), counted)),
+        throughput_rows_per_s=typical(map(figure_of("rows"), counted)),
+        latency_s={name: one for name, one in latencies.items() if one is not None},
+        mean_batch_rows=sum(known_batches) / len(known_batches) if known_batches else None,
+        error_ratio=sum(each.error_ratio for each in measured) / len(measured) if measured else 0.0,
+        bottleneck=_usual_bottleneck(variant, measured),
+        caveats=_caveats(measured),
+        failure=failed[-1].failure if failed else None,
+    )
+
+
+def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
+    """The trial that counts in each block: the variant's last attempt, when it is complete."""
+    last = {trial.block: trial for trial in trials if trial.reason == name}
+    return {
+        block: trial
+        for block, trial in last.items()
+        if block is not None and trial.state == "complete" and trial.measurement is not None
+    }
+
+
+def figure_of(metric: Metric) -> Callable[[Trial], float]:
+    """The figure of a run that a metric compares; NaN without one."""
+
+    def value(trial: Trial) -> float:
+        measured = trial.measurement
+        if measured is None:
+            return math.nan
+        match metric:
+            case "throughput":
+                return measured.throughput_rps.value
+            case "rows":
+                return measured.throughput_rows_per_s.value
+            case "p95":
+                return measured.latency_s["p95"].value
+            case "capacity":
+                return math.nan if trial.objective is None else trial.objective.value
+
+    return value
+
+
+def latency_of(quantile: str) -> Callable[[Trial], float]:
+    """One latency quantile of a run, in seconds."""
+
+    def value(trial: Trial) -> float:
+        return math.nan if trial.measurement is None else trial.measurement.latency_s[quantile].value
+
+    return value
+
+
+def _typical_latency(values: Iterable[float]) -> Estimate | None:
+    """As `typical`; with infinite ones among them, of runs with too many errors, the plain median."""
+    known = [one for one in values if not math.isnan(one)]
+    if all(map(math.isfinite, known)):
+        return typical(known)
+    return Estimate(value=statistics.median(known), low=math.nan, high=math.nan)
+
+
+def _usual_bottleneck(variant: Variant, measured: Sequence[Measurement]) -> Bottleneck | None:
+    """What limits most of its runs. A noisy host disturbs all variants of a block alike and is counted apart."""
+    found = [_bottleneck(variant, each) for each in measured]
+    if not found:
+        return None
+    kind = Counter(one.kind for one in found).most_common(1)[0][0]
+    return [one for one in found if one.kind == kind][-1]
+
+
+def _bottleneck(variant: Variant, measured: Measurement) -> Bottleneck:
+    settings = settings_of(
+        variant.configuration,
+        rows_per_request=_rows_per_request(measured) or 1.0,
+        server_cores=float(len(os.sched_getaffinity(0))),
+    )
+    quiet = tuple(one for one in measured.caveats if one.code not in HOST_CODES)
+    return find_bottleneck(replace(measured, caveats=quiet), settings)
+
+
+def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
+    """One of each kind, as the last run has it, where most runs have it; noise of the host is counted apart."""
+    seen = Counter(code for each in measured for code in {one.code for one in each.caveats})
+    latest = {one.code: one for each in measured for one in each.caveats}
+    return tuple(
+        one for code, one in latest.items() if 2 * seen[code] > len(measured) and code not in HOST_CODES
+    )
+
+
+def _rows_per_request(measured: Measurement) -> float | None:
+    requests_per_s = measured.throughput_rps.value
+    return measured.throughput_rows_per_s.value / requests_per_s if requests_per_s > 0.0 else None
+
+
+def plain(estimate: Estimate | None) -> dict[str, Any] | None:
+    """For JSON."""
+    return None if estimate is None else estimate.to_dict()

@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +75,15 @@ def main() -> None:
 
 
 def run_case(case: Case, seconds: int) -> None:
+    with served(case) as (ports, pid, base):
+        for protocol, port in ports.items():
+            load(case, protocol, port, pid, 1, base)  # warms up
+            print(load(case, protocol, port, pid, seconds, base), flush=True)
+
+
+@contextmanager
+def served(case: Case) -> Iterator[tuple[dict[str, int], int, Path]]:
+    """The server for a case: its port for each protocol, its process id, a scratch directory."""
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         (base / "model" / "1").mkdir(parents=True)
@@ -83,28 +94,22 @@ def run_case(case: Case, seconds: int) -> None:
             "max_enqueued_batches { value: 1000000 } num_batch_threads { value: 1 }"
         )
         ports = dict(zip(PREDICT_PATHS, free_ports(2), strict=True))
-        server = subprocess.Popen(
-            [
-                *(
-                    "taskset",
-                    "-c",
-                    str(SERVER_CORE),
-                    sys.executable,
-                    "-m",
-                    "batchtune.server",
-                    "--model_name=m",
-                ),
-                *(f"--model_base_path={base / 'model'}", "--enable_batching"),
-                *(f"--batching_parameters_file={base / 'batching.txt'}",),
-                *(f"--port={ports['gRPC']}", f"--rest_api_port={ports['REST']}"),
-            ],
-            stderr=subprocess.DEVNULL,
-        )
+        command = [
+            "taskset",
+            "-c",
+            str(SERVER_CORE),
+            sys.executable,
+            "-m",
+            "batchtune.server",
+            "--model_name=m",
+        ]
+        command += [f"--model_base_path={base / 'model'}", "--enable_batching"]
+        command += [f"--batching_parameters_file={base / 'batching.txt'}"]
+        command += [f"--port={ports['gRPC']}", f"--rest_api_port={ports['REST']}"]
+        server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             wait_until_ready(ports["REST"])
-            for protocol, port in ports.items():
-                load(case, protocol, port, server.pid, 1, base)  # warms up
-                print(load(case, protocol, port, server.pid, seconds, base), flush=True)
+            yield ports, server.pid, base
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(20)

@@ -232,7 +232,8 @@ def _small_print(comparison: Comparison) -> list[str]:
     caveats = {one.code: one for each in comparison.variants for one in each.caveats}
     for code, caveat in caveats.items():
         names = [each.name for each in comparison.variants if any(one.code == code for one in each.caveats)]
-        lines.append(f"Caveat ({', '.join(names)}): {caveat.text} — {caveat.advice}")
+        whose = "all" if len(names) == len(comparison.variants) else ", ".join(names)
+        lines.append(f"Caveat ({whose}): {caveat.text} — {caveat.advice}")
     runs = sum(one.runs for one in comparison.variants)
     noisy = sum(one.noisy for one in comparison.variants)
     return lines + _host_lines(comparison.repeats, noisy, runs)

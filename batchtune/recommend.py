@@ -18,8 +18,8 @@ from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.noise import (
-    LATENCY_PRIOR_SD,
-    THROUGHPUT_PRIOR_SD,
+    FRESH_LATENCY_PRIOR_SD,
+    FRESH_THROUGHPUT_PRIOR_SD,
     Noise,
     geometric_mean,
     paired_ratio,
@@ -289,7 +289,7 @@ def _predicted(
     chosen: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]
 ) -> Estimate:
     spreads = [[figure(run).value for run in one.repeats] for one in pooled]
-    return predict([figure(run) for run in chosen.runs], repeats=spreads, prior_sd=THROUGHPUT_PRIOR_SD)
+    return predict([figure(run) for run in chosen.runs], repeats=spreads, prior_sd=FRESH_THROUGHPUT_PRIOR_SD)
 
 
 def _predicted_latency(chosen: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estimate]:
@@ -300,7 +300,7 @@ def _predicted_latency(chosen: Pooled, pooled: Sequence[Pooled]) -> dict[str, Es
         quantile: predict(
             figures(chosen.runs, quantile),
             repeats=[[run.value for run in figures(one.repeats, quantile)] for one in pooled],
-            prior_sd=LATENCY_PRIOR_SD,
+            prior_sd=FRESH_LATENCY_PRIOR_SD,
         )
         for quantile in chosen.latency_s
     }

@@ -100,7 +100,7 @@ def _plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration
         for number, clients in enumerate(parse_range(wanted.concurrency), 1):
             yield replace(plan, number=number, concurrency=_whole(clients, wanted.concurrency))
     else:
-        yield replace(plan, concurrency=scenario.load.concurrency)
+        yield plan
 
 
 def _mode(wanted: LoadRequest) -> list[str]:

@@ -33,6 +33,11 @@ def run_recommend(
     scenario = run.scenario()
     slo = _slo(limits, scenario) if limits else None
     trials = run.trials()
+    if any(trial.source == "variant" for trial in trials):
+        raise UsageError(
+            f"{run.path} compares variants; there is nothing to choose from",
+            hint="name the run of a sweep, or read comparison.json in that folder",
+        )
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)
     chosen = conclude(run, scenario, trials, slo=slo, json=json, write=write, dialect=dialect)

@@ -12,12 +12,12 @@ from batchtune.batching import Configuration, to_dict
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import Alternative, Recommendation
+from batchtune.report.tables import console_on, table_of
 from batchtune.report.units import duration, interval, milliseconds, number, percent, ratio
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.trial import Trial
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 _WIDE = 200
@@ -45,7 +45,7 @@ def print_recommendation(
     stream: TextIO | None = None,
 ) -> None:
     """The parameters, what they give, the gain, the reason, how sure, and how to deploy them."""
-    console = _console(stream)
+    console = console_on(stream, wide=_WIDE)
     console.print(f"{_workload(scenario, chosen)}", markup=False)
     console.print()
     console.print(_headline(chosen.configuration), style="bold", markup=False)
@@ -64,12 +64,12 @@ def print_points(points: Sequence[Trial], *, stream: TextIO | None = None) -> No
     """One row a load point, with the columns that perf_analyzer's users know."""
     measured = [point.measurement for point in points if point.measurement is not None]
     closed = any(one.concurrency for one in measured)
-    table = _table(
+    table = table_of(
         "clients" if closed else "offered /s", "requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms"
     )
     for heading in ("errors", "mean batch", "queue ms", "compute ms"):
         table.add_column(heading, justify="right")
-    console = _console(stream)
+    console = console_on(stream, wide=_WIDE)
     for one in measured:
         table.add_row(*_point_cells(one))
     console.print(table)
@@ -123,7 +123,7 @@ def _parameters(configuration: Configuration) -> list[tuple[str, str]]:
 
 
 def _comparison(chosen: Recommendation, trials: Sequence[Trial]) -> Table:
-    table = _table("", "requests/s", "p50 ms", "p95 ms", "p99 ms", "mean batch rows")
+    table = table_of("", "requests/s", "p50 ms", "p95 ms", "p99 ms", "mean batch rows")
     table.add_row(
         "recommended",
         interval(chosen.throughput_rps),
@@ -239,21 +239,3 @@ def _shown(value: object) -> str:
 
 def _times_1000(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
-
-
-def _table(*headings: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index or heading else "left", no_wrap=True)
-    return table
-
-
-def _console(stream: TextIO | None) -> Console:
-    """A log or a pipe has no width: it gets one that cuts no table."""
-    from rich.console import Console
-
-    stream = stream or sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDE)

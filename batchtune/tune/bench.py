@@ -130,15 +130,21 @@ class Bench:
     def _one_load(self, plan: Plan) -> _Outcome:
         load = self._scenario.load
         short = plan.duration_s is not None
-        if load.requests is not None and plan.concurrency is None and not short:
+        if load.requests is not None and not short:
             return self._counted_requests(plan)
         warm_up_s = min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s
         duration_s = warm_up_s + (plan.duration_s if plan.duration_s is not None else load.duration_s)
         arrivals: Arrivals
-        if plan.concurrency is not None:
+        if plan.concurrency is not None and (short or load.open_loop):
             arrivals = ClosedLoop(concurrency=plan.concurrency, duration_s=duration_s)
         else:
-            arrivals = arrivals_of(load, rate_rps=plan.rate_rps, duration_s=duration_s, seed=plan.seed)
+            arrivals = arrivals_of(
+                load,
+                rate_rps=plan.rate_rps,
+                concurrency=plan.concurrency,
+                duration_s=duration_s,
+                seed=plan.seed,
+            )
         limit_s = max(self._scenario.slo.limits().values(), default=None)
         run = LoadRun(
             arrivals=arrivals,
@@ -152,7 +158,7 @@ class Bench:
     def _counted_requests(self, plan: Plan) -> _Outcome:
         """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""
         load = self._scenario.load
-        arrivals = arrivals_of(load, duration_s=load.duration_s)
+        arrivals = arrivals_of(load, concurrency=plan.concurrency, duration_s=load.duration_s)
         if load.warm_up_s > 0.0 and isinstance(arrivals, ClosedLoop):
             warm_up = replace(arrivals, duration_s=load.warm_up_s, requests_max=None)
             self._loader.run(

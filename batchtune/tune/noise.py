@@ -22,6 +22,14 @@ THROUGHPUT_PRIOR_SD = 0.03
 LATENCY_PRIOR_SD = 0.06
 """The same for log latency quantiles."""
 
+FRESH_THROUGHPUT_PRIOR_SD = 0.05
+"""The same for a run some minutes later and from a cold start, which is what a recommendation promises.
+
+With 0.03 a sweep in a quiet minute promised ±7 %, and a neighbour's busy minute then broke the promise.
+"""
+
+FRESH_LATENCY_PRIOR_SD = 0.08
+
 PRIOR_DEGREES = 4
 
 

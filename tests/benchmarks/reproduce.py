@@ -3,7 +3,8 @@
     python tests/benchmarks/reproduce.py [SCENARIO.yaml] [REPEATS]
 
 Runs one sweep, then REPEATS load tests of its batching_parameters.txt, each with a server of its own and a seed of its
-own, and prints both figures of each beside the stated intervals. The bar is 4 of 5.
+own, and prints both figures of each beside the stated intervals. A load test that batchtune itself calls disturbed by
+the host is repeated, at most twice, and said. The bar is 4 of 5.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PLAIN = ("--json", "--quiet")
 BATCHTUNE = [sys.executable, "-m", "batchtune"]
 
 
@@ -30,11 +33,20 @@ def inside(value: float, stated: dict) -> bool:
     return float(stated["low"]) <= value <= float(stated["high"])
 
 
+def quiet(measure: Callable[[], dict]) -> tuple[dict, int]:
+    """A measurement, repeated at most twice while batchtune itself calls the host noisy; and how often it was."""
+    for repeats in range(3):
+        measured = measure()["points"][0]["measurement"]
+        if not any(one["code"] in {"host_steal", "host_canary"} for one in measured["caveats"]):
+            return measured, repeats
+    return measured, 2
+
+
 def main(scenario: Path, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder)
         started = time.monotonic()
-        chosen = output("sweep", str(scenario), "--json", "--quiet", cwd=cwd)
+        chosen = output("sweep", str(scenario), *PLAIN, cwd=cwd)
         print(
             f"sweep: {time.monotonic() - started:.1f} s, {chosen['trials']} trials; recommended: {chosen['label']}"
         )
@@ -54,12 +66,16 @@ def main(scenario: Path, repeats: int) -> None:
         good = 0
         for repeat in range(repeats):
             seed = f"load.seed={1000 + repeat}"
-            document = output("load", str(scenario), *mode, "--set", seed, "--json", "--quiet", cwd=cwd)
-            measured = document["points"][0]["measurement"]
+            measured, noisy = quiet(
+                lambda seed=seed: output("load", str(scenario), *mode, "--set", seed, *PLAIN, cwd=cwd)
+            )
             rps, fresh_p95 = measured["throughput_rps"]["value"], measured["latency_s"]["p95"]["value"]
             both = inside(rps, throughput) and inside(float(fresh_p95), p95)
             good += both
-            print(f"repeat {repeat + 1}: {rps:.0f} requests/s, p95 {float(fresh_p95) * 1e3:.2f} ms: {both}")
+            again = f", {noisy} noisy ones before it" if noisy else ""
+            print(
+                f"repeat {repeat + 1}: {rps:.0f} requests/s, p95 {float(fresh_p95) * 1e3:.2f} ms: {both}{again}"
+            )
         print(f"{good} of {repeats} repeats within both intervals")
 
 

@@ -404,8 +404,13 @@ def test_what_is_not_http_is_400_and_closed(rest: RunningRest, nonsense: bytes) 
 
 
 def test_a_head_without_end_is_cut_off(rest: RunningRest) -> None:
+    """A close with bytes still unread resets the connection, which may overtake the 400; a third ending is a fault."""
     endless = b"GET /v1/models/m HTTP/1.1\r\n" + b"x: " + b"y" * 300_000
-    assert exchange(rest, endless).startswith(b"HTTP/1.1 400")
+    try:
+        assert exchange(rest, endless).startswith(b"HTTP/1.1 400")
+    except (ConnectionResetError, BrokenPipeError):
+        wait_until(lambda: rest.server.connections == 0)
+    assert exchange(rest, REQUEST).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_leaves_early_leaves_nothing_behind(rest: RunningRest) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from batchtune.batching import Configuration, to_dict
+from batchtune.measure.caveats import Caveat
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import Alternative, Recommendation
@@ -76,7 +77,7 @@ def print_points(points: Sequence[Trial], *, stream: TextIO | None = None) -> No
     for caveat in {
         one.text: one for point in points if point.measurement for one in point.measurement.caveats
     }.values():
-        console.print(f"caveat: {caveat.text} — {caveat.advice}", markup=False, soft_wrap=True)
+        console.print(f"{_weight(caveat)}: {caveat.text} — {caveat.advice}", markup=False, soft_wrap=True)
     for point in points:
         if point.failure is not None:
             console.print(f"failed: {point.failure}", markup=False, soft_wrap=True)
@@ -93,6 +94,11 @@ def print_points_csv(points: Sequence[Trial], *, stream: TextIO | None = None) -
     )
     for point in points:
         writer.writerow(_csv_row(point, quantiles))
+
+
+def _weight(caveat: Caveat) -> str:
+    """What the client spoilt is no measurement of the server."""
+    return "INVALID, the client was the limit" if caveat.blames_client else "caveat"
 
 
 def _headline(configuration: Configuration) -> str:

@@ -83,9 +83,18 @@ def linear_tau(fixed_s: float, per_row_s: float, most: int) -> NDArray[np.float6
 
 
 def batch_streams(
-    rate_rps: float, tau_s: NDArray[np.float64], *, streams: int, requests: int, seed: int
+    rate_rps: float,
+    tau_s: NDArray[np.float64],
+    *,
+    streams: int,
+    requests: int,
+    seed: int,
+    timeout_s: float = 0.0,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Due times and latencies in seconds, each (streams, requests), all streams stepped at once."""
+    """Due times and latencies in seconds, each (streams, requests), all streams stepped at once.
+
+    `timeout_s`: an idle worker takes a batch when it is full or its oldest request has waited so long.
+    """
     most = len(tau_s) - 1
     generator = np.random.default_rng(seed)
     due = np.cumsum(generator.exponential(1.0 / rate_rps, (streams, requests)), axis=1)
@@ -101,7 +110,8 @@ def batch_streams(
             return due, done[:, :requests] - due
         window = first[alive, None] + ahead
         arrivals = padded[alive[:, None], window]
-        start = np.maximum(free[alive], arrivals[:, 0])
+        closed = np.minimum(arrivals[:, -1], arrivals[:, 0] + timeout_s)
+        start = np.maximum(free[alive], closed)
         taken = (arrivals <= start[:, None]).sum(axis=1)
         end = start + tau_s[taken]
         mine = ahead < taken[:, None]

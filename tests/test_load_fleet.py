@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -131,6 +132,22 @@ def test_a_dead_worker_invalidates_the_job_and_the_next_one_runs(server: Scripte
             fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=kill)
         assert fleet.process_ids == []
         assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+def test_a_worker_that_is_stopped_for_a_while_tells_of_it(server: ScriptedHttp) -> None:
+    with LoadFleet() as fleet:
+        held: list[int] = []
+
+        def hold(_live: LiveAggregate) -> None:
+            if not held:
+                held.append(fleet.process_ids[0])
+                os.kill(held[0], signal.SIGSTOP)
+                time.sleep(0.05)
+                os.kill(held[0], signal.SIGCONT)
+
+        job = a_job("rest", server.port, evenly(200, 0.6))
+        samples = fleet.run(job, on_progress=hold)
+    assert max(length for _, length in samples.pauses_ns) >= 20_000_000
 
 
 def test_an_error_in_a_callback_leaves_no_worker_behind(server: ScriptedHttp) -> None:

@@ -89,6 +89,61 @@ def test_two_request_threads_are_named() -> None:
     assert named(two, request_threads=200) != "server_threads"
 
 
+def test_two_request_threads_are_named_without_batching_unless_the_device_is_busy() -> None:
+    alone = run(
+        latency_s=0.1,
+        mean_batch_rows=None,
+        queue_wait_mean_s=None,
+        batches_by_rows={1: 2500},
+        execution_s_by_rows={1: 0.0038},
+    )
+    assert named(alone, max_batch_size=None, batch_threads=8, request_threads=2) == "server_threads"
+    server = replace(alone.server, device_busy_ratio=0.99)
+    busy = replace(alone, server=server)
+    assert named(busy, max_batch_size=None, batch_threads=8, request_threads=2) != "server_threads"
+
+
+@pytest.mark.parametrize(
+    ("flags", "protocol", "threads"),
+    [
+        ({}, "grpc", None),
+        ({"processes_per_replica": 2, "threads_per_process": 3}, "rest", 6),
+        ({"--grpc_max_threads": "8", "rest_api_num_threads": 4}, "grpc", 8),
+        ({"grpc_max_threads": 8, "rest_api_num_threads": 4}, "rest", 4),
+        ({"grpc_max_threads": 0}, "grpc", None),
+    ],
+)
+def test_request_threads_come_from_the_servers_flags(
+    flags: dict[str, object], protocol: str, threads: int | None
+) -> None:
+    settings = settings_of(Configuration(batching=None), flags=flags, protocol=protocol)
+    assert settings.request_threads == threads
+
+
+def test_a_gpu_that_tells_of_room_blames_the_threads_and_a_busy_one_itself() -> None:
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.4)) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.97)) == "device"
+    assert named(run(device_busy_ratio=0.5, mean_batch_rows=30.0, gpu_busy_ratio=0.9)) == "device"
+
+
+def test_an_open_loop_that_is_met_by_half_empty_batches_has_room() -> None:
+    """With a timeout of 0 a batch starts whenever one ends: busy threads, and room in each batch."""
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), offered_rps=500.0)
+    gains = {1: 0.002, 2: 0.0021, 4: 0.0023}
+    busy = replace(PLAIN, device_busy_ratio=0.95, emulated=True, execution_s_by_rows=gains)
+    met = measure(samples, warm_up_s=1.0, slo=None, activity=busy)
+    assert named(met) == "none"
+    assert named(replace(met, offered_rps=1000.0)) == "device"
+    assert named(met, max_batch_size=4) == "device"
+
+
+def test_a_client_that_is_kept_from_running_is_named_in_a_closed_loop() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8)
+    halves = tuple((at * 100_000_000, 50_000_000) for at in range(50))
+    throttled = measure(replace(samples, pauses_ns=halves), warm_up_s=1.0, slo=None, activity=PLAIN)
+    assert named(throttled) == "client"
+
+
 def test_an_exhausted_thread_pool_is_named() -> None:
     assert named(run(failed=Status.THREAD_POOL_EXHAUSTED)) == "server_threads"
 
@@ -110,6 +165,29 @@ def test_four_clients_on_batches_of_64_are_named() -> None:
         concurrency=4, mean_batch_rows=2.0, device_busy_ratio=0.97, execution_s_by_rows={1: 0.002, 2: 0.0021}
     )
     assert named(few, max_batch_size=64) == "concurrency"
+
+
+def test_many_clients_on_a_huge_batch_size_are_the_devices_once_batches_save_nothing_more() -> None:
+    """The published experiment: 500 clients, max_batch_size 1000, 16 threads on two cores, one row a request.
+
+    From a few rows on each costs the same 2 ms (on two cores five batches run at once), so batches of 27 are as good
+    as batches of 1000.
+    """
+    crowded = run(
+        latency_s=0.3,
+        concurrency=500,
+        mean_batch_rows=27.0,
+        batches_by_rows={4: 181, 124: 17, 125: 10, 496: 1},
+        execution_s_by_rows={4: 0.0125, 124: 0.25, 125: 0.252, 496: 0.99},
+        device_busy_ratio=0.99,
+        server_cpu_s=9.7,
+        queue_wait_mean_s=0.01,
+    )
+    assert named(crowded, max_batch_size=1000, batch_threads=16) == "device"
+    fixed_cost = dict.fromkeys((4, 124, 125, 496), 0.05)
+    assert crowded.server is not None
+    saving = replace(crowded, server=replace(crowded.server, execution_s_by_rows=fixed_cost))
+    assert named(saving, max_batch_size=1000, batch_threads=16) == "concurrency"
 
 
 def test_few_clients_do_not_matter_where_batching_does_not_pay() -> None:
@@ -136,8 +214,10 @@ def test_busy_threads_on_an_idle_machine_are_too_few() -> None:
     assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.97) == "device"
 
 
-def test_an_emulated_device_has_no_room_to_show() -> None:
+def test_an_emulated_device_has_room_only_where_it_says_so() -> None:
     assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True)) == "device"
+    beside = run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True, device_parallel=True)
+    assert named(beside) == "batch_threads"
 
 
 def test_busy_time_is_worked_out_where_only_execution_times_are_told() -> None:

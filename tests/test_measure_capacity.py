@@ -143,6 +143,25 @@ def test_noisy_trials_are_repeated_twice_and_stay_in_the_table() -> None:
     assert len({each.probe.seed for each in found.evidence}) == len(found.evidence)
 
 
+def test_a_client_that_was_held_up_once_does_not_cap_the_search() -> None:
+    answers = iter(["INVALID"])
+    steady = knee_at(800.0)
+
+    def run_trial(probe: CapacityProbe) -> ProbeOutcome:
+        verdict = next(answers, None) if probe.kind == "rate" else None
+        return outcome(verdict, p95_s=0.05) if verdict else steady(probe)
+
+    found = find_capacity(run_trial, PLAN)
+    assert found.limit == "slo"
+    assert 0.95 * 800.0 <= found.crossing_rps <= 1.05 * 800.0
+
+
+def test_spoilt_probes_are_not_repeated_beyond_the_time() -> None:
+    spoilt = replace(outcome("NOISY", p95_s=0.005), seconds=20.0)
+    found = find_capacity(lambda probe: spoilt if probe.rate_rps else knee_at(800.0)(probe), PLAN)
+    assert sum(each.outcome.verdict == "NOISY" for each in found.evidence) <= 4
+
+
 def test_a_low_end_that_fails_its_confirmation_moves_down() -> None:
     def run_trial(probe: CapacityProbe) -> ProbeOutcome:
         if probe.kind == "confirm" and probe.rate_rps > 700.0:

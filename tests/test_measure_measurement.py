@@ -10,9 +10,10 @@ from measure_streams import make_samples, p95_within
 
 from batchtune.load.samples import Status
 from batchtune.measure.caveats import CODES, Caveat, caveat
-from batchtune.measure.host import HostGuard, HostReading, noise_between, read_host
-from batchtune.measure.measurement import Measurement, measure
-from batchtune.measure.steady_state import mser5, warm_up_needed_s, window_of
+from batchtune.measure.host import TICKS_PER_S, HostGuard, HostReading, noise_between, read_host
+from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
+from batchtune.measure.server_settings import ServerSettings
+from batchtune.measure.steady_state import Window, mser5, warm_up_needed_s, window_of
 from batchtune.target.telemetry import ServerActivity
 
 EVENLY = np.arange(0, 5, 0.002)
@@ -254,6 +255,57 @@ def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
     waiting = noise_between(reading(), reading(pressure_s=4.0, monotonic_s=5.0))
     assert [each.code for each in waiting.caveats()] == ["host_pressure"]
     assert not waiting.noisy
+
+
+def test_other_programs_make_the_host_noisy_and_our_own_do_not() -> None:
+    """Ten seconds of two CPUs; 100 ticks a second. Ours: 4 s of server and client, 1 s of this process."""
+    before = reading(busy_ticks=0)
+
+    def after(busy_s: float) -> HostReading:
+        ticks = round(busy_s * TICKS_PER_S)
+        return reading(cpu_ticks=20 * TICKS_PER_S, busy_ticks=ticks, own_cpu_s=1.0, monotonic_s=10.0)
+
+    ours = noise_between(before, after(5.2), loaded_cpu_s=4.0)
+    assert ours.foreign_ratio == pytest.approx(0.01)
+    assert not ours.noisy
+    hogged = noise_between(before, after(15.0), loaded_cpu_s=4.0)
+    assert hogged.noisy
+    assert [each.code for each in hogged.caveats()] == ["host_busy"]
+    assert noise_between(before, after(15.0)).foreign_ratio == 0.0
+
+
+def test_a_client_that_stands_still_is_told_and_blamed_when_it_does_so_often() -> None:
+    due_s = np.arange(0, 5, 0.002)
+    once = replace(make_samples(due_s, np.full(len(due_s), 0.005)), pauses_ns=((2_000_000_000, 20_000_000),))
+    found = measure(once, warm_up_s=1.0, slo=p95_within(0.05))
+    assert "client_paused" in codes(found)
+    assert found.verdict == "PASS"
+    halves = tuple((at * 100_000_000, 50_000_000) for at in range(50))
+    throttled = replace(make_samples(due_s, np.full(len(due_s), 0.005), concurrency=4), pauses_ns=halves)
+    found = measure(throttled, warm_up_s=1.0, slo=p95_within(0.05))
+    assert "client_throttled" in codes(found)
+    assert found.verdict == "INVALID"
+    early = replace(once, pauses_ns=((500_000_000, 20_000_000),))
+    assert "client_paused" not in codes(measure(early, warm_up_s=1.0, slo=p95_within(0.05)))
+
+
+def test_time_before_and_after_the_load_does_not_make_a_server_look_idle() -> None:
+    samples = make_samples(np.arange(0, 4, 0.002), np.full(2000, 0.002))
+    told = ServerActivity(duration_s=5.0, batches=500, device_busy_ratio=0.78, gpu_busy_ratio=0.4)
+    server = measure(samples, warm_up_s=1.0, slo=None, activity=told).server
+    assert server is not None
+    assert server.duration_s == pytest.approx(4.0, abs=0.01)
+    assert server.device_busy_ratio == pytest.approx(0.975, abs=0.005)
+    assert server.gpu_busy_ratio == pytest.approx(0.5, abs=0.005)
+
+
+def test_a_warm_up_shorter_than_the_settings_call_for_is_told() -> None:
+    window = Window(start_ns=100_000_000, end_ns=2_000_000_000)
+    told = ServerActivity(duration_s=2.0, batches=100, rows=800, execution_s_by_rows={8: 0.01})
+    assert warm_up_caveats(window, told, ServerSettings(max_batch_size=8)) == ()
+    waits = ServerSettings(max_batch_size=8, batch_timeout_s=0.05)
+    assert [each.code for each in warm_up_caveats(window, told, waits)] == ["warm_up_short"]
+    assert warm_up_caveats(window, ServerActivity(duration_s=2.0), waits) == ()
 
 
 def test_a_kernel_that_tells_nothing_is_quiet(tmp_path) -> None:

@@ -27,6 +27,9 @@ TICK_S: Final = 0.02
 DRAIN_AFTER_STOP_S: Final = 1.0
 CLOSING_S: Final = 0.001
 """A turn or two of the loop, in which connections are closed."""
+PAUSE_S: Final = 0.005
+"""A tick that comes later than this after its time tells of a pause: the process did not run, or ran something else."""
+PAUSES_MAX: Final = 1000
 PREFAULTED_ROWS: Final = 200_000
 
 _monotonic_ns = time.monotonic_ns
@@ -43,6 +46,7 @@ class WorkerReport:
     answers_checked: int
     error_texts: dict[str, str]
     notes: tuple[str, ...]
+    pauses_ns: tuple[tuple[int, int], ...] = ()
 
 
 class Driver:
@@ -60,6 +64,9 @@ class Driver:
         self._source.sender = self._client
         self._oldest = 0
         self._give_up_ns = 0
+        self._start_ns = 0
+        self._tick_due_ns = 0
+        self._pauses_ns: list[tuple[int, int]] = []
         self._stopped = False
         self._finished: asyncio.Future[None] = self._loop.create_future()
 
@@ -146,7 +153,12 @@ class Driver:
             last_ns = end_ns
         self._give_up_ns = last_ns + int(self._job.drain_s * 1e9)
         self._source.start(start_ns, end_ns)
-        self._loop.call_later(TICK_S, self._tick)
+        self._start_ns = start_ns
+        self._call_tick(max(start_ns, _monotonic_ns()))
+
+    def _call_tick(self, now_ns: int) -> None:
+        self._tick_due_ns = now_ns + int(TICK_S * 1e9)
+        self._loop.call_later((self._tick_due_ns - _monotonic_ns()) / 1e9, self._tick)
 
     def _wake(self) -> None:
         self._source.wake()
@@ -154,6 +166,9 @@ class Driver:
     def _tick(self) -> None:
         """Publish the counters, end what has waited too long, and see whether the job is over."""
         now_ns = _monotonic_ns()
+        late_ns = now_ns - self._tick_due_ns
+        if late_ns > PAUSE_S * 1e9 and len(self._pauses_ns) < PAUSES_MAX:
+            self._pauses_ns.append((self._tick_due_ns - self._start_ns, late_ns))
         issued = self._source.issued
         pending = self._oldest + np.flatnonzero(self._outcomes[self._oldest : issued] == PENDING)
         self._oldest = int(pending[0]) if len(pending) else issued
@@ -167,7 +182,7 @@ class Driver:
             self._columns.header[ISSUED] = self._source.issued
             self._finished.set_result(None)
         else:
-            self._loop.call_later(TICK_S, self._tick)
+            self._call_tick(_monotonic_ns())
 
     def _end_overdue(self, pending: NDArray[np.int64], now_ns: int, *, over: bool) -> None:
         """End the pending requests that timed out; when the job is over, the others too."""
@@ -200,4 +215,5 @@ class Driver:
             answers_checked=checked,
             error_texts={status.name: text for status, text in self._recorder.error_texts.items()},
             notes=tuple(notes),
+            pauses_ns=tuple(self._pauses_ns),
         )

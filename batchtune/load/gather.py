@@ -42,6 +42,7 @@ def samples_of(columns: Columns, report: WorkerReport, part: WorkerJob, start_ns
         answers_checked=report.answers_checked,
         error_texts=report.error_texts,
         notes=report.notes,
+        pauses_ns=report.pauses_ns,
     )
 
 

@@ -56,6 +56,8 @@ class Samples:
     the answer came in one piece, and for gRPC. `connection_wait_ns` is how long a request waited for a free
     connection or stream: `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
+    `pauses_ns`: start and length of each time that a worker stood still for longer than 5 ms (no garbage collection:
+    that is off).
     """
 
     due_ns: NDArray[np.int64]
@@ -75,6 +77,7 @@ class Samples:
     answers_checked: int = 0
     error_texts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pauses_ns: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -140,6 +143,7 @@ def merge(parts: Sequence[Samples]) -> Samples:
         answers_checked=sum(part.answers_checked for part in parts),
         error_texts={name: text for part in reversed(parts) for name, text in part.error_texts.items()},
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        pauses_ns=tuple(sorted(pause for part in parts for pause in part.pauses_ns)),
     )
 
 

@@ -24,6 +24,7 @@ MOST_REPEATS: Final = 2
 MOST_CONFIRMATIONS: Final = 3
 FEWEST_REQUESTS: Final = 60
 MOST_MARGIN: Final = 2.0
+SPOILT: Final = frozenset({"INVALID", "NOISY"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +74,10 @@ class Capacity:
 class CapacityPlan:
     """How to search. The defaults find a capacity within 5 % in 8 to 14 trials.
 
-    `concurrency` of the first burst: 4 × requests of a full batch × batch threads. `first_rate_rps` replaces the
-    burst: the bracket starts there. Cheap, for racing many configurations: no idle probe, a first rate from the
-    incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1. No round of confirmations begins after three
-    quarters of `seconds_max`.
+    `concurrency` of the first burst: 4 × `batch_requests_max` (requests of a full batch) × batch threads.
+    `first_rate_rps` replaces the burst: the bracket starts there. Cheap, for racing many configurations: no idle
+    probe, a first rate from the incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1. No round of
+    confirmations begins after three quarters of `seconds_max`.
     """
 
     limit: Limit
@@ -92,6 +93,7 @@ class CapacityPlan:
     probes_max: int = 12
     seconds_max: float = 45.0
     seed: int = 1
+    batch_requests_max: int = 1
 
 
 def find_capacity(run_trial: Callable[[CapacityProbe], ProbeOutcome], plan: CapacityPlan) -> Capacity:
@@ -207,8 +209,7 @@ class _Search:
             if self.low <= 0.0 or self.spent_s > 0.75 * self.plan.seconds_max:
                 break
             if number == 0 and math.isfinite(self.high):
-                likely = self.crossing(self.low * 0.8, self.high) / (1.0 + 0.5 * self.plan.width_ratio)
-                self.low = min(self.low, likely)
+                self.low = min(self.low, self.likely_rps)
             tried = self.low
             held = yield from self.confirm_low(control=number == 0)
             if held == "PASS":
@@ -220,6 +221,8 @@ class _Search:
             if held == "FAIL":
                 self.high, self.high_is = tried, "slo"
             self.low = tried / (1.0 + self.plan.width_ratio)
+        if math.isfinite(self.high):
+            self.low = max(self.low, self.likely_rps)
         kept = [rate for rate, outcome in self.rated() if self.decide(outcome) == "PASS" and rate < self.high]
         self.low = max((rate for rate in kept if rate <= self.low), default=min(kept, default=0.0))
 
@@ -264,7 +267,10 @@ class _Search:
         rate_rps: float | None = None,
         concurrency: int | None = None,
     ) -> Generator[CapacityProbe, ProbeOutcome, ProbeOutcome]:
-        """One probe; a noisy one is repeated at most twice, and stays in the table."""
+        """One probe; one that the host or the client spoilt is repeated at most twice, and stays in the table.
+
+        A client that is late once was held up; one that is late three times at a rate is too slow for it.
+        """
         probe = CapacityProbe(
             kind=kind, duration_s=duration_s, seed=0, rate_rps=rate_rps, concurrency=concurrency
         )
@@ -273,7 +279,8 @@ class _Search:
             probe = replace(probe, seed=self.plan.seed * 1000 + len(self.evidence))
             outcome = yield probe
             self.evidence.append(Evidence(probe=probe, outcome=outcome))
-            if outcome.verdict != "NOISY" or repeats == MOST_REPEATS:
+            spoilt = outcome.verdict == "NOISY" or (outcome.verdict == "INVALID" and rate_rps is not None)
+            if not spoilt or repeats == MOST_REPEATS or not self.time_left:
                 return outcome
             repeats += 1
 
@@ -285,11 +292,11 @@ class _Search:
         return "PASS" if outcome.requests and outcome.misses <= allowed else "FAIL"
 
     def rated(self) -> list[tuple[float, ProbeOutcome]]:
-        """Every open-loop probe that was not the client's fault: its rate and what came of it."""
+        """Every open-loop probe that neither client nor host spoilt: its rate and what came of it."""
         return [
             (each.probe.rate_rps, each.outcome)
             for each in self.evidence
-            if each.probe.rate_rps is not None and each.outcome.verdict != "INVALID"
+            if each.probe.rate_rps is not None and each.outcome.verdict not in SPOILT
         ]
 
     def failed_above(self, rate_rps: float) -> list[float]:
@@ -301,8 +308,21 @@ class _Search:
 
     @property
     def probes_left(self) -> bool:
-        used = sum(each.probe.kind in {"burst", "rate"} for each in self.evidence)
-        return used < self.plan.probes_max
+        """Spoilt probes take time, and none of the probes that are allowed."""
+        used = sum(
+            each.probe.kind in {"burst", "rate"} and each.outcome.verdict not in SPOILT
+            for each in self.evidence
+        )
+        return used < self.plan.probes_max and self.time_left
+
+    @property
+    def time_left(self) -> bool:
+        return self.spent_s < self.plan.seconds_max
+
+    @property
+    def likely_rps(self) -> float:
+        """A rate that should hold: half a width below where all probes together put the crossing."""
+        return self.crossing(self.low * 0.8, self.high) / (1.0 + 0.5 * self.plan.width_ratio)
 
     def crossing(self, low: float, high: float, *, keep_off: float = 0.0) -> float:
         """Where ln(quantile / limit), made increasing, crosses 0; `keep_off` of the log bracket from either end."""

@@ -41,8 +41,10 @@ class _Known:
     advice: str
 
 
-CLIENT_CODES: Final = frozenset({"client_late", "client_behind", "client_busy", "client_near_limit"})
-HOST_CODES: Final = frozenset({"host_steal", "host_canary"})
+CLIENT_CODES: Final = frozenset(
+    {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit"}
+)
+HOST_CODES: Final = frozenset({"host_steal", "host_busy", "host_canary"})
 
 _MORE_CLIENT = "give the load generator more processes or cores, or another machine, and measure again"
 _QUIET_HOST = "stop other work on this machine, or repeat; noisy trials are repeated at most twice"
@@ -63,6 +65,16 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "latency",
         "requests waited for a free connection or stream: p99 {wait_ms:.3g} ms",
         "allow more connections or in-flight requests, if the service will have them",
+    ),
+    "client_paused": _Known(
+        "latency",
+        "the client stood still for {pause_ms:.3g} ms at a time: requests due then were sent late, answers seen late",
+        "keep the load generator's core free of other work; its garbage collector is off while it sends",
+    ),
+    "client_throttled": _Known(
+        "everything",
+        "the client was kept from running {paused_ratio:.0%} of the time (a CPU quota, or others on its core)",
+        _MORE_CLIENT,
     ),
     "client_busy": _Known(
         "everything", "the client used {cpu_ratio:.0%} of the CPU that it has", _MORE_CLIENT
@@ -114,7 +126,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "the verdict stands; the figures are rough",
     ),
     "emulated_device": _Known(
-        "server",
+        "everything",
         "the device is emulated by its service time",
         "judge the tool by this, not a model or a device",
     ),
@@ -125,6 +137,11 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "host_steal": _Known(
         "everything", "the hypervisor took {steal_ratio:.1%} of the CPU time away", _QUIET_HOST
+    ),
+    "host_busy": _Known(
+        "everything",
+        "programs other than server and client used {foreign_ratio:.0%} of this machine's CPUs",
+        _QUIET_HOST,
     ),
     "host_canary": _Known(
         "everything",

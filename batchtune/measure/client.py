@@ -15,6 +15,9 @@ from batchtune.measure.steady_state import Window
 LAG_TOLERANCE_S = 0.0005
 BUSY_CPU_RATIO = 0.8
 NEAR_LIMIT_RATIO = 0.5
+THROTTLED_RATIO = 0.1
+LONG_PAUSE_RATIO = 0.25
+"""A pause of a quarter of the limit is told; it makes a run void only where it made more than 1 % of it late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,8 @@ class ClientActivity:
     `send_lag_p99_s` is how late the client itself was (0 in a closed loop; waits for a free connection excluded), nan
     when nothing was sent; `late_ratio` the share later than `late_after_s`; `sent_ratio` the share that it was ready to
     send before the window ended; `connection_wait_p99_s` the wait for a free connection or stream; `cpu_ratio` of the
-    cores it may use, over the whole run.
+    cores it may use, over the whole run; `longest_pause_s` the longest time that a worker stood still, 0 below 5 ms;
+    `paused_ratio` the share of its time that it stood still.
     """
 
     send_lag_p99_s: float
@@ -34,6 +38,8 @@ class ClientActivity:
     connection_wait_p99_s: float
     cpu_ratio: float
     cpu_per_request_s: float
+    longest_pause_s: float = 0.0
+    paused_ratio: float = 0.0
 
 
 def client_activity(samples: Samples, window: Window, *, limit_s: float) -> ClientActivity:
@@ -42,6 +48,9 @@ def client_activity(samples: Samples, window: Window, *, limit_s: float) -> Clie
     lag_ns = own_lag_ns(samples)[sent]
     lag_s, wait_s = lag_ns / 1e9, samples.connection_wait_ns[sent] / 1e9
     late_after_s = max(LAG_TOLERANCE_S, 0.1 * limit_s)
+    pauses_s = [
+        length / 1e9 for start, length in samples.pauses_ns if window.start_ns <= start < window.end_ns
+    ]
     sent_in_all = int(np.count_nonzero(samples.sent_ns != NEVER_NS))
     return ClientActivity(
         send_lag_p99_s=float(np.quantile(lag_s, 0.99)) if len(lag_s) else math.nan,
@@ -51,6 +60,8 @@ def client_activity(samples: Samples, window: Window, *, limit_s: float) -> Clie
         connection_wait_p99_s=float(np.quantile(wait_s, 0.99)) if len(wait_s) else math.nan,
         cpu_ratio=samples.client_cpu_ratio,
         cpu_per_request_s=samples.client_cpu_s / sent_in_all if sent_in_all else math.nan,
+        longest_pause_s=max(pauses_s, default=0.0),
+        paused_ratio=sum(pauses_s) / window.seconds / samples.client_cores if window.seconds else 0.0,
     )
 
 
@@ -78,6 +89,10 @@ def client_caveats(
         found.append(caveat("client_behind", sent_ratio=client.sent_ratio))
     if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
         found.append(caveat("few_connections", wait_ms=client.connection_wait_p99_s * 1e3))
+    if client.paused_ratio > THROTTLED_RATIO:
+        found.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
+    if client.longest_pause_s > LONG_PAUSE_RATIO * limit_s:
+        found.append(caveat("client_paused", pause_ms=client.longest_pause_s * 1e3))
     if client.cpu_ratio > BUSY_CPU_RATIO:
         found.append(caveat("client_busy", cpu_ratio=client.cpu_ratio))
     if client_max_rps and rate_rps > NEAR_LIMIT_RATIO * client_max_rps:

@@ -1,7 +1,8 @@
-"""Was the machine itself quiet? Steal, pressure, and a fixed loop timed before and after (measurement.md 2.1)."""
+"""Was the machine itself quiet? Steal, other programs, pressure, a fixed loop before and after (measurement.md 2.1)."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -12,7 +13,11 @@ from batchtune.measure.caveats import Caveat, caveat
 MOST_STEAL_RATIO = 0.02
 MOST_CANARY_CHANGE = 0.05
 MUCH_PRESSURE_RATIO = 0.5
+MOST_FOREIGN_RATIO = 0.2
+"""A program that takes half of one core of two is a quarter of the machine."""
+
 CANARY_LOOPS = 60_000
+TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 CANARY_REPEATS = 5
 
 
@@ -20,8 +25,8 @@ CANARY_REPEATS = 5
 class HostReading:
     """One look at the machine; None where its kernel does not tell.
 
-    `steal_ticks` and `cpu_ticks` since boot over all CPUs, `pressure_s` the time some task waited for a CPU,
-    `canary_s` the median time of the fixed loop.
+    `steal_ticks`, `cpu_ticks` and those that programs used (`busy_ticks`) since boot over all CPUs, `pressure_s` the
+    time some task waited for a CPU, `canary_s` the median time of the fixed loop, `own_cpu_s` this process's CPU time.
     """
 
     monotonic_s: float
@@ -29,28 +34,38 @@ class HostReading:
     cpu_ticks: int | None
     pressure_s: float | None
     canary_s: float
+    busy_ticks: int | None = None
+    own_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostNoise:
     """What happened between two readings; `canary_change` is against the session's median, 0 without one.
 
+    `foreign_ratio` is the share of all CPUs that programs other than server and client used, 0 where that is not known.
     A canary that ran faster than usual is no sign of noise: the processor raised its clock.
     """
 
     steal_ratio: float
     pressure_ratio: float
     canary_change: float
+    foreign_ratio: float = 0.0
 
     @property
     def noisy(self) -> bool:
-        return self.steal_ratio > MOST_STEAL_RATIO or self.canary_change > MOST_CANARY_CHANGE
+        return (
+            self.steal_ratio > MOST_STEAL_RATIO
+            or self.foreign_ratio > MOST_FOREIGN_RATIO
+            or self.canary_change > MOST_CANARY_CHANGE
+        )
 
     def caveats(self) -> tuple[Caveat, ...]:
         """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
         found = []
         if self.steal_ratio > MOST_STEAL_RATIO:
             found.append(caveat("host_steal", steal_ratio=self.steal_ratio))
+        if self.foreign_ratio > MOST_FOREIGN_RATIO:
+            found.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
         if self.canary_change > MOST_CANARY_CHANGE:
             found.append(caveat("host_canary", canary_change=self.canary_change))
         if self.pressure_ratio > MUCH_PRESSURE_RATIO:
@@ -68,18 +83,25 @@ class HostGuard:
     def begin(self) -> None:
         self._before = read_host()
 
-    def end(self) -> HostNoise:
-        """The noise since `begin()`; without one, since now."""
+    def end(self, *, loaded_cpu_s: float | None = None) -> HostNoise:
+        """The noise since `begin()`; without one, since now.
+
+        `loaded_cpu_s`: the CPU time of server and client in between; None: not known, so neither is that of others.
+        """
         after = read_host()
         before = self._before or after
         usual_s = statistics.median(self.canaries_s) if len(self.canaries_s) >= 4 else None
         self.canaries_s += [before.canary_s, after.canary_s]
         self._before = None
-        return noise_between(before, after, usual_canary_s=usual_s)
+        return noise_between(before, after, usual_canary_s=usual_s, loaded_cpu_s=loaded_cpu_s)
 
 
 def noise_between(
-    before: HostReading, after: HostReading, *, usual_canary_s: float | None = None
+    before: HostReading,
+    after: HostReading,
+    *,
+    usual_canary_s: float | None = None,
+    loaded_cpu_s: float | None = None,
 ) -> HostNoise:
     """Ratios between two readings; sensors that the kernel lacks count as quiet.
 
@@ -99,29 +121,44 @@ def noise_between(
         steal_ratio=steal_ratio,
         pressure_ratio=pressure_ratio,
         canary_change=canary_s / usual_canary_s - 1.0 if usual_canary_s else 0.0,
+        foreign_ratio=0.0 if loaded_cpu_s is None else _foreign_ratio(before, after, loaded_cpu_s),
     )
+
+
+def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float) -> float:
+    """CPU time of user programs and system calls, less ours, over the time of all CPUs (interrupts are nobody's)."""
+    if None in (before.busy_ticks, after.busy_ticks, before.cpu_ticks, after.cpu_ticks):
+        return 0.0
+    ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
+    if ticks <= 0:
+        return 0.0
+    busy_s = ((after.busy_ticks or 0) - (before.busy_ticks or 0)) / TICKS_PER_S
+    ours_s = loaded_cpu_s + after.own_cpu_s - before.own_cpu_s
+    return max(0.0, busy_s - ours_s) / (ticks / TICKS_PER_S)
 
 
 def read_host(proc: Path = Path("/proc")) -> HostReading:
     """Read `proc` and time the canary: about 15 ms."""
-    steal_ticks, cpu_ticks = _cpu_ticks(proc / "stat")
+    ticks = _cpu_ticks(proc / "stat")
     return HostReading(
         monotonic_s=time.monotonic(),
-        steal_ticks=steal_ticks,
-        cpu_ticks=cpu_ticks,
+        steal_ticks=None if ticks is None else ticks[7],
+        cpu_ticks=None if ticks is None else sum(ticks),
         pressure_s=_pressure_s(proc / "pressure" / "cpu"),
+        busy_ticks=None if ticks is None else sum(ticks[:3]),
+        own_cpu_s=time.process_time(),
         canary_s=statistics.median(_canary_s() for _ in range(CANARY_REPEATS)),
     )
 
 
-def _cpu_ticks(path: Path) -> tuple[int | None, int | None]:
-    """Stolen and all ticks of the first line: user nice system idle iowait irq softirq steal …"""
+def _cpu_ticks(path: Path) -> list[int] | None:
+    """The first line: user nice system idle iowait irq softirq steal; None where the kernel does not tell."""
     try:
         words = path.read_text(encoding="ascii").split("\n", 1)[0].split()
         ticks = [int(word) for word in words[1:9]]
     except (OSError, ValueError):
-        return None, None
-    return (ticks[7], sum(ticks)) if len(ticks) == 8 else (None, None)
+        return None
+    return ticks if len(ticks) == 8 else None
 
 
 def _pressure_s(path: Path) -> float | None:

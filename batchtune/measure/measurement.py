@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from batchtune.measure.quantiles import (
     number_to_json,
     rate_estimate,
 )
+from batchtune.measure.server_settings import ServerSettings
 from batchtune.measure.slo import Limit, Slo, Verdict, primary_limit
-from batchtune.measure.steady_state import Window, window_of
+from batchtune.measure.steady_state import Window, warm_up_needed_s, window_of
 from batchtune.measure.verdict import CountedRequests, counted_requests, judge
 from batchtune.target.telemetry import ServerActivity
 
@@ -81,10 +82,13 @@ class Measurement:
 
     @property
     def overhead_mean_s(self) -> float | None:
-        """What is left of the mean latency: the wire, parsing, the event loop, the client."""
+        """What is left of the mean latency: the wire, parsing, the event loop, the client.
+
+        At least 0: the server's account covers the warm-up too, and may be of slower requests.
+        """
         if self.queue_mean_s is None or self.compute_mean_s is None:
             return None
-        return self.latency_mean_s - self.queue_mean_s - self.compute_mean_s
+        return max(0.0, self.latency_mean_s - self.queue_mean_s - self.compute_mean_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON: nan and inf travel as strings."""
@@ -125,9 +129,10 @@ def measure(
 
     `duration_s` is the schedule's length with its warm-up (None: up to the last request due); `window` overrules
     both; `client_max_rps` is what the client can send to a null server; `notes` are caveats of the caller's, such as
-    the host's.
+    the host's and `warm_up_caveats`.
     """
     window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
+    activity = None if activity is None else _while_loaded(activity, samples.wall_s)
     run = counted_requests(samples, window, activity)
     good = samples.status == Status.OK
     answered = run.latencies_s[np.isfinite(run.latencies_s)]
@@ -171,6 +176,22 @@ def measure(
     )
 
 
+def _while_loaded(activity: ServerActivity, wall_s: float) -> ServerActivity:
+    """The server's account is read a little before and after the load, when it is idle: that time does not count."""
+    if not 0.0 < wall_s < activity.duration_s:
+        return activity
+
+    def of_the_load(ratio: float | None) -> float | None:
+        return None if ratio is None else min(ratio * activity.duration_s / wall_s, max(ratio, 1.0))
+
+    return replace(
+        activity,
+        duration_s=wall_s,
+        device_busy_ratio=of_the_load(activity.device_busy_ratio),
+        gpu_busy_ratio=of_the_load(activity.gpu_busy_ratio),
+    )
+
+
 def _own_caveats(
     run: CountedRequests, window: Window, latency_s: Mapping[str, Estimate], errors: Mapping[str, int]
 ) -> list[Caveat]:
@@ -190,6 +211,25 @@ def _own_caveats(
     if run.samples.stopped_early:
         found.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
     return found
+
+
+def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Caveat, ...]:
+    """Say so where the warm-up was shorter than these settings call for.
+
+    The rule of measurement.md 2.2 but for its one second, which is for servers that were never loaded before."""
+    if not activity.batches:
+        return ()
+    needed_s = warm_up_needed_s(
+        at_least_s=0.0,
+        batch_timeout_s=settings.batch_timeout_s,
+        batch_s=max(activity.execution_s_by_rows.values(), default=0.0),
+        batch_threads=settings.batch_threads,
+        batch_rows=activity.mean_batch_rows or 1.0,
+        rows_per_s=activity.rows / activity.duration_s,
+    )
+    warm_up_s = window.start_ns / 1e9
+    short = warm_up_s < needed_s
+    return (caveat("warm_up_short", warm_up_s=warm_up_s, needed_s=needed_s),) if short else ()
 
 
 def _thin_caveats(run: CountedRequests, latency_s: Mapping[str, Estimate]) -> list[Caveat]:

@@ -112,10 +112,10 @@ class SloWatch:
     def design_effect(self) -> float:
         """What the run shows, and at least what batches of the expected size do.
 
-        The requests of a batch share their end, and neighbouring batches share a queue: 2·batch − 0.75 covers the
+        The requests of a batch share their end, and neighbouring batches share a queue: 2·batch − 0.6 covers the
         exact chain from light load to four fifths of capacity.
         """
-        return max(2.0 * self.plan.requests_per_batch - 0.75, self._spells.design_effect())
+        return max(2.0 * self.plan.requests_per_batch - 0.6, self._spells.design_effect())
 
     def _count(self, live: LiveAggregate) -> None:
         start = self._start or live

@@ -16,6 +16,9 @@ from batchtune.measure.slo import Decision, Slo, Verdict, limits_of, strict_deci
 from batchtune.measure.steady_state import Window
 from batchtune.target.telemetry import ServerActivity
 
+CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit"})
+"""Client limits that the send lag does not show in full."""
+
 FEW_MISSES = 10
 """Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect."""
 
@@ -72,7 +75,7 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
         return decision, reason
     if noise is not None:
         return "NOISY", noise.text
-    if decision == "FAIL" and not any(each.code in {"client_busy", "client_near_limit"} for each in distrust):
+    if decision == "FAIL" and not any(each.code in CLIENT_UNTOLD for each in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(run, run.latencies_s - lag_s, slo)[0] == "FAIL":
             return "FAIL", f"{reason}, and the client's own lag is not what broke it"

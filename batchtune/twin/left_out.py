@@ -1,0 +1,75 @@
+"""How well does the fit predict a trial that it has not seen?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from batchtune.twin.fit import Solution, simulated, solve_again
+from batchtune.twin.law import law_of
+from batchtune.twin.model import FitError
+from batchtune.twin.observed import THROUGHPUT_BETWEEN_SD, Seen
+
+FOLDS_MAX: Final = 10
+FEWEST: Final = 4
+ALIKE: Final = 2.0 * THROUGHPUT_BETWEEN_SD
+"""Where measurements spread less than this, their order is chance."""
+
+
+def left_out_error(seen: Sequence[Seen], full: Solution) -> FitError:
+    """Leave one trial out at a time (of many: a tenth of them), fit the rest, predict it.
+
+    Runs of one configuration under one traffic are left out together: a repeat is no test.
+    """
+    groups = _groups(seen)
+    if len(groups) < FEWEST:
+        return FitError(
+            p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
+        )
+    found: dict[str, list[tuple[float, float]]] = {"p95": [], "throughput": []}
+    folds = [groups[start::FOLDS_MAX] for start in range(min(FOLDS_MAX, len(groups)))]
+    for fold in folds:
+        away = {id(one) for group in fold for one in group}
+        kept = [(one, slopes) for one, slopes in zip(seen, full.slopes, strict=True) if id(one) not in away]
+        rest = [one for one, _ in kept]
+        law = law_of(rest, serial=full.law.serial, anchors=full.law.anchors)
+        reading = solve_again(law, rest, full, [slopes for _, slopes in kept])
+        for one in (one for group in fold for one in group):
+            shown = simulated(one, [reading])
+            for name in found.keys() & one.targets.keys():
+                found[name].append((float(shown[name][0]), one.targets[name]))
+    return _error(found, left_out=len(seen))
+
+
+def _groups(seen: Sequence[Seen]) -> list[list[Seen]]:
+    groups: dict[tuple[object, ...], list[Seen]] = {}
+    for one in seen:
+        rate = None if one.traffic.rate_rps is None else round(math.log(one.traffic.rate_rps) * 20)
+        groups.setdefault((one.batcher, one.traffic.clients, rate), []).append(one)
+    return list(groups.values())
+
+
+def _error(found: dict[str, list[tuple[float, float]]], *, left_out: int) -> FitError:
+    errors = {name: [abs(ours - theirs) for ours, theirs in pairs] for name, pairs in found.items()}
+    every = [math.expm1(min(one, 5.0)) for values in errors.values() for one in values]
+    return FitError(
+        p95_ratio=float(np.median(errors["p95"])) if errors["p95"] else math.nan,
+        throughput_ratio=float(np.median(errors["throughput"])) if errors["throughput"] else math.nan,
+        mape=float(np.mean(every)) if every else math.nan,
+        spearman=min((_spearman(pairs) for pairs in found.values()), default=1.0),
+        left_out=left_out,
+    )
+
+
+def _spearman(pairs: Sequence[tuple[float, float]]) -> float:
+    """Rank correlation; 1 for too few, and where everything measured alike."""
+    if len(pairs) < FEWEST:
+        return 1.0
+    ours, theirs = np.array(pairs).T
+    if np.std(theirs) < ALIKE:
+        return 1.0
+    ranks = [np.argsort(np.argsort(values)).astype(np.float64) for values in (ours, theirs)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

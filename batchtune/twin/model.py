@@ -1,0 +1,282 @@
+"""What would the server do with these parameters under this traffic, and how far can that be trusted?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.measure.quantiles import QUANTILES, Estimate, number_from_json, number_to_json
+from batchtune.measure.slo import Limit
+from batchtune.twin.fitted import Fitted, rows_needed, timed
+from batchtune.twin.highest_rate import highest_rates
+from batchtune.twin.playing import Played, play
+from batchtune.twin.simulate import Batcher, Device, Routing
+from batchtune.twin.traffic import Traffic, traffic_of
+
+__all__ = ["Device", "FitError", "Fitted", "Prediction", "Traffic", "Trust", "Twin", "traffic_of", "trust_of"]
+
+SCHEMA_VERSION = 1
+
+Trust = Literal["leads", "shares", "off"]
+
+LEADS_BELOW: Final = 0.15
+SHARES_BELOW: Final = 0.30
+LEADS_FROM_SPEARMAN: Final = 0.7
+
+NEAR_SATURATION: Final = 0.9
+"""Above this share of the saturation throughput a latency is the queue's growth, not the server's."""
+
+_TRUST_WORDS: Final[Mapping[Trust, str]] = {
+    "leads": "the twin leads the search",
+    "shares": "the twin proposes half of the trials",
+    "off": "the twin is switched off: the search trusts measurements only",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitError:
+    """How well trials that were left out of the fit are predicted.
+
+    `p95_ratio` and `throughput_ratio` are medians of |log(predicted / measured)|, NaN where nothing could be compared;
+    `mape` is the mean over both; `spearman` the lesser of their rank correlations (1 where all measured alike);
+    `left_out` how many trials were predicted that way, 0: too few to leave any out.
+    """
+
+    p95_ratio: float
+    throughput_ratio: float
+    mape: float
+    spearman: float
+    left_out: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "p95_ratio": number_to_json(self.p95_ratio),
+            "throughput_ratio": number_to_json(self.throughput_ratio),
+            "mape": number_to_json(self.mape),
+            "spearman": number_to_json(self.spearman),
+            "left_out": self.left_out,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FitError:
+        numbers = {name: number_from_json(value) for name, value in values.items() if name != "left_out"}
+        return cls(**numbers, left_out=values["left_out"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the twin expects: arrays of shape (draws,), latencies by quantile name in seconds.
+
+    `extrapolated` names what lies outside the calibrated range; empty: nothing does.
+    """
+
+    throughput_rps: NDArray[np.float64]
+    latency_s: dict[str, NDArray[np.float64]]
+    mean_batch_rows: NDArray[np.float64]
+    error_ratio: NDArray[np.float64]
+    busy_ratio: NDArray[np.float64]
+    extrapolations: tuple[str, ...] = ()
+
+    @property
+    def extrapolated(self) -> bool:
+        return bool(self.extrapolations)
+
+    @property
+    def throughput(self) -> Estimate:
+        """Median over the draws with their 95 % interval."""
+        return estimate_of(self.throughput_rps)
+
+    def latency(self, quantile: str) -> Estimate:
+        return estimate_of(self.latency_s[quantile])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Medians and intervals, safe for JSON."""
+        return {
+            "throughput_rps": self.throughput.to_dict(),
+            "latency_s": {name: self.latency(name).to_dict() for name in self.latency_s},
+            "mean_batch_rows": estimate_of(self.mean_batch_rows).to_dict(),
+            "error_ratio": estimate_of(self.error_ratio).to_dict(),
+            "busy_ratio": estimate_of(self.busy_ratio).to_dict(),
+            "extrapolated": self.extrapolated,
+            "extrapolations": list(self.extrapolations),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A calibrated model of one server: the best reading of its parameters, and others that fit about as well.
+
+    `rows_max` and `threads_max` are the largest batch and the most batch threads that were measured.
+    """
+
+    best_fit: Fitted
+    fits: tuple[Fitted, ...]
+    rows_max: int
+    threads_max: int
+    error: FitError
+    observations: int = 0
+
+    @property
+    def best(self) -> Device:
+        return self.best_fit.device(self.rows_max)
+
+    @property
+    def draws(self) -> tuple[Device, ...]:
+        return self.devices(self.rows_max)
+
+    @property
+    def trust(self) -> Trust:
+        return trust_of(self.error)
+
+    def devices(self, rows_max: int) -> tuple[Device, ...]:
+        """Every reading as the simulator's device, with τ up to `rows_max` rows."""
+        return tuple(fit.device(rows_max) for fit in self.fits)
+
+    def explain(self) -> str:
+        """The trust gate's verdict in one sentence, for a report."""
+        error = self.error
+        if not error.left_out:
+            return f"too few different trials to test the twin on: {_TRUST_WORDS[self.trust]}"
+        parts = [
+            f"{words} {ratio:.0%}"
+            for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
+            if not math.isnan(ratio)
+        ]
+        return (
+            f"trials left out of the fit are predicted within {' and '.join(parts)} (median), rank correlation "
+            f"{error.spearman:.2f}: {_TRUST_WORDS[self.trust]}"
+        )
+
+    def predict(
+        self,
+        batcher: Batcher,
+        traffic: Traffic,
+        *,
+        quantiles: Sequence[str] = ("p50", "p95", "p99"),
+        requests: int | None = None,
+        only_best: bool = False,
+        replicas: int = 1,
+        routing: Routing = "round_robin",
+    ) -> Prediction:
+        """Simulate this traffic with every reading (or the best alone); `requests` None: enough for p95.
+
+        The traffic is that of all `replicas` together.
+        """
+        fits = (self.best_fit,) if only_best else self.fits
+        share_rps = 0.0 if traffic.closed else (traffic.rate_rps or 0.0) / replicas
+        played = play(
+            timed(batcher, self.best_fit.wake_s),
+            traffic,
+            [fit.device(rows_needed(batcher, traffic), rate_rps=share_rps) for fit in fits],
+            quantiles=tuple(QUANTILES[name] for name in quantiles),
+            requests=requests,
+            replicas=replicas,
+            routing=routing,
+        )
+        return Prediction(
+            throughput_rps=played.throughput_rps,
+            latency_s={name: played.latency_s[:, at] for at, name in enumerate(quantiles)},
+            mean_batch_rows=played.mean_batch_rows,
+            error_ratio=played.error_ratio,
+            busy_ratio=played.busy_ratio,
+            extrapolations=self._extrapolations(batcher, traffic, played, replicas),
+        )
+
+    def capacity(
+        self,
+        batcher: Batcher,
+        traffic: Traffic,
+        limit: Limit,
+        error_ratio: float = 0.01,
+        *,
+        draws: int | None = None,
+    ) -> NDArray[np.float64]:
+        """The highest rate in requests/s that keeps the limit, shape (draws,); 0 where none does.
+
+        All readings, and all batchers asked with the same traffic, get the same arrivals. `draws` takes the first so
+        many readings only.
+        """
+        return highest_rates(
+            batcher,
+            traffic,
+            [self.best_fit, *self.fits[:draws]],
+            limit=limit,
+            error_ratio=error_ratio,
+        )[1:]
+
+    def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
+        """X_sat: requests/s with every batch full and every thread busy, by the best reading (tuning.md 2.4)."""
+        return self.best_fit.saturation_rps(batcher, traffic)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "best": self.best_fit.to_dict(),
+            "fits": [fit.to_dict() for fit in self.fits],
+            "rows_max": self.rows_max,
+            "threads_max": self.threads_max,
+            "error": self.error.to_dict(),
+            "trust": self.trust,
+            "observations": self.observations,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Twin:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version.
+            KeyError, TypeError: not a twin.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        return cls(
+            best_fit=Fitted.from_dict(values["best"]),
+            fits=tuple(Fitted.from_dict(one) for one in values["fits"]),
+            rows_max=values["rows_max"],
+            threads_max=values["threads_max"],
+            error=FitError.from_dict(values["error"]),
+            observations=values["observations"],
+        )
+
+    def _extrapolations(
+        self, batcher: Batcher, traffic: Traffic, played: Played, replicas: int
+    ) -> tuple[str, ...]:
+        found = []
+        rows_most = int(played.batch_rows_max.max())
+        if rows_most > self.rows_max:
+            found.append(f"batches of up to {rows_most} rows; calibrated to {self.rows_max}")
+        in_flight = math.inf if traffic.clients is None else traffic.clients
+        threads = min(batcher.batch_threads, in_flight)
+        if threads > self.threads_max:
+            found.append(f"{threads:g} batch threads; calibrated to {self.threads_max}")
+        rate_rps = traffic.rate_rps
+        if rate_rps is not None and not traffic.closed:
+            saturation = replicas * self.saturation_rps(batcher, traffic)
+            if rate_rps > NEAR_SATURATION * saturation:
+                found.append(
+                    f"{rate_rps:.4g} requests/s is above {NEAR_SATURATION:.0%} of {saturation:.4g}/s"
+                )
+        return tuple(found)
+
+
+def trust_of(error: FitError) -> Trust:
+    """The gate of tuning.md 3.4; a fit that nothing was left out of may share, not lead."""
+    if not error.left_out or math.isnan(error.mape):
+        return "shares"
+    if error.mape <= LEADS_BELOW and error.spearman >= LEADS_FROM_SPEARMAN:
+        return "leads"
+    return "shares" if error.mape <= SHARES_BELOW else "off"
+
+
+def estimate_of(values: NDArray[np.float64]) -> Estimate:
+    """The median over the draws with the interval that holds 95 % of them."""
+    low, middle, high = np.quantile(values, [0.025, 0.5, 0.975], method="closest_observation")
+    return Estimate(value=float(middle), low=float(low), high=float(high))

@@ -1,0 +1,71 @@
+"""What do the columns of a simulated run sum up to?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.twin.simulate import SimulatedRun, Summary, order_statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a kernel has written; columns as in SimulatedRun. busy_s: over all replicas, from `count_from_s` on."""
+
+    due_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    batch: NDArray[np.int32]
+    batch_rows: NDArray[np.int32]
+    batch_start_s: NDArray[np.float64]
+    busy_s: float
+    last_done_s: float
+    replicas: int
+
+    def run(self) -> SimulatedRun:
+        return SimulatedRun(
+            due_s=self.due_s,
+            latency_s=self.latency_s,
+            batch=self.batch,
+            batch_rows=self.batch_rows,
+            batch_start_s=self.batch_start_s,
+            duration_s=max(self.last_done_s, float(self.due_s[-1])) - float(self.due_s[0]),
+        )
+
+
+def summarise(outcomes: Iterable[Outcome], *, warm_up_s: float, quantiles: Sequence[float]) -> Summary:
+    """The figures of each outcome; see Summary for what counts."""
+    figures = [_figures(outcome, warm_up_s, quantiles) for outcome in outcomes]
+    columns = np.array(figures, dtype=np.float64).reshape(len(figures), 6 + len(quantiles))
+    return Summary(
+        throughput_rps=columns[:, 0],
+        mean_latency_s=columns[:, 1],
+        mean_batch_rows=columns[:, 2],
+        error_ratio=columns[:, 3],
+        busy_ratio=columns[:, 4],
+        batch_rows_max=columns[:, 5].astype(np.int64),
+        latency_s=columns[:, 6:],
+    )
+
+
+def _figures(outcome: Outcome, warm_up_s: float, quantiles: Sequence[float]) -> list[float]:
+    first = int(np.searchsorted(outcome.due_s, warm_up_s))
+    latency_s = outcome.latency_s[first:]
+    answered = latency_s[np.isfinite(latency_s)]
+    done_s = outcome.due_s + outcome.latency_s
+    end_s = float(outcome.due_s[-1])
+    done = np.count_nonzero((done_s >= warm_up_s) & (done_s <= end_s))
+    counted_batches = outcome.batch_rows[outcome.batch_start_s >= warm_up_s]
+    device_s = outcome.replicas * (outcome.last_done_s - warm_up_s)
+    return [
+        done / (end_s - warm_up_s) if end_s > warm_up_s else math.nan,
+        float(answered.mean()) if len(answered) else math.nan,
+        float(counted_batches.mean()) if len(counted_batches) else math.nan,
+        1.0 - len(answered) / len(latency_s) if len(latency_s) else math.nan,
+        outcome.busy_s / device_s if device_s > 0.0 else math.nan,
+        float(outcome.batch_rows.max()) if len(outcome.batch_rows) else 0.0,
+        *order_statistics(latency_s, quantiles),
+    ]

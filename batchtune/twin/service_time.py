@@ -1,0 +1,125 @@
+"""How long does a batch of so many rows take?
+
+A nondecreasing piecewise line through what was measured, carried on by straight lines where nothing was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+KNOTS_PER_OCTAVE = 3
+"""Batch sizes nearer to each other than this are pooled into one knot."""
+
+FEWEST_BATCHES = 3
+"""A size that was run fewer times than this tells nothing, unless no size was run more often."""
+
+LEAST_SHARE = 0.2
+"""Below the smallest size measured a batch takes at least this share of that size's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTime:
+    """τ(b): `seconds[i]` for a batch of `rows[i]` rows; both increase (the seconds not strictly)."""
+
+    rows: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def rows_max(self) -> int:
+        """The largest size that was measured; beyond it τ is extrapolated."""
+        return math.floor(self.rows[-1] + 0.5)
+
+    def tau_s(self, rows_max: int) -> NDArray[np.float64]:
+        """τ for 0 to `rows_max` rows, shape (rows_max + 1,); the entry for 0 rows is unused.
+
+        Above the last knot the line goes on at the slope of the last octave, below the first one at that of the
+        first octave, but not under LEAST_SHARE of the first knot.
+        """
+        sizes = np.arange(rows_max + 1, dtype=np.float64)
+        knots, seconds = np.array(self.rows), np.array(self.seconds)
+        tau: NDArray[np.float64] = np.interp(sizes, knots, seconds)
+        above = sizes > knots[-1]
+        tau[above] = seconds[-1] + (sizes[above] - knots[-1]) * self._slope(knots[-1] / 2.0, knots[-1])
+        below = sizes < knots[0]
+        line = seconds[0] - (knots[0] - sizes[below]) * self._slope(knots[0], 2.0 * knots[0])
+        tau[below] = np.maximum(line, LEAST_SHARE * seconds[0])
+        return tau
+
+    def scaled(
+        self, factors: NDArray[np.float64], *, fixed_s: float = 0.0, per_row_s: float = 0.0
+    ) -> ServiceTime:
+        """Each knot times its factor, plus a fixed time and one per row, made nondecreasing again."""
+        seconds = np.array(self.seconds) * factors + fixed_s + per_row_s * np.array(self.rows)
+        return ServiceTime(rows=self.rows, seconds=tuple(np.maximum.accumulate(seconds).tolist()))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rows": list(self.rows), "seconds": list(self.seconds)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ServiceTime:
+        return cls(rows=tuple(values["rows"]), seconds=tuple(values["seconds"]))
+
+    def _slope(self, low: float, high: float) -> float:
+        """Mean slope of τ from `low` to `high` rows; one knot alone counts as half fixed, half per row."""
+        if len(self.rows) == 1:
+            return 0.5 * self.seconds[0] / self.rows[0]
+        knots, seconds = np.array(self.rows), np.array(self.seconds)
+        low, high = max(low, knots[0]), min(high, knots[-1])
+        if high <= low:
+            low, high = (knots[0], knots[1]) if high <= knots[0] else (knots[-2], knots[-1])
+        rise = np.interp([low, high], knots, seconds)
+        return max(float(rise[1] - rise[0]), 0.0) / (high - low)
+
+
+def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime:
+    """The nondecreasing fit of (rows, seconds, batches): pooled within a third of an octave, then isotonic.
+
+    Source: pool adjacent violators, Ayer et al. 1955.
+
+    Raises:
+        ValueError: no batch was timed.
+    """
+    counted = [one for one in timed if one[1] > 0.0 and one[2] >= FEWEST_BATCHES]
+    counted = counted or [one for one in timed if one[1] > 0.0 and one[2] > 0.0]
+    if not counted:
+        raise ValueError("no batch was timed")
+    bins: dict[int, list[tuple[float, float, float]]] = {}
+    for one in counted:
+        bins.setdefault(round(KNOTS_PER_OCTAVE * math.log2(max(one[0], 1.0))), []).append(one)
+    blocks: list[tuple[list[float], float, float]] = []
+    for _, members in sorted(bins.items()):
+        weight = sum(one[2] for one in members)
+        rows = sum(one[0] * one[2] for one in members) / weight
+        blocks.append(([rows], sum(one[1] * one[2] for one in members) / weight, weight))
+        while len(blocks) > 1 and blocks[-2][1] > blocks[-1][1]:
+            blocks[-2:] = [_pooled(blocks[-2], blocks[-1])]
+    knots = [(rows, seconds) for block, seconds, _ in blocks for rows in _ends(block)]
+    return ServiceTime(rows=tuple(rows for rows, _ in knots), seconds=tuple(seconds for _, seconds in knots))
+
+
+def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]) -> ServiceTime:
+    """τ(b) = fixed + per row · b, with knots at these sizes: for a server that tells no times."""
+    rows = sorted(set(sizes))
+    return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * one for one in rows))
+
+
+def is_nondecreasing(service_time: ServiceTime) -> bool:
+    return all(later >= earlier for earlier, later in pairwise(service_time.seconds))
+
+
+def _pooled(
+    left: tuple[list[float], float, float], right: tuple[list[float], float, float]
+) -> tuple[list[float], float, float]:
+    weight = left[2] + right[2]
+    return left[0] + right[0], (left[1] * left[2] + right[1] * right[2]) / weight, weight
+
+
+def _ends(sizes: list[float]) -> list[float]:
+    return [sizes[0]] if len(sizes) == 1 else [sizes[0], sizes[-1]]

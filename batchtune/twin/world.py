@@ -1,0 +1,94 @@
+"""What is the state of a simulated run? Records that Python fills, the compiled event loop changes, Python reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+REQUEST = np.dtype(
+    [
+        ("due_s", np.float64),
+        ("latency_s", np.float64),
+        ("at_s", np.float64),  # when it leaves the list that it is in: the front end's or the clients'
+        ("batch", np.int32),
+        ("rows", np.int32),
+        ("parts_left", np.int32),
+        ("next", np.int32),
+    ]
+)
+PART = np.dtype([("request", np.int32), ("next", np.int32)])
+BATCH = np.dtype(
+    [
+        ("start_s", np.float64),
+        ("rows", np.int32),
+        ("first_part", np.int32),
+        ("last_part", np.int32),
+        ("next", np.int32),
+    ]
+)
+RUNNING = np.dtype([("finish_s", np.float64), ("batch", np.int64)])
+REPLICA = np.dtype(
+    [
+        ("open_batch", np.int64),
+        ("open_rows", np.int64),
+        ("opened_s", np.float64),
+        ("waiting", np.int64),
+        ("waiting_first", np.int64),
+        ("waiting_last", np.int64),
+        ("idle_threads", np.int64),
+        ("running", np.int64),
+        ("in_flight", np.int64),
+        ("device_free_s", np.float64),
+        ("served_s", np.float64),  # what each running batch has got of a shared device so far
+        ("served_at_s", np.float64),
+        ("busy_since_s", np.float64),
+        ("busy_s", np.float64),
+        ("front_free_s", np.float64),
+        ("front_first", np.int64),
+        ("front_last", np.int64),
+        ("client_first", np.int64),
+        ("client_last", np.int64),
+        ("last_done_s", np.float64),
+    ]
+)
+SENT, PARTS, BATCHES, STARTED, ROUTED = range(5)
+NONE = -1
+REFUSAL_S = 1e-4
+"""How soon at the earliest a refused client of a closed loop sends again: a loop without it would never move on."""
+
+
+class World(NamedTuple):
+    """Everything a run reads and writes.
+
+    `requests`, `parts`, `batches`, `replicas`, `running` [replicas, threads]: records as above; `counts`: how many
+    of each are used; `route` [requests]: the replica of each request, empty for the least loaded; `cost_s` [rows + 1]:
+    execution alone on the device, padding included; `normals`: standard normal draws for the jitter; `next_s`: a
+    binary tree whose leaves are the next events of the replicas, each node the earlier of its two children.
+    `planned`: requests whose due time is given; further ones (a closed loop's) are sent when one is answered.
+    """
+
+    requests: NDArray[Any]
+    parts: NDArray[Any]
+    batches: NDArray[Any]
+    replicas: NDArray[Any]
+    running: NDArray[Any]
+    counts: NDArray[np.int64]
+    next_s: NDArray[np.float64]
+    route: NDArray[np.int32]
+    cost_s: NDArray[np.float64]
+    normals: NDArray[np.float64]
+    planned: int
+    lone: bool
+    splits: bool
+    serial: bool
+    batch_rows_max: int
+    task_rows_max: int
+    batches_max: int
+    timeout_s: float
+    contention: float
+    sigma: float
+    half_front_s: float
+    delay_s: float
+    count_from_s: float

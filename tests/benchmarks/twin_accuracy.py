@@ -1,0 +1,280 @@
+"""How well does a twin that was calibrated in half a minute predict configurations that it has not seen?
+
+python tests/benchmarks/twin_accuracy.py [--model emulated|imdb] [--seed 1] [--held-out 30] [--record FILE | --replay FILE]
+
+Launches the bundled server, runs eight short probes, fits the twin, then measures random configurations (sizes ×
+timeouts × threads; closed loops, and Poisson at 0.3-0.8 of the capacity that the twin expects) and compares p95 and
+throughput. `--record` keeps every measurement, `--replay` fits and compares again without measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchtune.batching import BatchingParameters, Configuration
+from batchtune.load.fleet import LoadFleet
+from batchtune.measure.measurement import Measurement
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
+from batchtune.scenario.spec import Scenario
+from batchtune.target.tfserving import launched_target
+from batchtune.tune.load_run import Loader, LoadRun
+from batchtune.twin.calibrate import calibrate, observation_of
+from batchtune.twin.model import Twin
+from batchtune.twin.simulate import batcher_of
+from batchtune.twin.traffic import traffic_of
+
+EMULATED = """\
+service_time: {base_ms: 2.0, per_row_ms: 0.05, jitter_ratio: 0.02, concurrency: CONCURRENCY}
+inputs: {x: {dtype: float32, shape: [200]}}
+outputs: {y: {dtype: float32, shape: [2]}}
+"""
+WARM_UP_S = 0.3
+Point = dict[str, Any]
+
+
+def scenario_of(model: str, directory: Path) -> Scenario:
+    if model == "imdb":
+        named = [sys.executable, "-m", "batchtune.sample_models", "imdb_transformer"]
+        path = (
+            subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+        )
+    else:
+        version = directory / "emulated" / "1"
+        version.mkdir(parents=True)
+        text = EMULATED.replace("CONCURRENCY", "parallel" if model == "emulated-parallel" else "serial")
+        (version / "emulated.yaml").write_text(text)
+        path = str(directory / "emulated")
+    return Scenario.model_validate(
+        {
+            "name": "twin-accuracy",
+            "target": {"model": path},
+            "request": {"protocol": "grpc"},
+            "load": {"arrivals": "poisson", "rate": 100, "warm_up": f"{WARM_UP_S}s", "duration": "2s"},
+            "slo": {"p95": "1s"},
+            "objective": "latency",
+        }
+    )
+
+
+def configuration_of(size: int | None, timeout_micros: int = 0, threads: int = 1) -> Configuration:
+    if size is None:
+        return Configuration(batching=None)
+    return Configuration(
+        batching=BatchingParameters(
+            max_batch_size=size,
+            batch_timeout_micros=timeout_micros,
+            num_batch_threads=threads,
+            max_enqueued_batches=10_000,
+        )
+    )
+
+
+def calibration_points() -> list[Point]:
+    """Eight probes: alone, three sizes full, two threads, a timeout that closes batches, two open loops."""
+    return [
+        {"configuration": configuration_of(1), "clients": 1, "seconds": 1.0},
+        {"configuration": configuration_of(4), "clients": 8, "seconds": 1.5},
+        {"configuration": configuration_of(16), "clients": 32, "seconds": 2.0},
+        {"configuration": configuration_of(64), "clients": 128, "seconds": 2.5},
+        {"configuration": configuration_of(64, 0, 2), "clients": 128, "seconds": 2.5},
+        {"configuration": configuration_of(32, 2000, 2), "clients": 24, "seconds": 2.0},
+        {"configuration": configuration_of(32, 2000, 1), "rate_share": 0.6, "seconds": 3.0},
+        {"configuration": configuration_of(16, 0, 2), "rate_share": 0.6, "seconds": 3.0},
+    ]
+
+
+def held_out_points(twin: Twin, scenario: Scenario, *, count: int, seed: int) -> list[Point]:
+    rng = np.random.default_rng(seed)
+    points = []
+    for number in range(count):
+        size = int(rng.choice([1, 2, 4, 8, 16, 24, 32, 48, 64]))
+        timeout_micros = int(rng.choice([0, 0, 500, 1000, 2000, 5000, 10_000]))
+        point: Point = {
+            "configuration": configuration_of(size, timeout_micros, int(rng.integers(1, 3))),
+            "seconds": 3.0,
+        }
+        if number % 2:
+            point["clients"] = int(rng.choice([2, 8, 16, 32, 64, 128]))
+        else:
+            batcher = batcher_of(point["configuration"])
+            capacity = twin.saturation_rps(batcher, traffic_of(scenario, rate_rps=1.0))
+            point["rate_rps"] = float(rng.uniform(0.3, 0.8)) * capacity
+        points.append(point)
+    return points
+
+
+class Meter:
+    """Measures points on a launched server, or reads them back from a recording."""
+
+    def __init__(self, scenario: Scenario, target: Any, fleet: Any, seed: int) -> None:
+        self._target = target
+        self._loader = Loader(scenario, target, fleet)
+        self._scenario = scenario
+        self._seed = seed
+        self.seconds = 0.0
+
+    def __call__(self, point: Point) -> Measurement:
+        began = time.monotonic()
+        self._target.apply(point["configuration"])
+        self._seed += 1
+        total_s = WARM_UP_S + point["seconds"]
+        arrivals: Arrivals
+        if "clients" in point:
+            arrivals = ClosedLoop(concurrency=point["clients"], duration_s=total_s)
+        else:
+            arrivals = draw(
+                self._scenario.load, rate_rps=point["rate_rps"], duration_s=total_s, seed=self._seed
+            )
+        figures = self._loader.run(
+            LoadRun(arrivals=arrivals, warm_up_s=WARM_UP_S), on_live=lambda _live: None
+        )
+        self.seconds += time.monotonic() - began
+        return figures.measurement
+
+
+def measure_all(meter: Meter, scenario: Scenario, *, held_out: int, seed: int) -> dict[str, Any]:
+    probes: list[tuple[Point, Measurement]] = []
+    for point in calibration_points():
+        if "rate_share" in point:
+            twin = fitted(probes, scenario)
+            traffic = traffic_of(scenario, rate_rps=1.0)
+            point["rate_rps"] = point["rate_share"] * twin.saturation_rps(
+                batcher_of(point["configuration"]), traffic
+            )
+        probes.append((point, meter(point)))
+    calibrated_s = meter.seconds
+    twin = fitted(probes, scenario)
+    points = held_out_points(twin, scenario, count=held_out, seed=seed)
+    return {
+        "calibrated_s": calibrated_s,
+        "probes": probes,
+        "held_out": [(point, meter(point)) for point in points],
+    }
+
+
+def fitted(probes: list[tuple[Point, Measurement]], scenario: Scenario) -> Twin:
+    return calibrate([observation_of(point["configuration"], one, scenario) for point, one in probes])
+
+
+def compare(recorded: dict[str, Any], scenario: Scenario, *, verbose: bool) -> None:
+    began = time.monotonic()
+    twin = fitted(recorded["probes"], scenario)
+    fit_s = time.monotonic() - began
+    best = twin.best_fit
+    how = "serial" if best.serial else f"contention {best.contention:.2f}"
+    print(
+        f"calibrated in {recorded['calibrated_s']:.1f} s of measuring and {fit_s:.1f} s of fitting: {how}, "
+        f"delay {best.delay_s * 1e6:.0f} µs, front end {best.front_end_s * 1e6:.1f} µs, wake {best.wake_s * 1e6:.0f} µs, "
+        f"crowding {best.crowding_s * 1e6:.0f} µs, jitter {best.jitter_ratio:.3f}, τ(1, 8, 64) "
+        + ", ".join(f"{best.device(64).tau_s[rows] * 1e3:.2f}" for rows in (1, 8, 64))
+        + " ms"
+    )
+    print(twin.explain())
+    if verbose:
+        for point, one in recorded["probes"]:
+            print("  probe", line(point, one, twin, scenario)[0])
+    errors: dict[str, list[float]] = {"p95": [], "throughput": []}
+    outside = 0
+    for point, one in recorded["held_out"]:
+        text, off, inside = line(point, one, twin, scenario)
+        for name in errors:
+            errors[name].append(off[name])
+        outside += not inside
+        if verbose:
+            print("  ", text)
+    for name, values in errors.items():
+        sizes = np.abs(values)
+        print(
+            f"{name:>10}: median error {np.median(sizes):.1%}, 90th percentile {np.quantile(sizes, 0.9):.1%}, "
+            f"worst {np.max(sizes):.1%}, bias {np.median(values):+.1%} ({len(values)} configurations)"
+        )
+    print(f"p95 outside the twin's 95 % interval: {outside} of {len(recorded['held_out'])}")
+
+
+def line(
+    point: Point, one: Measurement, twin: Twin, scenario: Scenario
+) -> tuple[str, dict[str, float], bool]:
+    clients = one.concurrency
+    traffic = traffic_of(scenario, rate_rps=None if clients else one.offered_rps, concurrency=clients)
+    batcher = batcher_of(point["configuration"])
+    expected = twin.predict(batcher, traffic)
+    best = twin.predict(batcher, traffic, only_best=True)
+    p95, throughput = best.latency("p95").value, best.throughput.value
+    off = {
+        "p95": math.log(p95 / one.latency_s["p95"].value),
+        "throughput": math.log(throughput / one.throughput_rps.value),
+    }
+    server = one.server
+    text = (
+        f"b {batcher.max_batch_size or 0:3d} T {batcher.batch_timeout_s * 1e3:4.1f} c {batcher.batch_threads} "
+        f"{f'N {clients}' if clients else f'λ {one.offered_rps:.0f}':8s} "
+        f"p50 {one.latency_s['p50'].value * 1e3:6.2f} {best.latency('p50').value * 1e3:6.2f} "
+        f"p95 {one.latency_s['p95'].value * 1e3:6.2f} {p95 * 1e3:6.2f} {off['p95']:+.2f}  "
+        f"X {one.throughput_rps.value:6.0f} {throughput:6.0f} {off['throughput']:+.2f}  "
+        f"rows {(server.mean_batch_rows or math.nan) if server else math.nan:5.2f} {best.mean_batch_rows[0]:5.2f} "
+        f"{' '.join(each.code for each in one.caveats if each.code != 'emulated_device')}"
+    )
+    interval = expected.latency("p95")
+    inside = interval.low <= one.latency_s["p95"].high and one.latency_s["p95"].low <= interval.high
+    return text, off, inside
+
+
+def to_json(recorded: dict[str, Any]) -> dict[str, Any]:
+    def plain(entry: tuple[Point, Measurement]) -> dict[str, Any]:
+        point = {**entry[0], "configuration": entry[0]["configuration"].to_dict()}
+        return {"point": point, "measurement": entry[1].to_dict()}
+
+    return {
+        "calibrated_s": recorded["calibrated_s"],
+        "probes": [plain(one) for one in recorded["probes"]],
+        "held_out": [plain(one) for one in recorded["held_out"]],
+    }
+
+
+def from_json(values: dict[str, Any]) -> dict[str, Any]:
+    def entry(one: dict[str, Any]) -> tuple[Point, Measurement]:
+        point = {**one["point"], "configuration": Configuration.from_dict(one["point"]["configuration"])}
+        return point, Measurement.from_dict(one["measurement"])
+
+    return {
+        "calibrated_s": values["calibrated_s"],
+        "probes": [entry(one) for one in values["probes"]],
+        "held_out": [entry(one) for one in values["held_out"]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="emulated", choices=["emulated", "emulated-parallel", "imdb"])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--held-out", type=int, default=30)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--replay", type=Path)
+    parser.add_argument("-v", "--verbose", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        scenario = scenario_of(asked.model, Path(directory))
+        if asked.replay:
+            recorded = from_json(json.loads(asked.replay.read_text()))
+        else:
+            with launched_target(scenario) as target, LoadFleet() as fleet:
+                target.apply(configuration_of(1))
+                meter = Meter(scenario, target, fleet, asked.seed)
+                recorded = measure_all(meter, scenario, held_out=asked.held_out, seed=asked.seed)
+            if asked.record:
+                asked.record.write_text(json.dumps(to_json(recorded)))
+        compare(recorded, scenario, verbose=asked.verbose)
+
+
+if __name__ == "__main__":
+    main()

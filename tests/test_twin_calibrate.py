@@ -1,0 +1,232 @@
+"""A twin fitted to a server whose parameters are known finds them, says how sure it is, and when it is no good."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twin_fakes import batcher_of, device_of, observed
+
+from batchtune.errors import TwinError
+from batchtune.measure.slo import Limit
+from batchtune.twin.calibrate import Observation, calibrate, usable
+from batchtune.twin.fitted import crowding
+from batchtune.twin.model import FitError, Twin, trust_of
+from batchtune.twin.service_time import fit_service_time, is_nondecreasing
+from batchtune.twin.simulate import Device
+from batchtune.twin.traffic import Traffic
+
+P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
+POISSON = Traffic(rate_rps=1.0)
+
+
+def probes(device: Device, *, tells: bool = True, noise: float = 0.02, seed: int = 3) -> list[Observation]:
+    """Eight short probes, as a sweep makes them, of a server that runs up to two batches at once."""
+    rng = np.random.default_rng(seed)
+
+    def probe(size: int, threads: int, traffic: Traffic, *, timeout_ms: float = 0.0) -> Observation:
+        batcher = batcher_of(size, timeout_ms, threads)
+        return observed(batcher, traffic, device, noise=noise, tells=tells, rng=rng, requests=4000)
+
+    return [
+        probe(1, 1, Traffic(clients=1)),
+        probe(4, 1, Traffic(clients=8)),
+        probe(16, 1, Traffic(clients=32)),
+        probe(64, 1, Traffic(clients=128)),
+        probe(64, 2, Traffic(clients=128)),
+        probe(16, 2, Traffic(clients=48)),
+        probe(32, 2, Traffic(clients=24), timeout_ms=2.0),
+        probe(32, 2, Traffic(rate_rps=1500.0), timeout_ms=2.0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def serial_twin() -> Twin:
+    return calibrate(probes(device_of(serial=True)))
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["with counters", "without counters"])
+@pytest.mark.parametrize(
+    "device",
+    [device_of(serial=True), device_of(contention=0.3), device_of(0.0009, 0.0004, contention=0.6)],
+    ids=["serial", "overlapping", "like a CPU"],
+)
+def test_service_time_is_recovered(device: Device, tells: bool) -> None:
+    twin = calibrate(probes(device, tells=tells), test=False)
+    found = twin.best_fit.device(64).tau_s
+    for rows in (4, 16, 64):
+        assert found[rows] == pytest.approx(device.tau_s[rows], rel=0.08)
+
+
+def test_contention_is_recovered() -> None:
+    found = calibrate(probes(device_of(contention=0.3)), test=False).best_fit
+    assert not found.serial
+    assert found.contention == pytest.approx(0.3, abs=0.15)
+
+
+def test_a_serial_device_is_told_from_one_that_overlaps(serial_twin: Twin) -> None:
+    assert serial_twin.best_fit.serial or serial_twin.best_fit.contention == pytest.approx(1.0, abs=0.1)
+
+
+def test_configurations_that_were_not_measured_are_predicted(serial_twin: Twin) -> None:
+    device = device_of(serial=True)
+    rng = np.random.default_rng(5)
+    off_p95, off_throughput = [], []
+    for number in range(12):
+        batcher = batcher_of(
+            int(rng.choice([2, 8, 32, 48])), float(rng.choice([0.0, 1.0, 5.0])), int(rng.integers(1, 3))
+        )
+        rate_rps = float(rng.uniform(0.3, 0.8)) * serial_twin.saturation_rps(batcher, POISSON)
+        traffic = Traffic(clients=int(rng.choice([4, 16, 64]))) if number % 2 else Traffic(rate_rps=rate_rps)
+        measured = observed(batcher, traffic, device).measurement
+        expected = serial_twin.predict(batcher, traffic)
+        off_p95.append(abs(math.log(expected.latency("p95").value / measured.latency_s["p95"].value)))
+        off_throughput.append(abs(math.log(expected.throughput.value / measured.throughput_rps.value)))
+    assert np.median(off_p95) <= 0.08
+    assert np.quantile(off_p95, 0.9) <= 0.2
+    assert np.median(off_throughput) <= 0.05
+
+
+def test_what_single_requests_cost_the_execution_is_found() -> None:
+    device = device_of(0.0009, 0.0004)
+    crowded = replace(device, tau_s=device.tau_s * (1.0 + 1e-4 * 1500.0))
+    observations = [*probes(device)[:-1], probes(crowded)[-1]]
+    found = calibrate(observations, test=False).best_fit
+    assert crowding(found.crowding_s, 1500.0) == pytest.approx(1.15, abs=0.06)
+
+
+def test_a_faithful_twin_leads(serial_twin: Twin) -> None:
+    assert serial_twin.error.left_out == 8
+    assert serial_twin.trust == "leads"
+    assert "leads the search" in serial_twin.explain()
+
+
+def test_measurements_that_no_server_explains_switch_the_twin_off() -> None:
+    observations = probes(device_of(serial=True))
+    rng = np.random.default_rng(2)
+    spoilt = [
+        observed(
+            one.batcher, one.traffic or POISSON, device_of(0.002 * float(factor), 0.00005 * float(factor))
+        )
+        for one, factor in zip(observations, np.exp(rng.normal(0.0, 1.2, len(observations))), strict=True)
+    ]
+    twin = calibrate(spoilt)
+    assert twin.trust == "off"
+    assert "switched off" in twin.explain()
+
+
+@pytest.mark.parametrize(
+    ("mape", "spearman", "left_out", "trust"),
+    [
+        (0.15, 0.7, 8, "leads"),
+        (0.151, 0.9, 8, "shares"),
+        (0.05, 0.69, 8, "shares"),
+        (0.30, 0.0, 8, "shares"),
+        (0.301, 1.0, 8, "off"),
+        (math.nan, math.nan, 0, "shares"),
+    ],
+)
+def test_the_trust_gate_has_these_edges(mape: float, spearman: float, left_out: int, trust: str) -> None:
+    error = FitError(p95_ratio=0.1, throughput_ratio=0.1, mape=mape, spearman=spearman, left_out=left_out)
+    assert trust_of(error) == trust
+
+
+def test_a_twin_survives_json(serial_twin: Twin) -> None:
+    again = Twin.from_dict(json.loads(json.dumps(serial_twin.to_dict(), allow_nan=False)))
+    assert again == serial_twin
+    untested = calibrate(probes(device_of())[:3])
+    assert untested.error.left_out == 0
+    assert json.dumps(untested.to_dict(), allow_nan=False)
+
+
+def test_another_schema_is_refused(serial_twin: Twin) -> None:
+    with pytest.raises(ValueError, match="schema_version"):
+        Twin.from_dict({**serial_twin.to_dict(), "schema_version": 99})
+
+
+def test_the_same_seed_gives_the_same_twin() -> None:
+    observations = probes(device_of())[:4]
+    assert calibrate(observations, seed=4) == calibrate(observations, seed=4)
+    assert calibrate(observations, seed=4) != calibrate(observations, seed=5)
+
+
+def test_repeats_make_surer_but_never_surer_than_runs_differ() -> None:
+    once = probes(device_of(serial=True), noise=0.0)
+    few = calibrate(once, test=False)
+    many = calibrate(once * 4, test=False)
+    assert many.observations == 4 * few.observations
+    spread = [np.std(np.log([fit.device(64).tau_s[16] for fit in twin.fits])) for twin in (few, many)]
+    assert spread[1] <= 1.2 * spread[0]
+    assert spread[1] >= 0.02
+
+
+def test_measurements_that_say_nothing_are_refused_with_a_hint() -> None:
+    one = probes(device_of())[0]
+    failing = replace(one, measurement=replace(one.measurement, error_ratio=0.5))
+    assert usable(one)
+    assert not usable(failing)
+    with pytest.raises(TwinError, match="none of 2 measurements") as failure:
+        calibrate([failing, failing])
+    assert "closed loops" in failure.value.hint
+
+
+def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
+    inside = serial_twin.predict(batcher_of(32, 1.0), Traffic(clients=32))
+    assert not inside.extrapolated
+    wide = serial_twin.predict(batcher_of(256), Traffic(clients=512))
+    assert any("rows" in reason for reason in wide.extrapolations)
+    threads = serial_twin.predict(batcher_of(32, 0.0, 8), Traffic(clients=256))
+    assert any("batch threads" in reason for reason in threads.extrapolations)
+    saturation = serial_twin.saturation_rps(batcher_of(32), POISSON)
+    near = serial_twin.predict(batcher_of(32), Traffic(rate_rps=0.95 * saturation))
+    assert any("above 90%" in reason for reason in near.extrapolations)
+
+
+def test_capacity_is_where_the_limit_is_met(serial_twin: Twin) -> None:
+    batcher = batcher_of(32)
+    found = serial_twin.capacity(batcher, POISSON, replace(P95, seconds=0.008), 0.01)
+    assert found.shape == (len(serial_twin.fits),)
+    middle = float(np.median(found))
+    at = serial_twin.predict(batcher, Traffic(rate_rps=middle)).latency("p95").value
+    assert at == pytest.approx(0.008, rel=0.15)
+    tighter = serial_twin.capacity(batcher, POISSON, replace(P95, seconds=0.005), 0.01)
+    assert np.median(tighter) < middle
+
+
+def test_no_rate_keeps_a_limit_below_one_execution(serial_twin: Twin) -> None:
+    assert not serial_twin.capacity(batcher_of(32), POISSON, replace(P95, seconds=0.001), 0.01).any()
+
+
+def test_think_time_slows_a_closed_loop_and_is_no_latency(serial_twin: Twin) -> None:
+    batcher = batcher_of(1)
+    thinking = serial_twin.predict(batcher, Traffic(clients=1, think_s=0.1))
+    eager = serial_twin.predict(batcher, Traffic(clients=1))
+    assert thinking.latency("p50").value == pytest.approx(eager.latency("p50").value, rel=0.05)
+    assert thinking.throughput.value == pytest.approx(1 / (0.1 + eager.latency("p50").value), rel=0.05)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 512).map(float), st.floats(1e-5, 1.0), st.integers(1, 1000).map(float)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_service_time_never_falls_with_the_rows(timed: list[tuple[float, float, float]]) -> None:
+    found = fit_service_time(timed)
+    assert is_nondecreasing(found)
+    tau = found.tau_s(2 * found.rows_max + 8)
+    assert np.all(tau[1:] > 0.0)
+    assert np.all(np.diff(tau[1:]) >= -1e-12)
+
+
+def test_beyond_the_last_size_time_goes_on_in_a_line() -> None:
+    found = fit_service_time([(rows, 0.002 + 0.0001 * rows, 100.0) for rows in (1.0, 4.0, 16.0, 64.0)])
+    assert found.rows_max == 64
+    assert found.tau_s(256)[256] == pytest.approx(0.002 + 0.0001 * 256, rel=0.01)

@@ -169,6 +169,27 @@ def test_a_bad_batching_file_is_refused_with_the_reference_s_text(
         startup.batching_settings(flags_of("--enable_batching", batching_file(tmp_path, text)))
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_model_runs_where_the_device_flag_says(device: str) -> None:
+    options = startup.backend_options(flags_of(f"--device={device}", "--torch_dtype=bfloat16"))
+    assert (options.device, options.torch_dtype) == (device, "bfloat16")
+    assert options.wants_cuda == device.startswith("cuda")
+    assert options.cuda_index == int(device.partition(":")[2] or 0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--device=gpu", "expected auto, cpu, cuda or cuda:N"),
+        ("--device=cuda:x", "expected auto, cpu, cuda or cuda:N"),
+        ("--torch_dtype=half", "expected as_exported, float32, float16, bfloat16"),
+    ],
+)
+def test_an_unknown_device_or_precision_is_refused(flag: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        flags_of(flag)
+
+
 def test_a_missing_batching_file_is_named() -> None:
     with pytest.raises(UsageError, match="/none: No such file or directory"):
         startup.batching_settings(flags_of("--enable_batching", "--batching_parameters_file=/none"))

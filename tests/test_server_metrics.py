@@ -147,4 +147,4 @@ def test_queue_depths_come_from_the_sessions_in_force() -> None:
         ":batchtune:serving:queue_depth_batches{} 2",
         ":batchtune:serving:queue_depth_rows{} 17",
     ]
-    assert lines(metrics, "emulated_device") == [":batchtune:serving:emulated_device{} 1"]
+    assert lines(metrics, "emulated_device{") == [":batchtune:serving:emulated_device{} 1"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from batchtune.server import onnx_backend
 from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec
@@ -117,3 +120,77 @@ def test_an_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
     with pytest.raises(StatusError) as raised:
         run(model, input=X[:, :2])
     assert raised.value.code == "INVALID_ARGUMENT"
+
+
+def test_a_program_exported_on_the_cpu_moves_with_the_constants_it_makes() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from batchtune.server.torch_backend import _moved
+
+    class Positions(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            return x + torch.arange(3, device=x.device) + torch.zeros(3)
+
+    program = torch.export.export(Positions(), (torch.ones(2, 3),))
+    moved = _moved(program, torch.device("meta"))  # a device that every build of torch has
+    assert moved.module()(torch.ones(2, 3, device="meta")).device.type == "meta"
+
+
+class FakeOnnxRuntime:
+    """onnxruntime's GPU build on a machine where CUDA's libraries cannot be loaded: it goes on without a GPU."""
+
+    def __init__(self, *, started: list[str]) -> None:
+        self.started = started
+        self.asked: list[object] = []
+
+    def get_available_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def SessionOptions(self) -> SimpleNamespace:  # noqa: N802  (onnxruntime's name)
+        return SimpleNamespace()
+
+    def InferenceSession(self, path: str, options: object, *, providers: list[object]) -> object:  # noqa: N802
+        self.asked = providers
+        argument = SimpleNamespace(name="x", type="tensor(float)", shape=["n", 3])
+
+        def starve(names: object, feeds: object) -> None:
+            raise RuntimeError(
+                "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 9"
+            )
+
+        return SimpleNamespace(
+            get_providers=lambda: self.started,
+            get_inputs=lambda: [argument],
+            get_outputs=lambda: [argument],
+            run=starve,
+        )
+
+
+def test_onnx_runtime_takes_the_gpu_that_is_asked_for_and_its_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    fake = FakeOnnxRuntime(started=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(onnx_backend, "_failures", lambda: (RuntimeError,))
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)  # type: ignore[arg-type]
+    (tmp_path / "model.onnx").write_bytes(b"")
+    model = load_model(tmp_path, BackendOptions(device="cuda:1"))
+    assert fake.asked == [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]
+    with pytest.raises(StatusError, match="out of memory") as raised:
+        run(model, x=X)
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+    load_model(tmp_path, BackendOptions(device="cpu"))
+    assert fake.asked == ["CPUExecutionProvider"]
+    fake.started = ["CPUExecutionProvider"]
+    load_model(tmp_path, BackendOptions(device="auto"))
+    with pytest.raises(StatusError, match="could not start its CUDAExecutionProvider"):
+        load_model(tmp_path, BackendOptions(device="cuda"))
+
+
+def test_tensorflow_says_that_it_sees_no_gpu(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("this tensorflow can use a GPU")
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(StatusError, match="--device=cuda:1: TensorFlow sees no GPU") as raised:
+        load_model(tmp_path, BackendOptions(device="cuda:1"))
+    assert raised.value.code == "FAILED_PRECONDITION"

@@ -1,24 +1,55 @@
 """Which models can be tried without bringing one?
 
 `python -m batchtune.sample_models NAME` builds one with seeded weights, exports it once into the cache directory
-and prints its base path. Building may import TensorFlow; importing this package does not.
+and prints its base path. Building imports the framework; importing this package does not.
 """
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
-NAMES = ("imdb_transformer",)
+Framework = Literal["keras", "torch", "torchscript"]
+
+# What each model is written in; the first that is installed is built when none is asked for.
+MODELS: dict[str, tuple[Framework, ...]] = {
+    "imdb_transformer": ("keras", "torch", "torchscript"),
+    "text_recognition": ("torch", "torchscript"),
+    "resnet50": ("torch", "torchscript", "keras"),
+}
+NAMES = tuple(MODELS)
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 
 # Raised whenever the exported bytes would change, so that an old export is never served as a new one.
-EXPORT_REVISION = 1
+EXPORT_REVISION = 2
+
+_PACKAGE: dict[Framework, str] = {"keras": "tensorflow", "torch": "torch", "torchscript": "torch"}
 
 
-def cache_path(name: str) -> Path:
-    """The base path (holding version directories) where the named sample model is or will be exported."""
+def framework_for(name: str) -> Framework:
+    """The first framework of the model that is installed here; its first when none is."""
+    installed = (one for one in MODELS[name] if find_spec(_PACKAGE[one]) is not None)
+    return next(installed, MODELS[name][0])
+
+
+def cache_path(name: str, framework: Framework) -> Path:
+    """The base path (holding version directories) where the sample model is or will be exported.
+
+    The framework's version is part of it: what one release exports an older one may not read.
+    """
     root = (
         os.environ.get("BATCHTUNE_CACHE_DIR")
         or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "batchtune"
     )
-    return Path(root).expanduser() / "models" / f"{name}-r{EXPORT_REVISION}" / name
+    folder = f"{name}-{framework}-{_version(_PACKAGE[framework])}-r{EXPORT_REVISION}"
+    return Path(root).expanduser() / "models" / folder / name
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

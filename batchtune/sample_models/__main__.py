@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from batchtune.sample_models import NAMES, cache_path
+from batchtune.sample_models import FRAMEWORKS, MODELS, NAMES, Framework, cache_path, framework_for
 
 
 def main(arguments: list[str]) -> int:
-    if arguments == ["--list"]:
+    parser = argparse.ArgumentParser(prog="python -m batchtune.sample_models", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=NAMES)
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="default: the first that is installed")
+    parser.add_argument("--list", action="store_true", help="print the names and nothing else")
+    asked = parser.parse_args(arguments)
+    if asked.list:
         print("\n".join(NAMES))
         return 0
-    if len(arguments) != 1 or arguments[0] not in NAMES:
-        print(f"error: give one of: {', '.join(NAMES)}", file=sys.stderr)
+    if asked.name is None:
+        parser.error(f"give one of: {', '.join(NAMES)}")
+    framework = asked.framework or framework_for(asked.name)
+    if framework not in MODELS[asked.name]:
+        parser.error(f"{asked.name} is not written in {framework}, but in {', '.join(MODELS[asked.name])}")
+    try:
+        print(export(asked.name, framework), flush=True)
+    except ModuleNotFoundError as error:
+        extra = "pip install tensorflow" if framework == "keras" else "pip install 'batchtune[torch]'"
+        print(f"error: {asked.name} needs {error.name}: {extra}", file=sys.stderr)
         return 2
-    print(export(arguments[0]), flush=True)
     return 0
 
 
-def export(name: str) -> Path:
+def export(name: str, framework: Framework) -> Path:
     """Export the model unless the cache holds it; a concurrent or interrupted export is never seen half-done."""
-    base_path = cache_path(name)
+    base_path = cache_path(name, framework)
     if (base_path / "1").is_dir():
         return base_path
     base_path.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=base_path.parent))
     try:
-        _build(name, scratch / "1")
+        _build(name, framework, scratch / "1")
         try:
             (scratch / "1").rename(base_path / "1")
         except OSError:
@@ -40,13 +53,15 @@ def export(name: str) -> Path:
     return base_path
 
 
-def _build(name: str, version_path: Path) -> None:
-    match name:
-        case "imdb_transformer":
-            from batchtune.sample_models.imdb_transformer import export_saved_model
-        case _:
-            raise ValueError(name)
-    export_saved_model(version_path)
+def _build(name: str, framework: Framework, version_path: Path) -> None:
+    if framework == "keras":
+        from batchtune.sample_models.keras_models import write_saved_model
+
+        write_saved_model(name, version_path)
+    else:
+        from batchtune.sample_models.torch_models import write_program
+
+        write_program(name, version_path, torchscript=framework == "torchscript")
 
 
 if __name__ == "__main__":

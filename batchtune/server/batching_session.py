@@ -139,6 +139,7 @@ class BatchingSession:
         self._deliver = deliver
         self._length_padding = length_padding
         self._retrier = retrier
+        self._empty = getattr(runner, "empty", np.empty)
         self._options = options
         self._queue = scheduler.add_queue(options, self._process)
         self._queues = {frozenset(self._output_names): self._queue}
@@ -273,6 +274,7 @@ class BatchingSession:
                 rows=rows,
                 padded_rows=padded_rows,
                 length_padding=self._length_padding,
+                empty=self._empty,
             )
             for name, _ in self._input_dtypes
         }

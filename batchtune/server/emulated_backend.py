@@ -138,6 +138,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
         signatures={SIGNATURE_NAME: signature},
         runs={SIGNATURE_NAME: device},
         emulated=True,
+        parallel=service_time.concurrency == "parallel",
     )
 
 

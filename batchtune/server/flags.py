@@ -7,6 +7,7 @@ a meaning here are accepted with a note; those that promise protection we do not
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from typing import Any
 
 from batchtune.errors import UsageError
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TRUE = {"true", "1", "t", "yes", "y"}
 _FALSE = {"false", "0", "f", "no", "n"}
 
@@ -90,7 +92,13 @@ class ServerFlags:
     enable_tuning_api: bool = _flag(
         default=False, meaning="GET, PUT /v1/tuning/batching_parameters; loopback only", ours=True
     )
-    device: str = _flag("auto", "where models run", choices=("auto", "cpu", "cuda"), ours=True)
+    device: str = _flag("auto", "where models run: auto, cpu, cuda or cuda:N", ours=True)
+    torch_dtype: str = _flag(
+        "as_exported",
+        "precision that a PyTorch model computes in; its signature stays",
+        choices=("as_exported", "float32", "float16", "bfloat16"),
+        ours=True,
+    )
 
 
 # Accepted with a note: (type, why it has no effect here).
@@ -241,6 +249,8 @@ def _check(flags: ServerFlags) -> None:
             raise UsageError(f"--{one.name}={value}: expected {', '.join(choices)}")
         if isinstance(value, (int, float)) and value < 0 and one.name != "file_system_poll_wait_seconds":
             raise UsageError(f"--{one.name}={value}: expected 0 or more")
+    if not _DEVICE.fullmatch(flags.device):
+        raise UsageError(f"--device={flags.device}: expected auto, cpu, cuda or cuda:N")
     for name in ("port", "rest_api_port"):
         if getattr(flags, name) > 65535:
             raise UsageError(f"--{name}={getattr(flags, name)}: expected a port, 0 to 65535")

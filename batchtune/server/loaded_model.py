@@ -7,22 +7,41 @@ own file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchtune.server.session_request import Runner, Tensors
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 
-__all__ = ["PREDICT_METHOD", "BackendOptions", "LoadedModel", "Runner", "Tensors", "load_model"]
+__all__ = [
+    "PREDICT_METHOD",
+    "BackendOptions",
+    "LoadedModel",
+    "Runner",
+    "Tensors",
+    "load_model",
+    "out_of_memory",
+]
 
 PREDICT_METHOD = "tensorflow/serving/predict"
 
 
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+Prepare = Callable[[Sequence[int], int | None], None]
+
+
 def _nothing_to_close() -> None:
     """Most backends free everything with their last reference."""
+
+
+def nothing_to_prepare(sizes: Sequence[int], at_once: int | None) -> None:
+    """Most backends run batches of every size alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +50,9 @@ class LoadedModel:
 
     A run takes all inputs and gives all outputs of its signature, is called on batch threads, several at a
     time, and raises StatusError. Signatures that share one run share one batching queue. `metadata` is a
-    serialised tensorflow.serving.SignatureDefMap; empty: made from the signatures.
+    serialised tensorflow.serving.SignatureDefMap; "": made from the signatures. `empty(shape, dtype)` gives the
+    array in which a batch is best gathered. `prepare(sizes, at_once)` makes ready for batches of these row counts,
+    so many (None: unknown) at a time; it takes from milliseconds to seconds, fails never, and may be called again.
     """
 
     platform: str
@@ -39,23 +60,47 @@ class LoadedModel:
     runs: Mapping[str, Runner]
     metadata: bytes = b""
     emulated: bool = False
+    parallel: bool = False
     close: Callable[[], None] = field(default=_nothing_to_close)
+    empty: Empty = field(default=np.empty)
+    prepare: Prepare = field(default=nothing_to_prepare)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
     """How to set up a framework; a thread count of 0 means the framework's own choice.
 
+    `device` is auto, cpu, cuda or cuda:N; `torch_dtype` as_exported, float32, float16 or bfloat16.
     `memory_fraction` is per_process_gpu_memory_fraction: 0 means grow as needed; `session_config_file` is a
     text ConfigProto, from which the other options start.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"
     intra_op_threads: int = 0
     inter_op_threads: int = 0
     saved_model_tags: tuple[str, ...] = ("serve",)
     session_config_file: str = ""
     memory_fraction: float = 0.0
+    torch_dtype: str = "as_exported"
+
+    @property
+    def wants_cuda(self) -> bool:
+        """Whether a GPU must be there, not only may."""
+        return self.device.startswith("cuda")
+
+    @property
+    def cuda_index(self) -> int:
+        """N of cuda:N, else 0."""
+        return int(self.device.partition(":")[2] or 0)
+
+
+def out_of_memory(message: str) -> StatusError:
+    """The end of a batch for which memory is out; other batches are not affected.
+
+    Not every exhausted resource is memory: a tuner looks for "out of memory" or "OOM" in the text.
+    """
+    text = message if "out of memory" in message or "OOM" in message else f"out of memory: {message}"
+    return StatusError("RESOURCE_EXHAUSTED", text)
 
 
 def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from batchtune.server.batching_session import BatchRecord
+from batchtune.server.gpu_metrics import GpuReading
 from batchtune.server.histogram import (
     Histogram,
     Labels,
@@ -40,6 +41,14 @@ class QueueDepths(Protocol):
 
     def queue_depths(self) -> tuple[int, int]:
         """(batches, rows) waiting now over all queues."""
+        ...
+
+
+class Gpus(Protocol):
+    """Who knows how the GPUs are doing."""
+
+    def readings(self) -> Sequence[GpuReading]:
+        """One for each GPU in use."""
         ...
 
 
@@ -83,7 +92,9 @@ class Metrics:
     def __init__(self) -> None:
         self.device = DeviceActivity()
         self.emulated = False
+        self.emulated_parallel = False
         self.queue_depths: QueueDepths | None = None
+        self.gpus: Gpus | None = None
         self._lock = threading.Lock()
         self._request_counts: dict[tuple[str, str], int] = {}
         self._request_latencies: dict[tuple[str, str, str], Histogram] = {}
@@ -200,6 +211,7 @@ class Metrics:
             "queue_depth_rows": rows,
             "batches_in_flight": self.device.in_flight,
             "emulated_device": int(self.emulated),
+            "emulated_device_parallel": int(self.emulated_parallel),
         }
         totals = {
             "device_busy_micros_total": self.device.busy_micros(),
@@ -222,7 +234,16 @@ class Metrics:
         for kind, metrics in (("gauge", gauges), ("counter", totals)):
             for name, value in metrics.items():
                 lines += render_values(_OURS + name, kind, {(): value})
-        return lines
+        return [*lines, *self._gpu_lines()]
+
+    def _gpu_lines(self) -> list[str]:
+        readings = [] if self.gpus is None else self.gpus.readings()
+        busy = {str(one.index): one.busy_micros for one in readings}
+        memory = {str(one.index): one.memory_used_bytes for one in readings}
+        return [
+            *render_values(_OURS + "gpu_busy_micros_total", "counter", _labelled(("gpu",), busy)),
+            *render_values(_OURS + "gpu_memory_used_bytes", "gauge", _labelled(("gpu",), memory)),
+        ]
 
 
 def _count(counts: dict[str, int], key: str) -> None:

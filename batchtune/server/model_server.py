@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from batchtune.errors import UsageError
 from batchtune.server import startup
 from batchtune.server.flags import ServerFlags
 from batchtune.server.front_ends import FrontEnds, listen
-from batchtune.server.loaded_model import load_model
+from batchtune.server.gpu_metrics import GpuSampler
+from batchtune.server.loaded_model import load_model, nothing_to_prepare
 from batchtune.server.loop_port import LoopLagSampler, LoopPort
 from batchtune.server.metrics import Metrics
 from batchtune.server.model_config import read_model_config_file
@@ -48,7 +50,9 @@ class ModelServer:
         self._backend_options = startup.backend_options(flags)
         self._monitoring_path = startup.monitoring_path(flags)
         self._max_concurrent_streams = startup.max_concurrent_streams(flags)
+        self._gpus = GpuSampler(flags.device)
         self._metrics = Metrics()
+        self._metrics.gpus = self._gpus
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -81,6 +85,7 @@ class ModelServer:
         except OSError as error:
             say_error(str(error), hint="choose other ports with --port and --rest_api_port")
             return 1
+        self._gpus.start()
         self._repository.start()
         loaded: asyncio.Future[Any] = loop.run_in_executor(None, self._repository.wait_until_loaded)
         stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
@@ -112,8 +117,11 @@ class ModelServer:
     def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
         model = load_model(directory, self._backend_options)
+        if not self._flags.enable_model_warmup:
+            model = replace(model, prepare=nothing_to_prepare)
         if model.emulated:
             self._metrics.emulated = True
+            self._metrics.emulated_parallel = model.parallel
             say(f"note: model {name} version {version} is an emulated device, not a model")
         try:
             if self._flags.enable_model_warmup:
@@ -161,6 +169,7 @@ class ModelServer:
     def _close(self) -> None:
         self._repository.close()
         self._control.close()
+        self._gpus.close()
 
 
 def _allow_many_connections() -> None:

@@ -1,6 +1,7 @@
 """How is an ONNX model loaded and called from batch threads? ONNX Runtime, one session, one signature.
 
-`InferenceSession.run` releases the interpreter lock and may be called from several threads at once.
+`InferenceSession.run` releases the interpreter lock and may be called from several threads at once. With
+onnxruntime-gpu installed the graph runs on a GPU, which copies its inputs and outputs itself.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors
+from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors, out_of_memory
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec
 
 SIGNATURE_NAME = "serving_default"
+_CUDA = "CUDAExecutionProvider"
 _DTYPES = {
     "tensor(bool)": "bool",
     "tensor(double)": "float64",
@@ -60,6 +62,7 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
         )
     except failures as error:
         raise StatusError("INVALID_ARGUMENT", f"{path}: {error}") from error
+    _check_device(path, session, options)
     signature = Signature(
         name=SIGNATURE_NAME,
         method_name=PREDICT_METHOD,
@@ -87,23 +90,37 @@ class _GraphRun:
             outputs = self._session.run(self._output_names, feeds)
         except self._failures as error:
             message = str(error)
-            starved = "allocate memory" in message or "out of memory" in message.lower()
-            raise StatusError("RESOURCE_EXHAUSTED" if starved else "INVALID_ARGUMENT", message) from error
+            if any(
+                words in message.lower() for words in ("allocate memory", "out of memory", "alloc_failed")
+            ):
+                raise out_of_memory(message) from error
+            raise StatusError("INVALID_ARGUMENT", message) from error
         return {
             name: _bytes(array) if array.dtype == object else array
             for name, array in zip(self._output_names, outputs, strict=True)
         }
 
 
-def _providers(onnxruntime: Any, options: BackendOptions) -> list[str]:
+def _providers(onnxruntime: Any, options: BackendOptions) -> list[str | tuple[str, dict[str, int]]]:
     available = onnxruntime.get_available_providers()
-    if options.device != "cpu" and "CUDAExecutionProvider" in available:
-        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    if options.device == "cuda":
+    if options.device != "cpu" and _CUDA in available:
+        return [(_CUDA, {"device_id": options.cuda_index}), "CPUExecutionProvider"]
+    if options.wants_cuda:
         raise StatusError(
-            "FAILED_PRECONDITION", "--device=cuda: this onnxruntime has no CUDAExecutionProvider"
+            "FAILED_PRECONDITION",
+            f"--device={options.device}: this onnxruntime has no {_CUDA}: pip install onnxruntime-gpu",
         )
     return ["CPUExecutionProvider"]
+
+
+def _check_device(path: Path, session: Any, options: BackendOptions) -> None:
+    """Where CUDA's libraries are missing or of another version, ONNX Runtime goes on without a GPU."""
+    if options.wants_cuda and _CUDA not in session.get_providers():
+        raise StatusError(
+            "FAILED_PRECONDITION",
+            f"{path}: --device={options.device}: onnxruntime could not start its {_CUDA}; it needs a GPU, and CUDA "
+            "and cuDNN of the versions that it was built for",
+        )
 
 
 def _failures() -> tuple[type[Exception], ...]:

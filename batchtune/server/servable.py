@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from batchtune.batching import BatchingParameters
 from batchtune.server.batching_session import Deliver
 from batchtune.server.concurrency_limit import ConcurrencyLimit
-from batchtune.server.loaded_model import LoadedModel, Runner, Tensors
-from batchtune.server.metrics import Metrics
+from batchtune.server.loaded_model import Empty, LoadedModel, Runner, Tensors
+from batchtune.server.metrics import DeviceActivity, Metrics
 from batchtune.server.sessions import Done, Session, SessionPool
+from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, signature_to_def
@@ -102,13 +103,16 @@ class Servable:
         self.switch(pool, self.open_sessions(pool))
 
     def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
-        """Sessions of `pool` for every signature, not yet used."""
-        batched = pool.settings.parameters_for(self.own_parameters) is not None
+        """Sessions of `pool` for every signature, not yet used; the model is made ready for their batches."""
+        parameters = pool.settings.parameters_for(self.own_parameters)
+        batched = parameters is not None
         by_run: dict[int, Session] = {}
         for name, run in self.model.runs.items():
             if id(run) not in by_run:
                 metered = self._metered(run, name, batched=batched)
                 by_run[id(run)] = pool.open(self.signatures[name], metered, own=self.own_parameters)
+        at_once = pool.settings.num_batch_threads if batched else None
+        self.model.prepare(expected_sizes(parameters), at_once)
         return {name: by_run[id(run)] for name, run in self.model.runs.items()}
 
     def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
@@ -125,11 +129,9 @@ class Servable:
 
     def _metered(self, run: Runner, signature_name: str, *, batched: bool) -> Runner:
         device, metrics = self._metrics.device, self._metrics
+        if batched:
+            return _BatchRun(run, device, self.model.empty)
         first_input = self.signatures[signature_name].inputs[0].name
-
-        def run_batch(inputs: Tensors) -> Tensors:
-            with device:
-                return run(inputs)
 
         def run_request(inputs: Tensors) -> Tensors:
             started_ns = time.monotonic_ns()
@@ -140,13 +142,28 @@ class Servable:
             metrics.on_unbatched_run(array.shape[0] if array.ndim else 1, micros)
             return outputs
 
-        return run_batch if batched else run_request
+        return run_request
 
     def _no_session(self, signature_name: str) -> StatusError:
         if signature_name in self.signatures:  # closed after it was found
             request = f"Specific({self.name}, {self.version})"
             return StatusError("NOT_FOUND", f"Servable not found for request: {request}")
         return StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
+
+
+class _BatchRun:
+    """A model's run while the device counts as busy."""
+
+    __slots__ = ("_device", "_run", "empty")
+
+    def __init__(self, run: Runner, device: DeviceActivity, empty: Empty) -> None:
+        self._run = run
+        self._device = device
+        self.empty = empty
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        with self._device:
+            return self._run(inputs)
 
 
 def _metadata(signatures: Mapping[str, Signature]) -> bytes:

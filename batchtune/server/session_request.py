@@ -23,6 +23,8 @@ Deliver = Callable[[list[Completion]], None]
 
 
 class Runner(Protocol):
+    """Runs batches. One that has `empty(shape, dtype)` gives the memory itself in which a batch is best gathered."""
+
     def __call__(self, inputs: Tensors) -> Tensors:
         """All outputs of the signature for all of its inputs; called on a batch thread; raises StatusError."""
 

@@ -90,12 +90,13 @@ def backend_options(flags: ServerFlags) -> BackendOptions:
     """How frameworks are set up."""
     parallelism = flags.tensorflow_session_parallelism
     return BackendOptions(
-        device=flags.device,  # type: ignore[arg-type]  # its choices are checked
+        device=flags.device,
         intra_op_threads=parallelism or flags.tensorflow_intra_op_parallelism,
         inter_op_threads=parallelism or flags.tensorflow_inter_op_parallelism,
         saved_model_tags=tuple(flags.saved_model_tags.split(",")),
         session_config_file=flags.tensorflow_session_config_file,
         memory_fraction=flags.per_process_gpu_memory_fraction,
+        torch_dtype=flags.torch_dtype,
     )
 
 

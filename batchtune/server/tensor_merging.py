@@ -5,7 +5,7 @@ Rules and texts: TF Serving's `batching_session.cc` and `batching_util.cc`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +19,19 @@ _MAX_PADDED_RANK = 6
 
 
 def merge_tensors(
-    name: str, arrays: Sequence[NDArray[Any]], *, rows: int, padded_rows: int, length_padding: LengthPadding
+    name: str,
+    arrays: Sequence[NDArray[Any]],
+    *,
+    rows: int,
+    padded_rows: int,
+    length_padding: LengthPadding,
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty,
 ) -> NDArray[Any]:
     """Concatenate `arrays` (together `rows` rows) and repeat the last array's first row up to `padded_rows`.
 
-    A single array that needs no padding is returned as it is. length_padding: fill each other dimension up to the
-    batch's largest with the array's own first element, as TF Serving does, or with zeros (empty strings).
+    A single array that needs no padding is returned as it is; any other batch is gathered in memory from `empty`.
+    length_padding: fill each other dimension up to the batch's largest with the array's own first element, as TF
+    Serving does, or with zeros (empty strings).
     Raises StatusError FAILED_PRECONDITION where shapes differ and length_padding is off.
     """
     if length_padding != "off":
@@ -32,7 +39,7 @@ def merge_tensors(
     first = arrays[0]
     if len(arrays) == 1 and rows == padded_rows:
         return first
-    merged: NDArray[Any] = np.empty((padded_rows, *first.shape[1:]), first.dtype)
+    merged = empty((padded_rows, *first.shape[1:]), first.dtype)
     try:
         np.concatenate(arrays, out=merged[:rows])
     except ValueError as error:

@@ -111,8 +111,12 @@ def _import_tensorflow(options: BackendOptions) -> Any:
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
-    if options.device == "cuda" and not tf.config.list_physical_devices("GPU"):
-        raise StatusError("FAILED_PRECONDITION", "--device=cuda: TensorFlow sees no GPU")
+    seen = len(tf.config.list_physical_devices("GPU")) if options.wants_cuda else 0
+    if options.wants_cuda and options.cuda_index >= seen:
+        built = "" if tf.test.is_built_with_cuda() else " (this tensorflow is built without CUDA)"
+        raise StatusError(
+            "FAILED_PRECONDITION", f"--device={options.device}: TensorFlow sees {seen or 'no'} GPU{built}"
+        )
     return tf
 
 
@@ -130,6 +134,8 @@ def _session_config(v1: Any, options: BackendOptions) -> Any:
         config.intra_op_parallelism_threads = options.intra_op_threads
     if options.inter_op_threads:
         config.inter_op_parallelism_threads = options.inter_op_threads
+    if options.wants_cuda:
+        config.gpu_options.visible_device_list = str(options.cuda_index)
     if options.memory_fraction:
         config.gpu_options.per_process_gpu_memory_fraction = options.memory_fraction
     else:

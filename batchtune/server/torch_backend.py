@@ -6,29 +6,36 @@
     inputs: {x: {dtype: float32, shape: [200]}}     # in the order of forward's arguments; batch dimension left out
     outputs: {y: {dtype: float32, shape: [2]}}      # in the order of what forward returns; for a dict its keys
 
-Operators release the interpreter lock while they run.
+Operators release the interpreter lock while they run. --torch_dtype converts the weights, and on the device each
+batch's inputs and outputs; the signature, and what travels, stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from batchtune.server.declared_tensors import FaultError, check_keys, read_yaml, tensor_specs
-from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors
+from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors, out_of_memory
+from batchtune.server.torch_device import Device, device_of
+from batchtune.server.torch_lanes import Lanes
+from batchtune.server.torch_module import FAILURES, Forward, Specs, forward_in
+from batchtune.server.warmup import zeros
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec
 
 SIGNATURE_NAME = "serving_default"
-_Specs = tuple[TensorSpec, ...]
 
 
 def load_torch_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
     """The module of `model.pt2`, else of `model.pt`, as signature serving_default.
 
     Raises:
-        StatusError: torch is missing, does not take the file, or nothing tells the signature.
+        StatusError: torch is missing, does not take the file, has no such device, or nothing tells the signature.
     """
     exported = version_directory / "model.pt2"
     path = exported if exported.is_file() else version_directory / "model.pt"
@@ -38,73 +45,119 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
         raise StatusError(
             "FAILED_PRECONDITION", f"{path} needs torch: pip install 'batchtune[torch]'"
         ) from error
-    device = _device(torch, options)
+    device = device_of(torch, options)
     if options.intra_op_threads:
         torch.set_num_threads(options.intra_op_threads)
     declared = _declared(version_directory / "signature.yaml")
     try:
         if path == exported:
             program = torch.export.load(path)
-            module = program.module().to(device)
             declared = declared or _derived(program)
+            load = _module_loader(torch, path, program, device.name, options)
         else:
-            module = torch.jit.load(str(path), map_location=device).eval()
+            load = partial(_script_of, torch, path, device.name)
+        if declared is None:
+            raise StatusError("FAILED_PRECONDITION", f"{path}: TorchScript needs a signature.yaml beside it")
+        inputs, outputs = declared
+        # Lanes do not wait for the stream on which weights are copied and converted.
+        with device.on(device.new_stream()):
+            forward = forward_in(torch, options.torch_dtype, device, load, inputs=inputs, outputs=outputs)
+            device.wait(device.new_event())
+        device.free_cache()
     except (RuntimeError, OSError, ValueError, KeyError) as error:
+        if device.is_out_of_memory(error):
+            raise out_of_memory(f"{path}: {error}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise StatusError("INVALID_ARGUMENT", f"{path}: {lines[0]}") from error
-    if declared is None:
-        raise StatusError("FAILED_PRECONDITION", f"{path}: TorchScript needs a signature.yaml beside it")
-    inputs, outputs = declared
+    return served_module(torch, forward, device, inputs=inputs, outputs=outputs)
+
+
+def served_module(
+    torch: Any, forward: Forward, device: Device, *, inputs: Specs, outputs: Specs
+) -> LoadedModel:
+    """A module on `device` as a servable model; `inputs` and `outputs` in the module's own order."""
     signature = Signature(
         name=SIGNATURE_NAME, method_name=PREDICT_METHOD, inputs=_by_name(inputs), outputs=_by_name(outputs)
     )
-    run = _ModuleRun(torch, module, device, inputs, outputs)
-    return LoadedModel(platform="torch", signatures={SIGNATURE_NAME: signature}, runs={SIGNATURE_NAME: run})
+    run = _ModuleRun(torch, device, forward, inputs)
+    return LoadedModel(
+        platform="torch",
+        signatures={SIGNATURE_NAME: signature},
+        runs={SIGNATURE_NAME: run},
+        empty=device.empty,
+        prepare=run.prepare,
+    )
 
 
 class _ModuleRun:
-    """Positional arguments in the order of `inputs`; a tensor, a tuple or a dict comes back."""
+    """Batches of numpy arrays; the positional arguments are in the order of `inputs`."""
 
-    def __init__(
-        self, torch: Any, module: Callable[..., Any], device: Any, inputs: _Specs, outputs: _Specs
-    ) -> None:
-        self._torch = torch
-        self._module = module
+    def __init__(self, torch: Any, device: Device, forward: Forward, inputs: Specs) -> None:
         self._device = device
+        self._inputs = inputs
         self._input_names = tuple(spec.name for spec in inputs)
-        self._output_names = tuple(spec.name for spec in outputs)
+        self._output_names = forward.names
+        self._device_errors = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+        self._lanes = Lanes(torch, device, forward, failures=(StatusError, *FAILURES))
 
     def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
-        """The outputs of a batch; raises StatusError INVALID_ARGUMENT or, out of memory, RESOURCE_EXHAUSTED."""
-        torch = self._torch
+        """The outputs of a batch.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED where memory is out, after which smaller batches work; INTERNAL for a
+                failure of the device; else INVALID_ARGUMENT.
+        """
         try:
-            with torch.inference_mode():
-                arguments = [torch.tensor(inputs[name], device=self._device) for name in self._input_names]
-                returned = self._module(*arguments)
-                if isinstance(returned, Mapping):
-                    returned = [returned[name] for name in self._output_names]
-                elif isinstance(returned, torch.Tensor):
-                    returned = [returned]
-                outputs = [one.cpu().numpy() for one in returned]
-        except torch.OutOfMemoryError as error:
-            raise StatusError("RESOURCE_EXHAUSTED", str(error)) from error
-        except (RuntimeError, TypeError, ValueError, KeyError, AssertionError) as error:
-            raise StatusError("INVALID_ARGUMENT", str(error)) from error
-        if len(outputs) != len(self._output_names):
-            said = f"the model returned {len(outputs)} outputs, its signature has {len(self._output_names)}"
-            raise StatusError("INTERNAL", said)
-        return dict(zip(self._output_names, outputs, strict=True))
+            outputs = self._lanes.run([inputs[name] for name in self._input_names])
+        except FAILURES as error:
+            failure = error
+        else:
+            return dict(zip(self._output_names, outputs, strict=True))
+        raise self._status(failure) from failure
+
+    def prepare(self, sizes: Sequence[int], at_once: int | None) -> None:
+        """Record graphs for batches of these sizes, `at_once` of which may be in work together."""
+        examples = [[zeros(spec, size) for spec in self._inputs] for size in sizes]
+        self._lanes.prepare(examples, at_once=at_once)
+
+    def _status(self, error: Exception) -> StatusError:
+        if self._device.is_out_of_memory(error):
+            # The traceback holds the tensors of the failed run, which are what must go.
+            error.__traceback__ = None
+            self._device.free_cache()
+            return out_of_memory(str(error))
+        code = "INTERNAL" if isinstance(error, self._device_errors) else "INVALID_ARGUMENT"
+        return StatusError(code, str(error))
 
 
-def _device(torch: Any, options: BackendOptions) -> Any:
-    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise StatusError("FAILED_PRECONDITION", "--device=cuda: PyTorch sees no GPU")
-    return torch.device("cuda")
+def _module_loader(
+    torch: Any, path: Path, program: Any, device_name: Any, options: BackendOptions
+) -> Callable[[], Any]:
+    """Gives the module of `program`, and when asked again that of the file: to convert one changes its program."""
+    unused = [program]
+
+    def load() -> Any:
+        module_of = _moved(unused.pop() if unused else torch.export.load(path), device_name).module
+        if options.torch_dtype != "as_exported" and "check_guards" in inspect.signature(module_of).parameters:
+            # From torch 2.9 on a module checks that its inputs have the dtype that they were exported with.
+            return module_of(check_guards=False).to(device_name)
+        return module_of().to(device_name)
+
+    return load
 
 
-def _declared(path: Path) -> tuple[_Specs, _Specs] | None:
+def _moved(program: Any, device_name: Any) -> Any:
+    """A graph makes its constants (arange, zeros) on the device that it was exported on, which `to` does not change."""
+    if device_name.type == "cpu":
+        return program
+    return importlib.import_module("torch.export.passes").move_to_device_pass(program, str(device_name))
+
+
+def _script_of(torch: Any, path: Path, device_name: Any) -> Any:
+    return torch.jit.load(str(path), map_location=device_name).eval()
+
+
+def _declared(path: Path) -> tuple[Specs, Specs] | None:
     if not path.is_file():
         return None
     document = read_yaml(path)
@@ -118,7 +171,7 @@ def _declared(path: Path) -> tuple[_Specs, _Specs] | None:
         raise StatusError("INVALID_ARGUMENT", f"{path}: {fault}") from fault
 
 
-def _derived(program: Any) -> tuple[_Specs, _Specs]:
+def _derived(program: Any) -> tuple[Specs, Specs]:
     """The inputs and outputs of an exported program; outputs are called output_0, output_1, …"""
     nodes = {node.name: node for node in program.graph.nodes}
     signature = program.graph_signature
@@ -135,5 +188,5 @@ def _spec(name: str, value: Any) -> TensorSpec:
     return TensorSpec(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=shape)
 
 
-def _by_name(specs: _Specs) -> _Specs:
+def _by_name(specs: Specs) -> Specs:
     return tuple(sorted(specs, key=lambda spec: spec.name))

@@ -23,6 +23,8 @@ from batchtune.wire.tensors import Signature, TensorSpec, tensor_from_proto
 WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 _RECORDS_MAX = 1000
 _LENGTH_OF_FREE_DIMENSION = 1
+_SMALL_SIZES_MAX = 16
+_UNBATCHED_SIZES = (1, 2, 4, 8)
 
 
 def warm_up(
@@ -47,6 +49,22 @@ def warm_up(
             _run_zeros(model, name, signature, sizes, iterations)
 
 
+def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
+    """The row counts worth recording a graph for, ascending; `parameters` None: not batched.
+
+    The allowed sizes are the only ones that occur. Without them any may: the small ones, and the largest, which is
+    most frequent under load.
+    """
+    if parameters is None:
+        return _UNBATCHED_SIZES
+    if parameters.allowed_batch_sizes:
+        return parameters.allowed_batch_sizes
+    largest = parameters.max_batch_size or _SMALL_SIZES_MAX
+    if parameters.enable_large_batch_splitting and parameters.max_execution_batch_size:
+        largest = parameters.max_execution_batch_size
+    return tuple(sorted({*range(1, min(largest, _SMALL_SIZES_MAX) + 1), largest}))
+
+
 def _batch_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
     return (1,) if parameters is None else parameters.allowed_batch_sizes or (1,)
 
@@ -55,7 +73,7 @@ def _run_zeros(
     model: LoadedModel, name: str, signature: Signature, sizes: Sequence[int], iterations: int
 ) -> None:
     for size in sizes:
-        inputs = {spec.name: _zeros(spec, size) for spec in signature.inputs}
+        inputs = {spec.name: zeros(spec, size) for spec in signature.inputs}
         try:
             for _ in range(iterations):
                 model.runs[name](inputs)
@@ -67,7 +85,8 @@ def _run_zeros(
             return
 
 
-def _zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
+def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
+    """A batch of zeros, or of empty strings; a free dimension has length 1."""
     sizes = (spec.shape or (None,))[1:]
     shape = (rows, *(_LENGTH_OF_FREE_DIMENSION if size is None else size for size in sizes))
     if spec.dtype == "object":

@@ -2,7 +2,8 @@
 
 `tensorflow_serving.apis` imports `tensorflow.core.*`, and so runs `tensorflow/__init__.py`: 1.9 s and 540 MB.
 Here the parent package is entered as a bare namespace while the message modules load (0.04 s, 15 MB) and then
-taken out again, so that a later `import tensorflow` is a real one and shares these message classes.
+taken out again, so that a later `import tensorflow` is a real one and shares these message classes. Where there is
+no tensorflow, its part of the messages comes from `wire.tensorflow_messages`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from batchtune.wire.tensorflow_messages import declared_messages
+
 
 @contextmanager
 def _tensorflow_as_bare_namespace() -> Iterator[None]:
-    """Let `tensorflow.core` be imported without running `tensorflow/__init__.py`; ImportError if absent."""
+    """Let `tensorflow.core` be imported without running `tensorflow/__init__.py`, or without tensorflow."""
     if "tensorflow" in sys.modules:
         yield
         return
-    spec = importlib.util.find_spec("tensorflow")
+    try:
+        spec = importlib.util.find_spec("tensorflow")
+    except ModuleNotFoundError:
+        spec = None
     if spec is None or spec.submodule_search_locations is None:
-        raise ImportError("tensorflow is not installed; its wheel carries the TensorProto messages")
+        with declared_messages():
+            yield
+        return
     namespace = types.ModuleType("tensorflow")
     namespace.__path__ = list(spec.submodule_search_locations)
     sys.modules["tensorflow"] = namespace

@@ -1,0 +1,107 @@
+"""How do the sample models of PyTorch become files that a server loads?
+
+`model.pt2` (torch.export) or `model.pt` (TorchScript), with a free batch dimension, and `signature.yaml` beside it,
+which names the tensors. Each batch normalisation is folded into the convolution before it, as any runtime for
+inference does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from batchtune.sample_models.sizes import CLASSES, LENGTH, SEED, TEXT_CLASSES, TEXT_HEIGHT, TEXT_WIDTH
+from batchtune.sample_models.torch_recognition import text_recognition
+from batchtune.sample_models.torch_resnet50 import resnet50
+from batchtune.sample_models.torch_transformer import imdb_transformer
+
+TEXT_PLACES = TEXT_WIDTH // 4 + 1
+"""Where a character may be read: the features of text_recognition are so wide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One model: what builds it, and the names and shapes of its tensors without the batch dimension."""
+
+    build: Callable[[], Any]
+    input_name: str
+    input_shape: tuple[int, ...]
+    output_name: str
+    output_shape: tuple[int, ...]
+
+    def signature_yaml(self) -> str:
+        given, gives = list(self.input_shape), list(self.output_shape)
+        return (
+            f"inputs: {{{self.input_name}: {{dtype: float32, shape: {given}}}}}\n"
+            f"outputs: {{{self.output_name}: {{dtype: float32, shape: {gives}}}}}\n"
+        )
+
+
+FORMS = {
+    "imdb_transformer": Form(
+        build=imdb_transformer,
+        input_name="tokens",
+        input_shape=(LENGTH,),
+        output_name="scores",
+        output_shape=(2,),
+    ),
+    "text_recognition": Form(
+        build=text_recognition,
+        input_name="image",
+        input_shape=(1, TEXT_HEIGHT, TEXT_WIDTH),
+        output_name="logits",
+        output_shape=(TEXT_PLACES, TEXT_CLASSES),
+    ),
+    "resnet50": Form(
+        build=resnet50,
+        input_name="image",
+        input_shape=(3, 224, 224),
+        output_name="scores",
+        output_shape=(CLASSES,),
+    ),
+}
+
+
+def torch_model(name: str) -> Any:
+    """The named model, not folded, ready for inference; the same weights on every machine."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return FORMS[name].build().eval()
+
+
+def write_program(
+    name: str, version_path: Path, *, torchscript: bool = False, module: Any | None = None
+) -> None:
+    """Write the version directory that the server loads; `module` in place of the full-sized model."""
+    form = FORMS[name]
+    module = folded(torch_model(name) if module is None else module)
+    example = torch.zeros(2, *form.input_shape)
+    version_path.mkdir(parents=True)
+    (version_path / "signature.yaml").write_text(form.signature_yaml(), encoding="utf-8")
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")  # both exporters warn of what they themselves do
+        if torchscript:
+            torch.jit.save(torch.jit.trace(module, (example,)), str(version_path / "model.pt"))
+            return
+        batch = torch.export.Dim("batch", min=1)
+        program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+        torch.export.save(program, version_path / "model.pt2")
+
+
+def folded(module: Any) -> Any:
+    """The module with every batch normalisation merged into the convolution before it; changes the module."""
+    for name, child in list(module.named_children()):
+        if isinstance(module, nn.Sequential) and isinstance(child, nn.BatchNorm2d):
+            before = str(int(name) - 1)
+            fused = torch.nn.utils.fusion.fuse_conv_bn_eval(module.get_submodule(before), child)
+            setattr(module, before, fused)
+            setattr(module, name, nn.Identity())
+        else:
+            folded(child)
+    return module

@@ -5,6 +5,7 @@
         provenance.json          on what it ran
         trials.jsonl             the ledger, the single truth: one line a trial, on disk before the next one starts
         samples/NNNN.parquet     every request of trial NNNN, written before its line
+        search.json              what the search says of itself, written when it ends
         recommendation.json, batching_parameters.txt
 
 Whole files appear complete or not at all (written beside, synced, renamed). A line counts once its newline is there:
@@ -26,6 +27,7 @@ from batchtune.batching import BatchingParameters, format_tfserving_text
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend import Recommendation
 from batchtune.scenario.spec import Scenario
+from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 LEDGER = "trials.jsonl"
 SCENARIO = "scenario.yaml"
 PROVENANCE = "provenance.json"
+SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 COMPARISON = "comparison.json"
 BATCHING_PARAMETERS = "batching_parameters.txt"
@@ -112,6 +115,27 @@ class Run:
             ArchiveError: missing, corrupt or of another schema.
         """
         return _read_samples(self._samples_path(number))
+
+    def write_search(self, summary: SearchSummary) -> None:
+        """Keep what the search says of itself."""
+        document = json.dumps(summary.to_dict(), allow_nan=False, indent=2) + "\n"
+        write_whole(self.path / SEARCH, document.encode())
+
+    def search(self) -> SearchSummary | None:
+        """What the search said of itself; None for a run that was killed before its end, or is older than that file.
+
+        Raises:
+            ArchiveError: corrupt.
+        """
+        path = self.path / SEARCH
+        if not path.exists():
+            return None
+        hint = f"restore the file, or remove it: {LEDGER} alone gives a recommendation, without the twin's account"
+        try:
+            return SearchSummary.from_dict(_json_object(path))
+        except (ValueError, ArchiveError) as error:
+            what = error.message if isinstance(error, ArchiveError) else f"{path}: {error}"
+            raise ArchiveError(what, hint=hint) from error
 
     def write_comparison(self, comparison: Mapping[str, Any]) -> None:
         """Keep what a comparison or a noise floor says, as plain types."""

@@ -8,6 +8,7 @@ BatchtuneError                        70  never raised itself
 ├── NoFeasibleConfigurationError       3  nothing measured meets the SLO
 ├── BaselineError                      4  the baseline is missing or not comparable
 ├── InconclusiveError                  5  the measurements cannot decide
+│   └── TwinError                      5  there is too little measured to calibrate the twin, or it cannot answer
 ├── MeasurementInvalidError            6  the client was the limit, or the host was noisy
 └── TargetError                        7  the server did not start, died, hung or cannot be reached
 """
@@ -52,6 +53,10 @@ class BaselineError(BatchtuneError):
 
 class InconclusiveError(BatchtuneError):
     exit_code = 5
+
+
+class TwinError(InconclusiveError):
+    """A twin that cannot be calibrated from what was measured, or a question that it cannot answer."""
 
 
 class MeasurementInvalidError(BatchtuneError):

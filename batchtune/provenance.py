@@ -187,6 +187,12 @@ def _in_container(root: Path) -> bool:
     return any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
 
 
+def gpu_names() -> list[str]:
+    """The names of the NVIDIA GPUs of this machine; empty without one, and without the means to ask."""
+    names: list[str] = _gpu()["names"]
+    return names
+
+
 def _gpu() -> dict[str, Any]:
     none: dict[str, Any] = {"names": [], "driver": None, "memory_bytes": []}
     try:

@@ -9,31 +9,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
 
 from batchtune.batching import Configuration
 from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
-from batchtune.tune.noise import (
-    FRESH_LATENCY_PRIOR_SD,
-    FRESH_THROUGHPUT_PRIOR_SD,
-    Noise,
-    geometric_mean,
-    paired_ratio,
-    predict,
-)
+from batchtune.tune.confidence import NearBest, near_best_of_measured
+from batchtune.tune.limits import usual_bottleneck
+from batchtune.tune.noise import PRIOR_DEGREES, geometric_mean
 from batchtune.tune.pareto import Alternative, alternatives_to
-from batchtune.tune.pool import Pooled, RunFigures, pool, run_noise
+from batchtune.tune.pool import Pooled, pool, run_noise
+from batchtune.tune.prediction import (
+    Promise,
+    Reference,
+    caveats_of,
+    gain_over,
+    mean_batch_rows,
+    measurements_of,
+    predicted,
+    predicted_capacity,
+    predicted_latency,
+    promises_of,
+    reference_of,
+)
 from batchtune.tune.ranking import leaders
-from batchtune.tune.reason import count, explain_gain, explain_miss
+from batchtune.tune.reason import cannot_pay, count, explain_gain, explain_miss
+from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
-__all__ = ["Alternative", "Helps", "Recommendation", "recommend"]
+__all__ = ["Alternative", "Helps", "Promise", "Recommendation", "Reference", "recommend"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of recommendation.json; what an older one lacks is absent when it is read."""
 
 GAIN_WANTED = 0.05
 """Batching that gains less than this is not worth its parameters."""
@@ -42,43 +53,29 @@ Helps = Literal["yes", "no", "not distinguishable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """What a server gives without tuning; `name` is "no_batching" or "defaults". Intervals are for a fresh run."""
-
-    name: str
-    configuration: Configuration
-    throughput_rps: Estimate
-    latency_s: dict[str, Estimate]
-    runs: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "configuration": self.configuration.to_dict(),
-            "throughput_rps": self.throughput_rps.to_dict(),
-            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
-            "runs": self.runs,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reference:
-        return cls(
-            name=values["name"],
-            configuration=Configuration.from_dict(values["configuration"]),
-            throughput_rps=Estimate.from_dict(values["throughput_rps"]),
-            latency_s={name: Estimate.from_dict(one) for name, one in values["latency_s"].items()},
-            runs=values["runs"],
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer. Estimates of throughput, rows and latency hold the 95 % interval of a fresh run.
+    """The answer. Estimates of rates and latency hold the 95 % interval of a fresh run, times are in seconds.
 
-    Gains say how many times better the objective is (throughput or capacity ratio; p95 of the other over ours), with
-    the 95 % interval of the mean; None when there is nothing to compare with. `trials` counts all that were run,
-    `confirmations` the fresh runs behind the figures; 0: the figures are those of the search. `notes` say what weakens
-    the answer.
+    As JSON every field stands under its own name, estimates as `{value, low, high}`, beside `schema_version` and
+    `label`, the configuration in one line:
+
+    `configuration`, `objective`: what to serve, and what was asked to be best.
+    `throughput_rps`, `throughput_rows_per_s`, `latency_s` (by quantile), `mean_batch_rows`: what it gives.
+    `capacity_rps`: the highest rate within the SLO, for that objective; else None.
+    `slo`: its limits by quantile, and the share of requests that may fail as "errors". `promises`: for each limit the
+    quantile and its upper bound.
+    `gain_over_no_batching`, `gain_over_defaults`: how many times better the objective is (throughput or capacity ratio;
+    p95 of the other over ours), with the 95 % interval of the mean; None when there is nothing to compare with.
+    `batching_helps`, `reason`, `cannot_pay`: whether it does, why, and the finding that no batch can pay, in words.
+    `near_best`: the probability of being within 5 % of the best, of what, and of how many; None: nothing else was
+    measured.
+    `noise_ratio`: standard deviation between runs of one configuration, relative; `noise_measured` False: assumed,
+    because nothing was run twice.
+    `bottleneck`: what limits it now, `{kind, text, advice, evidence}`, by the runs behind the figures.
+    `search`: the sweep's account of itself without the twin's draws; None for a run that kept none.
+    `trials`, `seconds`: all that were run. `confirmations`: the fresh runs behind the figures; 0: those of the search.
+    `rate_rps`, `concurrency`, `rows_per_request`: the load. `references`, `alternatives`: what else there is.
+    `caveats`: reasons for distrust of these figures. `notes`: what weakens the answer.
     """
 
     configuration: Configuration
@@ -97,6 +94,15 @@ class Recommendation:
     rate_rps: float | None
     concurrency: int | None
     rows_per_request: int
+    capacity_rps: Estimate | None = None
+    mean_batch_rows: float | None = None
+    promises: tuple[Promise, ...] = ()
+    cannot_pay: str | None = None
+    near_best: NearBest | None = None
+    noise_ratio: float | None = None
+    noise_measured: bool = False
+    bottleneck: Bottleneck | None = None
+    search: SearchSummary | None = None
     references: tuple[Reference, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()
@@ -104,62 +110,54 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "configuration": self.configuration.to_dict(),
-            "label": self.configuration.label(),
-            "objective": self.objective,
-            "throughput_rps": self.throughput_rps.to_dict(),
-            "throughput_rows_per_s": self.throughput_rows_per_s.to_dict(),
-            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
-            "slo": self.slo,
-            "gain_over_no_batching": _estimate_dict(self.gain_over_no_batching),
-            "gain_over_defaults": _estimate_dict(self.gain_over_defaults),
-            "batching_helps": self.batching_helps,
-            "reason": self.reason,
-            "trials": self.trials,
-            "seconds": self.seconds,
-            "confirmations": self.confirmations,
-            "rate_rps": self.rate_rps,
-            "concurrency": self.concurrency,
-            "rows_per_request": self.rows_per_request,
-            "references": [one.to_dict() for one in self.references],
-            "alternatives": [one.to_dict() for one in self.alternatives],
-            "caveats": [one.to_dict() for one in self.caveats],
-            "notes": list(self.notes),
-        }
+        plain = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return {"schema_version": SCHEMA_VERSION, "label": self.configuration.label(), **plain}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: another schema version.
+            ValueError: a later schema version.
             KeyError, TypeError: not a recommendation.
         """
-        if values.get("schema_version") != SCHEMA_VERSION:
+        if values.get("schema_version") not in (1, SCHEMA_VERSION):
             raise ValueError(
                 f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
             )
-        fields = {name: value for name, value in values.items() if name not in ("schema_version", "label")}
-        fields["configuration"] = Configuration.from_dict(values["configuration"])
-        for name in (
-            "throughput_rps",
-            "throughput_rows_per_s",
-            "gain_over_no_batching",
-            "gain_over_defaults",
-        ):
-            fields[name] = None if values[name] is None else Estimate.from_dict(values[name])
-        fields["latency_s"] = {name: Estimate.from_dict(one) for name, one in values["latency_s"].items()}
-        fields["references"] = tuple(Reference.from_dict(one) for one in values["references"])
-        fields["alternatives"] = tuple(Alternative.from_dict(one) for one in values["alternatives"])
-        fields["caveats"] = tuple(Caveat.from_dict(one) for one in values["caveats"])
-        fields["notes"] = tuple(values["notes"])
-        return cls(**fields)
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: _read(name, value) for name, value in values.items() if name in known})
 
 
-def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Recommendation:
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "configuration": Configuration.from_dict,
+    "throughput_rps": Estimate.from_dict,
+    "throughput_rows_per_s": Estimate.from_dict,
+    "capacity_rps": Estimate.from_dict,
+    "gain_over_no_batching": Estimate.from_dict,
+    "gain_over_defaults": Estimate.from_dict,
+    "latency_s": lambda by_name: {name: Estimate.from_dict(one) for name, one in by_name.items()},
+    "near_best": NearBest.from_dict,
+    "bottleneck": Bottleneck.from_dict,
+    "search": SearchSummary.from_dict,
+    "promises": lambda many: tuple(map(Promise.from_dict, many)),
+    "references": lambda many: tuple(map(Reference.from_dict, many)),
+    "alternatives": lambda many: tuple(map(Alternative.from_dict, many)),
+    "caveats": lambda many: tuple(map(Caveat.from_dict, many)),
+    "notes": tuple,
+}
+
+
+def recommend(
+    trials: Sequence[Trial],
+    *,
+    scenario: Scenario,
+    slo: SloSpec | None = None,
+    search: SearchSummary | None = None,
+) -> Recommendation:
     """Choose among the configurations measured, for the scenario's SLO or another one given later.
+
+    `search` is what the sweep said of itself; its probability counts only for the SLO that was searched.
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
@@ -176,40 +174,54 @@ def recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | Non
     no_batching = references.get("no_batching")
     batched = next((one for one in ranked if one.configuration.batching is not None), None)
     noise = run_noise(pooled, scenario=scenario)
-    gain = None if batched is None else _gain(batched, no_batching, noise=noise, scenario=scenario)
-    helps = _helps(batched, no_batching, gain)
+    gain = None if batched is None else gain_over(batched, no_batching, noise=noise, scenario=scenario)
+    tried = any(one.configuration.batching is not None for one in pooled)
+    helps = _helps(batched, no_batching, gain) if tried else "not distinguishable"
     chosen = _chosen(ranked, batched, no_batching, helps=helps, gain=gain)
     last = chosen.runs[-1].trial
-    behind = [run.trial.measurement for run in chosen.runs]
-    caveats = {one.code: one for measurement in behind if measurement for one in measurement.caveats}
-    latency_s = _predicted_latency(chosen, pooled)
+    measured = measurements_of(chosen)
+    latency_s = predicted_latency(chosen, pooled)
+    noise_ratio = None if search is None else search.noise_ratio
+    trusted = search if chosen is ranked[0] and promised == scenario.slo else None
     return Recommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
-        throughput_rps=_predicted(chosen, pooled, lambda run: run.throughput_rps),
-        throughput_rows_per_s=_predicted(chosen, pooled, lambda run: run.throughput_rows_per_s),
+        throughput_rps=predicted(chosen, pooled, lambda run: run.throughput_rps),
+        throughput_rows_per_s=predicted(chosen, pooled, lambda run: run.throughput_rows_per_s),
+        capacity_rps=predicted_capacity(chosen, pooled) if scenario.objective == "capacity" else None,
         latency_s=latency_s,
+        mean_batch_rows=mean_batch_rows(measured),
         slo={**promised.limits(), "errors": promised.error_ratio},
-        gain_over_no_batching=_gain(chosen, no_batching, noise=noise, scenario=scenario),
-        gain_over_defaults=_gain(chosen, references.get("defaults"), noise=noise, scenario=scenario),
+        promises=promises_of(latency_s, promised),
+        gain_over_no_batching=gain_over(chosen, no_batching, noise=noise, scenario=scenario),
+        gain_over_defaults=gain_over(chosen, references.get("defaults"), noise=noise, scenario=scenario),
         batching_helps=helps,
         reason=explain_gain(
             batched,
+            tried=tried,
             no_batching=no_batching,
             gain=gain,
             unbatched_rows_per_s=_unbatched_rows_per_s(no_batching, scenario=scenario),
             limits_s=promised.limits(),
         ),
+        cannot_pay=None if helps == "yes" else _cannot_pay(trials, search),
+        near_best=_near_best(chosen, pooled, search=trusted, scenario=scenario),
+        noise_ratio=noise.sd if noise_ratio is None else noise_ratio,
+        noise_measured=noise.degrees > PRIOR_DEGREES,
+        bottleneck=usual_bottleneck(chosen.configuration, measured, scenario=scenario),
+        search=None if search is None else replace(search, twin=None),
         trials=len(trials),
         seconds=sum(trial.seconds for trial in trials),
         confirmations=chosen.confirmations,
         rate_rps=chosen.value if scenario.objective == "capacity" else last.rate_rps,
         concurrency=last.concurrency,
         rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
-        references=tuple(_reference(name, one, pooled) for name, one in references.items()),
+        references=tuple(
+            reference_of(name, one, pooled, scenario=scenario) for name, one in references.items()
+        ),
         alternatives=alternatives_to(chosen, pooled),
-        caveats=tuple(caveats.values()),
-        notes=_notes(chosen, latency_s, scenario=scenario, promised=promised),
+        caveats=caveats_of(measured),
+        notes=_notes(chosen, scenario=scenario, promised=promised),
     )
 
 
@@ -229,7 +241,10 @@ def _chosen(
 
 
 def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | None) -> Helps:
-    """By the interval of the gain and the margin GAIN_WANTED; meeting an SLO that no batching misses counts too."""
+    """By the interval of the gain and the margin GAIN_WANTED; meeting an SLO that no batching misses counts too.
+
+    `batched` None: none that was tried meets the SLO.
+    """
     if no_batching is None or no_batching.failures:
         return "not distinguishable"
     if batched is None:
@@ -243,22 +258,6 @@ def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | 
     return "no" if gain.high < 1.0 + GAIN_WANTED else "not distinguishable"
 
 
-def _gain(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
-    """How many times better our objective is; pairs from the same block, else search with search."""
-    if other is None:
-        return None
-    theirs = {run.trial.block: run.value for run in other.runs}
-    pairs = [
-        (run.value, theirs[run.trial.block])
-        for run in ours.runs
-        if run.trial.block is not None and run.trial.block in theirs
-    ]
-    pairs = pairs or [(ours.search_value, other.search_value)]
-    if scenario.objective == "latency":
-        pairs = [(b, a) for a, b in pairs]
-    return paired_ratio(pairs, run_sd=noise.sd)
-
-
 def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, Pooled]:
     by_configuration = {one.configuration: one for one in pooled}
     return {
@@ -268,16 +267,6 @@ def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, 
     }
 
 
-def _reference(name: str, one: Pooled, pooled: Sequence[Pooled]) -> Reference:
-    return Reference(
-        name=name,
-        configuration=one.configuration,
-        throughput_rps=_predicted(one, pooled, lambda run: run.throughput_rps),
-        latency_s=_predicted_latency(one, pooled),
-        runs=len(one.runs),
-    )
-
-
 def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> float:
     """What the server does without batching in the closed loop; NaN in an open one, which leaves it idle at times."""
     if scenario.load.open_loop or no_batching is None:
@@ -285,30 +274,21 @@ def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> 
     return geometric_mean(run.throughput_rows_per_s.value for run in no_batching.runs)
 
 
-def _predicted(
-    chosen: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]
-) -> Estimate:
-    spreads = [[figure(run).value for run in one.repeats] for one in pooled]
-    return predict([figure(run) for run in chosen.runs], repeats=spreads, prior_sd=FRESH_THROUGHPUT_PRIOR_SD)
+def _near_best(
+    chosen: Pooled, pooled: Sequence[Pooled], *, search: SearchSummary | None, scenario: Scenario
+) -> NearBest | None:
+    """By the search's own account of its whole space where it has one, else by what was measured."""
+    if search is None or search.near_best_probability is None:
+        return near_best_of_measured(chosen, pooled, scenario=scenario)
+    return NearBest(probability=search.near_best_probability, of="space", count=search.space_size)
 
 
-def _predicted_latency(chosen: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estimate]:
-    def figures(runs: Sequence[RunFigures], quantile: str) -> list[Estimate]:
-        return [run.latency_s[quantile] for run in runs if quantile in run.latency_s]
-
-    return {
-        quantile: predict(
-            figures(chosen.runs, quantile),
-            repeats=[[run.value for run in figures(one.repeats, quantile)] for one in pooled],
-            prior_sd=FRESH_LATENCY_PRIOR_SD,
-        )
-        for quantile in chosen.latency_s
-    }
+def _cannot_pay(trials: Sequence[Trial], search: SearchSummary | None) -> str | None:
+    found = None if search is None else search.cannot_pay
+    return cannot_pay(trials) if found is None else found
 
 
-def _notes(
-    chosen: Pooled, latency_s: Mapping[str, Estimate], *, scenario: Scenario, promised: SloSpec
-) -> tuple[str, ...]:
+def _notes(chosen: Pooled, *, scenario: Scenario, promised: SloSpec) -> tuple[str, ...]:
     notes = []
     if chosen.confirmations == 0:
         notes.append(
@@ -317,16 +297,18 @@ def _notes(
         )
     elif chosen.confirmations < 3:
         notes.append(f"only {count(chosen.confirmations, 'fresh run')} behind these figures")
-    for name, limit_s in promised.limits().items():
-        if name in latency_s and latency_s[name].high > limit_s:
-            notes.append(
-                f"a fresh run's {name} may reach {latency_s[name].high * 1e3:.3g} ms, "
-                f"above the SLO's {limit_s * 1e3:.3g} ms"
-            )
     if scenario.objective == "capacity" and promised != scenario.slo:
         notes.append("capacity for an SLO that was not searched: the highest rate tried that meets it")
     return tuple(notes)
 
 
-def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else estimate.to_dict()
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def _read(name: str, value: Any) -> Any:
+    return value if value is None or name not in _READERS else _READERS[name](value)

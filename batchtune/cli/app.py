@@ -44,7 +44,27 @@ LimitOption = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="Latency limit such as 20ms; replaces the scenario's limits."),
 ]
+Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
+Routing = Literal["round_robin", "random", "least_loaded"]
+
+
+def _parameters_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of `--set`."""
+    from batchtune.batching import PARAMETER_NAMES
+
+    return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching") if name.startswith(incomplete)]
+
+
+ParameterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE[,VALUE…]",
+        help="A batching parameter; several values give one row each, several --set every combination.",
+        autocompletion=_parameters_beginning,
+    ),
+]
 
 
 def main() -> NoReturn:
@@ -83,13 +103,33 @@ def sweep(
     set_: SetOption = None,
     results: RootOption = Path("results"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    strategy: Annotated[
+        Strategy | None, typer.Option("--strategy", help="Replaces the scenario's search.strategy.")
+    ] = None,
+    optuna_storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Export the trials for optuna-dashboard: journal:///FILE, sqlite:///FILE, …"
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Launch the server, load it, search the parameters; end with a recommendation."""
     from batchtune.cli.sweep import run_sweep
 
-    raise typer.Exit(run_sweep(scenario, set_ or [], results=results, resume=resume, json=json, quiet=quiet))
+    overrides = [*(set_ or []), *([] if strategy is None else [f"search.strategy={strategy}"])]
+    raise typer.Exit(
+        run_sweep(
+            scenario,
+            overrides,
+            results=results,
+            resume=resume,
+            optuna_storage=optuna_storage,
+            json=json,
+            quiet=quiet,
+        )
+    )
 
 
 @app.command(epilog="Example: batchtune recommend --slo-p95 20ms --format triton")
@@ -145,7 +185,11 @@ def load(
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Load-test the scenario's target, or a running server, at one point or over a range."""
+    """Load-test the scenario's target, or a running server, at one point or over a range.
+
+    Ends with 6 when no point is a measurement of the server: the load generator was the limit, or the host stayed noisy
+    through two repeats. Of a range one good point is enough; the others are marked.
+    """
     from batchtune.cli.load import LoadRequest, run_load
 
     wanted = LoadRequest(
@@ -205,6 +249,72 @@ def noise(
     from batchtune.cli.noise import run_noise
 
     raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
+
+
+@app.command(
+    epilog="Example: batchtune simulate --set max_batch_size=16,32,64 --set batch_timeout_micros=0,2000 --rate 500"
+)
+def simulate(
+    run: RunArgument = None,
+    set_: ParameterOption = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
+    ] = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Ask the twin of a run what other parameters, or another load, would do; nothing is measured.
+
+    The twin is calibrated from the run's trials. Without --set it simulates the recommended configuration, without
+    --rate and --concurrency the scenario's own load.
+    """
+    from batchtune.cli.simulate import SimulateRequest, run_simulate
+
+    wanted = SimulateRequest(run=run, settings=set_ or [], rate=rate, concurrency=concurrency)
+    raise typer.Exit(run_simulate(wanted, results=results, json=json, quiet=quiet))
+
+
+@app.command(epilog="Example: batchtune plan --rate 10000 --slo-p95 20ms --routing least_loaded")
+def plan(
+    rate: Annotated[
+        str, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
+    ],
+    run: RunArgument = None,
+    slo_p50: LimitOption = None,
+    slo_p95: LimitOption = None,
+    slo_p99: LimitOption = None,
+    set_: ParameterOption = None,
+    routing: Annotated[Routing, typer.Option(help="How requests are dealt out.")] = "round_robin",
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say how many replicas a rate needs within a latency limit, with an interval.
+
+    Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
+    replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
+    """
+    from batchtune.cli.plan import run_plan
+
+    limits = {"p50": slo_p50, "p95": slo_p95, "p99": slo_p99}
+    given = {name: text for name, text in limits.items() if text is not None}
+    code = run_plan(
+        run,
+        rate=rate,
+        limits=given,
+        settings=set_ or [],
+        routing=routing,
+        results=results,
+        json=json,
+        quiet=quiet,
+    )
+    raise typer.Exit(code)
 
 
 @app.command(

@@ -107,8 +107,9 @@ def _check(variants: Sequence[Variant], view: View) -> None:
         request, target = variant.scenario.request, variant.scenario.target
         if request.protocol.startswith("kserve_"):
             raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
-    for model in dict.fromkeys(variant.scenario.target.model for variant in variants):
-        resolve_model(model, on_event=view.event)
+    targets = (variant.scenario.target for variant in variants)
+    for model, framework in dict.fromkeys((target.model, target.framework) for target in targets):
+        resolve_model(model, framework=framework, on_event=view.event)
 
 
 @dataclass(slots=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.batching import Configuration, parse_tfserving_text
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.host import HostGuard
-from batchtune.report.console import print_points, print_points_csv
 from batchtune.report.live import live_line, sweep_view, trial_line
+from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.arrivals import parse_range
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario, TlsSpec
@@ -24,6 +24,8 @@ from batchtune.target.endpoint import TlsOptions
 from batchtune.target.external import ExternalTarget, external_endpoint
 from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.compare import REPEATS_MAX, REPEATS_SHARE
+from batchtune.tune.limits import spoilt_by
 
 if TYPE_CHECKING:
     from batchtune.report.live import View
@@ -45,7 +47,11 @@ class LoadRequest:
 
 
 def run_load(wanted: LoadRequest, *, output: Literal["table", "json", "csv"], quiet: bool) -> int:
-    """The exit code: 0, 7 when a point failed, 130 when interrupted; what was measured is printed in any case."""
+    """The exit code; what was measured is printed in any case.
+
+    0; 6 when every point that was measured shows the load generator or a noisy host (repeats included): a single such
+    point is 6, a range whose end is beyond the client is not; 7 when a point failed; 130 when interrupted.
+    """
     if wanted.concurrency and wanted.rate:
         raise UsageError("--concurrency and --rate exclude each other", hint="give one of the two")
     scenario = read_scenario(wanted.scenario, overrides=[*wanted.overrides, *_mode(wanted)])
@@ -60,15 +66,25 @@ def run_load(wanted: LoadRequest, *, output: Literal["table", "json", "csv"], qu
             interrupted = True
     match output:
         case "json":
-            print(json_text.dumps({"points": [point.to_dict() for point in points]}, indent=2))
+            print(json_text.dumps(points_dict(points, scenario=scenario), indent=2))
         case "csv":
-            print_points_csv(points)
+            print_points_csv(points, scenario=scenario)
         case "table":
-            print_points(points)
+            print_points(points, scenario=scenario)
     if interrupted:
         print("interrupted", file=sys.stderr)
         return 130
-    return TargetError.exit_code if any(point.failure for point in points) else 0
+    return _exit_code(points)
+
+
+def _exit_code(points: Sequence[Trial]) -> int:
+    if any(point.failure for point in points):
+        return TargetError.exit_code
+    void = spoilt_message(points)
+    if void is None:
+        return 0
+    print(f"invalid: {void}", file=sys.stderr)
+    return MeasurementInvalidError.exit_code
 
 
 def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[Trial]:
@@ -85,8 +101,17 @@ def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[T
                 guard=HostGuard(),
                 client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
             )
-            for plan in _plans(scenario, wanted, configuration):
-                yield bench.run(plan).trial
+            plans = list(_plans(scenario, wanted, configuration))
+            repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
+            for plan in plans:
+                point = bench.run(plan).trial
+                for _ in range(min(REPEATS_MAX, repeats_left)):
+                    if spoilt_by(point) != "host":
+                        break
+                    view.event("the host was noisy: once more")
+                    repeats_left -= 1
+                    point = bench.run(plan).trial
+                yield point
     finally:
         target.close()
 

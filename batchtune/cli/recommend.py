@@ -13,7 +13,7 @@ from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run
 from batchtune.batching import format_cortex, format_flags, format_triton
 from batchtune.errors import NoFeasibleConfigurationError, UsageError
 from batchtune.recommend import Recommendation, recommend
-from batchtune.report.console import print_recommendation
+from batchtune.report.statement import print_recommendation
 from batchtune.scenario.reader import parse_duration_s
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.trial import Trial
@@ -62,7 +62,7 @@ def conclude(
         NoFeasibleConfigurationError: nothing measured meets the SLO; with `json` the document says so too.
     """
     try:
-        chosen = recommend(trials, scenario=scenario, slo=slo)
+        chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
     except NoFeasibleConfigurationError as error:
         if json:
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
@@ -74,7 +74,7 @@ def conclude(
         print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2))
     else:
         file = write if write is not None and dialect == "tfserving" else run.path / BATCHING_PARAMETERS
-        print_recommendation(chosen, scenario=scenario, trials=trials, parameters_file=file)
+        print_recommendation(chosen, scenario=scenario, parameters_file=file)
     return chosen
 
 

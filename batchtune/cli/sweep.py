@@ -16,17 +16,34 @@ from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec import Scenario
 from batchtune.target.tfserving import TfServingTarget, launched_target
-from batchtune.tune.sweep import reference_configurations, sweep
+from batchtune.tune.progress import Watcher
+from batchtune.tune.references import reference_configurations
+from batchtune.tune.sweep import sweep
 
 if TYPE_CHECKING:
     from batchtune.tune.trial import Trial
 
 
 def run_sweep(
-    path: Path, overrides: list[str], *, results: Path, resume: Path | None, json: bool, quiet: bool
+    path: Path,
+    overrides: list[str],
+    *,
+    results: Path,
+    resume: Path | None,
+    optuna_storage: str | None = None,
+    json: bool,
+    quiet: bool,
 ) -> int:
-    """The exit code: 0, 3 when nothing meets the SLO, 130 when interrupted; everything measured is kept."""
+    """The exit code: 0, 3 when nothing meets the SLO, 130 when interrupted; everything measured is kept.
+
+    `optuna_storage`: a storage's URL to which the trials are exported as a study, when the sweep has ended; refused
+    with UsageError before anything is measured.
+    """
     scenario = read_scenario(path, overrides=overrides)
+    if optuna_storage is not None:
+        from batchtune.tune.search_export import open_storage
+
+        open_storage(optuna_storage)  # a mistake is to be told before the sweep, not after it
     run = _resumed(resume, scenario) if resume else None
     trials = run.trials() if run else []
     interrupted = False
@@ -41,6 +58,8 @@ def run_sweep(
             interrupted = True
     if run is None:
         return 130
+    if optuna_storage is not None and trials:
+        _export(trials, scenario, optuna_storage)
     if interrupted:
         print(f"interrupted; {len(trials)} trials are kept in {run.path}", file=sys.stderr)
     try:
@@ -59,7 +78,7 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
             target,
             fleet,
             finished=tuple(trials),
-            on_progress=view.progress,
+            watcher=Watcher(on_progress=view.progress, on_summary=run.write_search),
             guard=HostGuard(),
             client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
         )
@@ -67,6 +86,18 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
             run.append(finished.trial, finished.samples)
             trials.append(finished.trial)
             view.trial(finished.trial)
+
+
+def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
+    """A storage that cannot be written to is told, and costs no recommendation."""
+    from batchtune.tune.search_export import export_study
+
+    try:
+        told = export_study(trials, scenario, url)
+    except BatchtuneError as error:
+        print(f"no study exported: {error.message}", file=sys.stderr)
+    else:
+        print(f"study {told.study_name!r} is in {url}", file=sys.stderr)
 
 
 def _resumed(path: Path, scenario: Scenario) -> Run:

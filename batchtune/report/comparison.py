@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.caveats import HOST_CODES, Touches
 from batchtune.measure.paired import BLOCKS_NEEDED
-from batchtune.report.tables import console_on, table_of
+from batchtune.report.limits import limit_title, limit_word
+from batchtune.report.marks import Marks
+from batchtune.report.tables import console_on, paragraph, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.tune.comparison import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.trial import Trial
 from batchtune.tune.variant_figures import QUANTILES, VariantFigures
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from batchtune.measure.quantiles import Estimate
     from batchtune.tune.noise_floor import NoiseFloor
 
-_WIDE = 200
 _PROTOCOLS = {"grpc": "gRPC", "rest": "REST"}
 _METRICS = {
     "throughput": "throughput",
@@ -40,30 +43,34 @@ _PAYS = {
 
 
 def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
-    """The table, the pairs, the answer, and what to distrust."""
-    console = console_on(stream, wide=_WIDE)
-    console.print(_table(comparison))
-    for line in [*_pair_lines(comparison), "", *answer_lines(comparison), "", *_small_print(comparison)]:
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(f"Kept in {path}", markup=False, soft_wrap=True)
+    """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
+    console = console_on(stream)
+    marks = Marks(caveats={one.name: one.caveats for one in comparison.variants})
+    console.print(_table(comparison, marks))
+    lines = [
+        *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *_small_print(comparison), *marks.lines(),
+        f"Kept in {path}",
+    ]  # fmt: skip
+    _tell(console, lines, width=text_width(stream))
 
 
 def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) -> None:
     """The spread of one configuration against itself, and the smallest change that blocks can tell."""
     console = console_on(stream)
+    marks = Marks(caveats={"A/A": floor.caveats})
     shown = next(iter(floor.floors.values())).smallest
-    table = table_of("A/A", "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown))
+    table = table_of(
+        marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown)
+    )
     for name, one in floor.floors.items():
         table.add_row(
-            name,
+            marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
             interval(one.spread, scale=100),
             ratio(_bounded(one.ratio)),
             *(number(change * 100) for change in one.smallest.values()),
         )
     console.print(table)
-    for line in noise_lines(floor):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(f"Kept in {path}", markup=False, soft_wrap=True)
+    _tell(console, [*noise_lines(floor), *marks.lines(), f"Kept in {path}"], width=text_width(stream))
 
 
 def noise_lines(floor: NoiseFloor) -> list[str]:
@@ -163,21 +170,14 @@ def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
     if off.bottleneck is None or on.bottleneck is None:
         return []
     if off.bottleneck.kind == on.bottleneck.kind:
-        return [f"What limits with and without it is {_limit(on)}: {on.bottleneck.text}."]
+        return [f"What limits with and without it is {limit_title(on.bottleneck)}: {on.bottleneck.text}."]
     return [
-        f"What limits without it is {_limit(off)} ({off.bottleneck.text});",
-        f"with it {_limit(on)} ({on.bottleneck.text}).",
+        f"What limits without it is {limit_title(off.bottleneck)} ({off.bottleneck.text});",
+        f"with it {limit_title(on.bottleneck)} ({on.bottleneck.text}).",
     ]
 
 
-def _limit(figures: VariantFigures) -> str:
-    kind = "none" if figures.bottleneck is None else figures.bottleneck.kind
-    return {"none": "nothing that was seen", "concurrency": "the number of requests in flight"}.get(
-        kind, f"the {kind.replace('_', ' ')}"
-    )
-
-
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: Comparison, marks: Marks) -> Table:
     timed = any(one.wall_s is not None for one in comparison.variants)
     rows_differ = len({_rows(one.rows_per_request) for one in comparison.variants}) > 1
     headings = ["variant"]
@@ -189,27 +189,33 @@ def _table(comparison: Comparison) -> Table:
     headings += [f"{name} ms" for name in QUANTILES]
     table = table_of(*headings, "mean batch rows", "errors", "limited by")
     for one in comparison.variants:
-        cells = [one.name]
+        cells = [marks.head(one.name)]
         if timed:
-            cells.append(_figure(one.wall_s))
-        cells.append(_figure(one.throughput_rps))
+            cells.append(marks.marked(_figure(one.wall_s), one.name, "throughput"))
+        cells.append(marks.marked(_figure(one.throughput_rps), one.name, "throughput"))
         if rows_differ:
-            cells.append(
-                number(None if one.throughput_rows_per_s is None else one.throughput_rows_per_s.value)
-            )
-        cells += [milliseconds(_bounded(one.latency_s.get(name))) for name in QUANTILES]
-        cells += [number(one.mean_batch_rows), percent(one.error_ratio)]
-        table.add_row(*cells, "failed" if one.failure else one.bottleneck.kind if one.bottleneck else "–")
+            rows_per_s = None if one.throughput_rows_per_s is None else one.throughput_rows_per_s.value
+            cells.append(marks.marked(number(rows_per_s), one.name, "throughput"))
+        latencies = [milliseconds(_bounded(one.latency_s.get(name))) for name in QUANTILES]
+        cells += [marks.marked(text, one.name, "latency") for text in latencies]
+        cells += [marks.marked(number(one.mean_batch_rows), one.name, "server"), percent(one.error_ratio)]
+        table.add_row(*cells, "failed" if one.failure else limit_word(one.bottleneck))
     return table
 
 
-def _pair_lines(comparison: Comparison) -> list[str]:
+def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
     if not comparison.pairs:
         return []
     failures = {one.name: one.failure for one in comparison.variants}
     against = comparison.pairs[0].baseline
     lines = [f"Against {against}, over {_blocks(comparison.blocks)}:"]
-    lines += [f"  {pair_sentence(one, failure=failures[one.variant])}" for one in comparison.pairs]
+    for one in comparison.pairs:
+        kind: Touches = "latency" if one.metric == "p95" else "throughput"
+        letters = {
+            letter for name in (one.baseline, one.variant) for letter in marks.at(name, kind, "everything")
+        }
+        told = pair_sentence(one, failure=failures[one.variant])
+        lines.append(f"  {told} {''.join(sorted(letters))}".rstrip())
     if failures[against] is not None:
         lines.append(f"  {against}, the baseline, failed: {failures[against]}")
     return lines
@@ -221,19 +227,14 @@ def _small_print(comparison: Comparison) -> list[str]:
     for one in comparison.variants:
         if one.bottleneck is not None:
             by_kind.setdefault(one.bottleneck.kind, []).append(one)
-    for kind, limited in by_kind.items():
+    for limited in by_kind.values():
         bottleneck = limited[0].bottleneck
         if bottleneck is not None:
             limits = ", ".join(one.name for one in limited)
-            lines.append(f"Limited by {kind.replace('_', ' ')} ({limits}): {bottleneck.advice}")
+            lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {bottleneck.advice}")
     requests = {one.requests for one in comparison.variants if one.requests is not None}
     if len(requests) == 1:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")
-    caveats = {one.code: one for each in comparison.variants for one in each.caveats}
-    for code, caveat in caveats.items():
-        names = [each.name for each in comparison.variants if any(one.code == code for one in each.caveats)]
-        whose = "all" if len(names) == len(comparison.variants) else ", ".join(names)
-        lines.append(f"Caveat ({whose}): {caveat.text} — {caveat.advice}")
     runs = sum(one.runs for one in comparison.variants)
     noisy = sum(one.noisy for one in comparison.variants)
     return lines + _host_lines(comparison.repeats, noisy, runs)
@@ -247,6 +248,11 @@ def _host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
         "are. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     )
     return [told]
+
+
+def _tell(console: Console, lines: Sequence[str], *, width: int) -> None:
+    for line in lines:
+        console.print(paragraph(line, width=width, indent="    "), markup=False, soft_wrap=True)
 
 
 def _verdicts(verdicts: dict[str, list[str]]) -> str:

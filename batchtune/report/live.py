@@ -8,14 +8,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.report.limits import limit_word
 from batchtune.report.units import duration, milliseconds, number, percent
+from batchtune.tune.limits import usual_bottleneck
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
     from batchtune.load.live import LiveAggregate
-    from batchtune.tune.sweep import SweepProgress
+    from batchtune.tune.progress import SweepProgress
     from batchtune.tune.trial import Trial
 
 _REFRESH_S = 0.25
@@ -57,6 +59,9 @@ def trial_line(trial: Trial) -> str:
         parts.append(f"{percent(measured.error_ratio)} errors")
     if not trial.feasible:
         parts.append("misses the SLO")
+    limit = usual_bottleneck(trial.configuration, [measured])
+    if limit is not None and limit.kind not in ("none", "client"):
+        parts.append(f"limited by {limit_word(limit)}")
     parts += [one.text for one in measured.caveats if one.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
 

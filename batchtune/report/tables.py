@@ -1,13 +1,29 @@
-"""How is a table drawn so that a terminal, a log and a pipe all keep its columns?"""
+"""How are tables and paragraphs laid out so that a terminal, a log and a pipe all keep them readable?"""
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
-from typing import TYPE_CHECKING, TextIO
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+TEXT_WIDTH: Final = (60, 100)
+"""A terminal's paragraphs are at least and at most so wide."""
+
+LOG_WIDTH: Final = 80
+"""Where there is no terminal."""
+
+PIPE_WIDTH: Final = 200
+
+_GAP: Final = 2
+_TIE: Final = "\N{NO-BREAK SPACE}"
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))")
 
 
 def table_of(*headings: str) -> Table:
@@ -21,9 +37,49 @@ def table_of(*headings: str) -> Table:
     return table
 
 
-def console_on(stream: TextIO | None = None, *, wide: int = 160) -> Console:
-    """A console on the stream (default: stdout); where there is no terminal it is `wide` enough to cut nothing."""
+def rows_that_fit(
+    rows: Sequence[Sequence[str]], *, width: int, dispensable: Sequence[int]
+) -> list[list[str]]:
+    """The rows, without as many of the `dispensable` columns, in that order, as the width calls for."""
+    kept = list(range(len(rows[0])))
+    for column in dispensable:
+        if sum(max(len(row[one]) for row in rows) + _GAP for one in kept) - _GAP <= width:
+            break
+        kept.remove(column)
+    return [[row[one] for one in kept] for row in rows]
+
+
+def console_on(stream: TextIO | None = None, *, wide: int = PIPE_WIDTH) -> Console:
+    """A console on the stream (default: stdout), at least `wide`: a narrow terminal wraps a table, nothing cuts it."""
     from rich.console import Console
 
+    return Console(file=stream or sys.stdout, highlight=False, width=max(width_of(stream), wide))
+
+
+def width_of(stream: TextIO | None = None) -> int:
+    """Columns of the stream (default: stdout); a file or a pipe has as many as anybody wants."""
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else PIPE_WIDTH
+
+
+def text_width(stream: TextIO | None = None) -> int:
+    """How wide paragraphs are on this stream (default: stdout)."""
     stream = stream or sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else wide)
+    if not stream.isatty():
+        return LOG_WIDTH
+    least, most = TEXT_WIDTH
+    return min(max(shutil.get_terminal_size().columns, least), most)
+
+
+def paragraph(text: str, *, width: int, indent: str = "  ") -> str:
+    """The text in lines of at most `width` characters, all but the first indented.
+
+    Long words stay whole, and a number stays with its unit.
+    """
+    filled = textwrap.fill(
+        _UNIT.sub(_TIE, text),
+        width=width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace(_TIE, " ")

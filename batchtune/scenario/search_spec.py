@@ -21,7 +21,9 @@ from batchtune.scenario.specbase import Spec
 from batchtune.scenario.units import Count, PositiveSeconds, Whole, problem
 
 KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
-Strategy = Literal["rule", "optuna"]
+Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
+SamplerKind = Literal["tpe", "gp", "qmc", "random", "nsga2"]
+ServingMode = Literal["online", "bulk"]
 
 DEFAULT_TIME_BUDGET_S = 120.0
 _RANGE_VALUES_MAX = 100_000
@@ -188,11 +190,24 @@ class SearchSpec(Spec):
     """How the space is searched; the space is a grid, and a point of it a tuple of indices."""
 
     strategy: Strategy = Field(
-        default="optuna",
-        description="optuna: samples the space; rule: throughput × interval only, a handful of trials",
+        default="guided",
+        description="guided: a calibrated model of the server leads the search, few trials; optuna: a sampler alone; "
+        "rule: throughput × interval; guide: TensorFlow Serving's own steps; grid: every point, in random order",
+    )
+    sampler: SamplerKind = Field(
+        default="tpe",
+        description="Optuna's part of guided and optuna. tpe; gp: Gaussian process (needs torch); qmc: Sobol; random; "
+        "nsga2: for the Pareto front of the objective and p95",
+    )
+    mode: ServingMode = Field(
+        default="online",
+        description="for guide. online: tail latency counts, a short queue; bulk: throughput counts, a long one",
+    )
+    repeats: Count = Field(
+        default=3, description="for grid: times that every point is measured, a whole pass after another"
     )
     budget: BudgetSpec = Field(default_factory=BudgetSpec)
-    seed: Whole = Field(default=1, description="seed of the sampler")
+    seed: Whole = Field(default=1, description="seed of the sampler and of the grid's order")
     space: dict[str, Space] = Field(
         default_factory=_default_space,
         description="values to try: max_batch_size, batch_timeout_micros, num_batch_threads, max_enqueued_batches, "

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Objective = Literal["capacity", "throughput", "latency"]
+Framework = Literal["keras", "torch", "torchscript"]
 
 
 def _flag_value(given: object) -> object:
@@ -86,7 +87,10 @@ class TargetSpec(Spec):
     model: ModelName = Field(
         min_length=1,
         description="a directory with numbered version directories (relative to this file), or a sample model",
-        examples=["imdb_transformer", "./my_model"],
+        examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model"],
+    )
+    framework: Framework | None = Field(
+        default=None, description="of a sample model; absent: the first of its frameworks that is installed"
     )
     device: str = Field(
         default="auto", description="where the bundled server runs the model", examples=["cpu", "cuda"]

@@ -104,6 +104,7 @@ class ExternalTarget:
 
     def __init__(self, endpoint: Endpoint, *, kserve: bool = False) -> None:
         self.endpoint = endpoint
+        self.in_force: Configuration | None = None
         self._kserve = kserve
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:

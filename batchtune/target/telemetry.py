@@ -39,6 +39,8 @@ class ServerActivity:
 
     `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
+    `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
+    says of an emulated device whether batches run side by side on it.
     """
 
     duration_s: float
@@ -56,6 +58,9 @@ class ServerActivity:
     server_cpu_s: float | None = None
     event_loop_lag_p99_s: float | None = None
     emulated: bool = False
+    device_parallel: bool | None = None
+    gpu_busy_ratio: float | None = None
+    gpu_memory_used_bytes: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,6 +123,13 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
     padding = change.total(f"{_SESSION}padding_size_sum")
     waits = change.total(f"{_SESSION}queuing_latency_count")
     busy_micros = change.total(f"{_OURS}device_busy_micros_total")
+    gpus = change.by_device(f"{_OURS}gpu_busy_micros_total", "gpu")
+    busiest = max(gpus, key=gpus.__getitem__, default=None)
+    memory = {
+        dict(labels).get("gpu"): value
+        for labels, value in after.series.get(f"{_OURS}gpu_memory_used_bytes", {}).items()
+    }
+    parallel = after.series.get(f"{_OURS}emulated_device_parallel", {})
     cpu = None
     if before.server_cpu_s is not None and after.server_cpu_s is not None:
         cpu = after.server_cpu_s - before.server_cpu_s
@@ -141,6 +153,9 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         server_cpu_s=cpu,
         event_loop_lag_p99_s=change.histogram_quantile_s(f"{_OURS}event_loop_lag_bucket", 0.99),
         emulated=any(value > 0 for value in after.series.get(f"{_OURS}emulated_device", {}).values()),
+        device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,
+        gpu_busy_ratio=None if busiest is None else gpus[busiest] / 1e6 / duration_s,
+        gpu_memory_used_bytes=None if busiest is None else memory.get(busiest),
     )
 
 
@@ -168,6 +183,10 @@ class _Change:
             if change > 0:
                 counts[dict(labels).get(label, "")] += round(change)
         return dict(sorted(counts.items()))
+
+    def by_device(self, name: str, label: str) -> dict[str, float]:
+        """The change of each device's counter; empty without that counter, 0 for an idle device."""
+        return {dict(labels).get(label, ""): change for labels, change in self.each(name).items()}
 
     def by_rows(self, name: str) -> dict[int, int]:
         return {

@@ -57,6 +57,11 @@ class TfServingTarget:
         return self._endpoint
 
     @property
+    def in_force(self) -> Configuration | None:
+        """The configuration applied last; None before the first, and after one that failed."""
+        return self._in_force
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
@@ -178,7 +183,9 @@ class TfServingTarget:
         if "model_config_file" in flags:
             return []
         if self._base_path is None:
-            self._base_path = resolve_model(self._spec.model, on_event=self._on_event)
+            self._base_path = resolve_model(
+                self._spec.model, framework=self._spec.framework, on_event=self._on_event
+            )
         return [f"--model_base_path={self._base_path}"]
 
     def _batching_arguments(self, configuration: Configuration) -> list[str]:
@@ -210,19 +217,28 @@ def launched_target(
     return TfServingTarget(scenario.target, on_event=on_event)
 
 
-def resolve_model(model: str, *, on_event: Callable[[str], None] = lambda _text: None) -> Path:
+def resolve_model(
+    model: str, *, framework: str | None = None, on_event: Callable[[str], None] = lambda _text: None
+) -> Path:
     """The model base directory for `target.model`: a path, or the name of a sample model, exported on first use.
+
+    `framework` chooses among those that a sample model is written in; None: the first that is installed.
 
     Raises:
         UsageError: neither a sample model nor a directory with a servable version; says what is there instead.
     """
     if "/" not in model and not Path(model).exists():
-        return _sample_model(model, on_event)
+        return _sample_model(model, framework, on_event)
     base_path = Path(model).expanduser().resolve()
     if not base_path.is_dir():
         raise UsageError(
             f"target.model: {model!r} does not exist",
-            hint="give a directory with numbered version directories, or a sample model: imdb_transformer",
+            hint="give a directory with numbered version directories, or a sample model such as imdb_transformer",
+        )
+    if framework is not None:
+        raise UsageError(
+            f"target.framework: read only with a sample model; {model!r} is a directory",
+            hint="the files of a version directory decide what runs it",
         )
     versions = [one for one in base_path.iterdir() if one.is_dir() and one.name.isdigit()]
     if any((one / file).exists() for one in versions for file in _MODEL_FILES):
@@ -236,7 +252,7 @@ def resolve_model(model: str, *, on_event: Callable[[str], None] = lambda _text:
     )
 
 
-def _sample_model(name: str, on_event: Callable[[str], None]) -> Path:
+def _sample_model(name: str, framework: str | None, on_event: Callable[[str], None]) -> Path:
     names = run_to_end([sys.executable, "-m", "batchtune.sample_models", "--list"], limit_s=30.0).split()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
@@ -246,7 +262,8 @@ def _sample_model(name: str, on_event: Callable[[str], None]) -> Path:
             hint=f"{suggestion}sample models: {', '.join(names)}",
         )
     on_event(f"preparing the sample model {name} (exported once, then cached)")
-    printed = run_to_end([sys.executable, "-m", "batchtune.sample_models", name], limit_s=300.0)
+    chosen = [] if framework is None else [f"--framework={framework}"]
+    printed = run_to_end([sys.executable, "-m", "batchtune.sample_models", name, *chosen], limit_s=300.0)
     return Path(printed.strip().splitlines()[-1])
 
 

@@ -15,13 +15,15 @@ from batchtune.load.samples import Status
 from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
+from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
 from batchtune.tune.load_run import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
-from batchtune.tune.trial import FinishedTrial, Probe, Source, Trial, is_feasible, violations
+from batchtune.tune.space import in_force
+from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Source, Trial, is_feasible, violations
 
 PROBE_WARM_UP_S = 0.3
 """Warm-up of the rule's short probes, when the scenario's is longer."""
@@ -39,7 +41,7 @@ class Plan:
     """A trial that is to be run.
 
     `rate_rps`, `concurrency` and `duration_s` (the measured part) replace the scenario's. `hint_rps` is where a search
-    for the capacity begins.
+    for the capacity begins; `repeat_of` the number of the spoilt trial that this one repeats.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Plan:
     concurrency: int | None = None
     duration_s: float | None = None
     hint_rps: float | None = None
+    repeat_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +122,23 @@ class Bench:
             feasible=failure is None and bool(constraints) and is_feasible(constraints),
             measurement=measurement,
             probes=() if outcome is None else outcome.probes,
+            asked_rate_rps=plan.rate_rps,
+            asked_concurrency=plan.concurrency,
+            asked_duration_s=plan.duration_s,
+            repeat_of=plan.repeat_of,
+            error_texts={} if outcome is None else dict(outcome.figures.samples.error_texts),
             seconds=self._now_s() - started_s,
             started_utc=started_utc,
         )
         return FinishedTrial(trial=trial, samples=None if outcome is None else outcome.figures.samples)
 
     def _asks_capacity(self, plan: Plan) -> bool:
-        return self._scenario.objective == "capacity" and plan.source != "probe" and plan.rate_rps is None
+        return (
+            self._scenario.objective == "capacity"
+            and plan.source not in NO_CANDIDATES
+            and plan.rate_rps is None
+            and plan.concurrency is None
+        )
 
     def _one_load(self, plan: Plan) -> _Outcome:
         load = self._scenario.load
@@ -146,14 +159,40 @@ class Bench:
                 seed=plan.seed,
             )
         limit_s = max(self._scenario.slo.limits().values(), default=None)
+        watch = self._watch(plan, warm_up_s=warm_up_s)
+        late_s = None if limit_s is None else PATIENCE * limit_s
         run = LoadRun(
             arrivals=arrivals,
             warm_up_s=warm_up_s,
-            overdue_after_s=None if limit_s is None else PATIENCE * limit_s,
-            should_stop=None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s),
+            overdue_after_s=late_s if watch is None else watch.plan.limit.seconds,
+            should_stop=watch or (None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s)),
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+
+    def _watch(self, plan: Plan, *, warm_up_s: float) -> SloWatch | None:
+        """Ends a run at one rate of a search for a capacity as soon as its verdict is clear; fresh runs go on."""
+        limit = primary_limit(self._scenario.slo)
+        if (
+            limit is None
+            or plan.rate_rps is None
+            or self._scenario.objective != "capacity"
+            or plan.source == "confirm"
+        ):
+            return None
+        rows = max(kind.rows or 1 for kind in self._scenario.request.kinds())
+        size = 1 if plan.configuration.batching is None else in_force(plan.configuration, "max_batch_size")
+        batch_requests_max = max(1, size // rows)
+        return SloWatch(
+            WatchPlan(
+                limit=limit,
+                error_ratio=self._scenario.slo.error_ratio,
+                warm_up_s=warm_up_s,
+                rate_rps=plan.rate_rps,
+                requests_per_batch=max(1.0, 0.5 * batch_requests_max),
+                batch_rows_max=batch_requests_max,
+            )
+        )
 
     def _counted_requests(self, plan: Plan) -> _Outcome:
         """A fixed number of requests from the first to the last answer, after a warm-up that is not among them."""

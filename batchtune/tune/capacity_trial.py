@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchtune.batching import Configuration
 from batchtune.measure.capacity import Capacity, CapacityPlan, find_capacity
-from batchtune.measure.measurement import Measurement
-from batchtune.measure.probes import CapacityProbe, ProbeOutcome
+from batchtune.measure.probes import CapacityProbe, ProbeOutcome, probe_outcome
 from batchtune.measure.sequential import SloWatch, WatchPlan
-from batchtune.measure.slo import Limit, Verdict, primary_limit
+from batchtune.measure.slo import Limit, primary_limit
 from batchtune.measure.verdict import counted_requests
 from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec import Scenario
@@ -24,6 +23,9 @@ WARM_UP_MAX_S = 0.5
 
 BURST_CLIENTS = (8, 256)
 """Fewest and most clients of the first burst."""
+
+
+_Tried = tuple[CapacityProbe, ProbeOutcome, Figures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,6 @@ def capacity_plan(
     scenario: Scenario, configuration: Configuration, *, source: Source, hint_rps: float | None, seed: int
 ) -> CapacityPlan:
     """How much effort: reference points from a burst, proposals from the incumbent's rate.
-
 
     `hint_rps` is where to begin; None: a closed-loop burst finds out.
     """
@@ -59,6 +60,7 @@ def capacity_plan(
         confirmations=0,
         probes_max=5 if quick else 8,
         seed=seed,
+        batch_requests_max=_batch_requests_max(scenario, configuration),
     )
 
 
@@ -66,12 +68,17 @@ def search_capacity(
     run_load: Callable[[LoadRun], Figures], plan: CapacityPlan, *, scenario: Scenario
 ) -> CapacityTrial:
     """Run the search; whatever `run_load` raises ends it."""
-    tried: list[tuple[CapacityProbe, ProbeOutcome, Figures]] = []
+    tried: list[_Tried] = []
 
     def run_trial(probe: CapacityProbe) -> ProbeOutcome:
-        watch = _watch(probe, plan.limit, scenario)
+        watch = _watch(probe, plan, scenario, requests_per_batch=_requests_per_batch(probe, plan, tried))
         figures = run_load(_load_run(probe, plan.limit, scenario, watch))
-        outcome = _outcome(figures, plan.limit, watch)
+        outcome = probe_outcome(
+            figures.measurement,
+            limit=plan.limit,
+            seconds=figures.samples.wall_s,
+            decision="UNSURE" if watch is None else watch.decision,
+        )
         tried.append((probe, outcome, figures))
         return outcome
 
@@ -87,14 +94,38 @@ def search_capacity(
     )
 
 
+def _batch_requests_max(scenario: Scenario, configuration: Configuration) -> int:
+    """The requests of a full batch; 1 without batching."""
+    if configuration.batching is None:
+        return 1
+    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
+    return int(max(1, in_force(configuration, "max_batch_size") // rows))
+
+
 def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
     """Four full batches for each thread, within reason."""
     fewest, most = BURST_CLIENTS
     if configuration.batching is None:
         return fewest
-    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
-    requests = in_force(configuration, "max_batch_size") // rows
+    requests = _batch_requests_max(scenario, configuration)
     return int(min(max(4 * requests * in_force(configuration, "num_batch_threads"), fewest), most))
+
+
+def _requests_per_batch(probe: CapacityProbe, plan: CapacityPlan, tried: Sequence[_Tried]) -> float:
+    """What a batch will hold: as at the nearest rate tried, in proportion; before any, half of a full one."""
+    known = [
+        (
+            earlier.rate_rps,
+            counted_requests(one.samples, one.window, one.measurement.server).requests_per_batch,
+        )
+        for earlier, _, one in tried
+        if earlier.rate_rps is not None
+    ]
+    if probe.rate_rps is None or not known:
+        return max(1.0, 0.5 * plan.batch_requests_max)
+    wanted_rps = probe.rate_rps
+    rate_rps, held = min(known, key=lambda one: abs(math.log(wanted_rps / one[0])))
+    return min(max(1.0, held * wanted_rps / rate_rps), float(plan.batch_requests_max))
 
 
 def _load_run(probe: CapacityProbe, limit: Limit, scenario: Scenario, watch: SloWatch | None) -> LoadRun:
@@ -116,41 +147,24 @@ def _load_run(probe: CapacityProbe, limit: Limit, scenario: Scenario, watch: Slo
     )
 
 
-def _watch(probe: CapacityProbe, limit: Limit, scenario: Scenario) -> SloWatch | None:
-    """Ends a probe of the search as soon as its verdict is known."""
-    if probe.kind != "rate":
+def _watch(
+    probe: CapacityProbe, plan: CapacityPlan, scenario: Scenario, *, requests_per_batch: float
+) -> SloWatch | None:
+    """Ends a probe as soon as its verdict is known; a burst and the idle probe have none."""
+    if probe.rate_rps is None:
         return None
     return SloWatch(
         WatchPlan(
-            limit=limit,
+            limit=plan.limit,
             error_ratio=scenario.slo.error_ratio,
             warm_up_s=min(scenario.load.warm_up_s, WARM_UP_MAX_S),
             rate_rps=probe.rate_rps,
+            requests_per_batch=requests_per_batch,
+            batch_rows_max=plan.batch_requests_max,
+            mode="confirm" if probe.kind == "confirm" else "search",
+            requests_max=max(1, round(probe.rate_rps * probe.duration_s)),
         )
     )
-
-
-def _outcome(figures: Figures, limit: Limit, watch: SloWatch | None) -> ProbeOutcome:
-    measurement, samples = figures.measurement, figures.samples
-    counted = counted_requests(samples, figures.window, measurement.server)
-    late = counted.latencies_s > limit.seconds
-    return ProbeOutcome(
-        verdict=_verdict(measurement, watch),
-        quantile_s=measurement.latency_s[limit.name],
-        requests=len(late),
-        misses=int(late.sum()),
-        throughput_rps=measurement.throughput_rps.value,
-        seconds=samples.wall_s,
-        design_effect=counted.design_effect(limit.seconds),
-    )
-
-
-def _verdict(measurement: Measurement, watch: SloWatch | None) -> Verdict:
-    if measurement.verdict in ("INVALID", "NOISY"):
-        return measurement.verdict
-    if watch is not None and watch.decision != "UNSURE":
-        return watch.decision
-    return measurement.verdict or "UNSURE"
 
 
 def _probe(probe: CapacityProbe, outcome: ProbeOutcome, figures: Figures) -> Probe:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from batchtune.batching import DEFAULT_MAX_BATCH_SIZE
 from batchtune.measure.paired import ratio_estimate
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.compare import Variant
@@ -173,12 +174,23 @@ def _metric(before: VariantFigures, after: VariantFigures, *, objective: str) ->
 
 
 def _same_but_for_batching(off: Variant, on: Variant) -> bool:
-    """Whether the two differ in nothing but that one batches and the other does not."""
-    if off.configuration.batching is not None or on.configuration.batching is None:
+    """Whether the two differ in nothing but that one batches and the other does not.
+
+    Batches that hold no two requests are no batching: such a variant is a baseline of its own.
+    """
+    if off.configuration.batching is not None or not _may_batch(on):
         return False
     apart = {"name", "fixed", "search", "variants"}
     plain = [one.scenario.model_dump(exclude=apart) for one in (off, on)]
     return plain[0] == plain[1] and off.configuration.flags == on.configuration.flags
+
+
+def _may_batch(variant: Variant) -> bool:
+    batching = variant.configuration.batching
+    if batching is None:
+        return False
+    rows = min(kind.rows or 1 for kind in variant.scenario.request.kinds())
+    return 2 * rows <= (batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
 
 
 def _answer(pair: Pair, on: VariantFigures) -> BatchingAnswer:

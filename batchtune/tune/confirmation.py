@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.pool import Pooled, run_noise
+from batchtune.tune.pool import Pooled, pool, run_noise
 from batchtune.tune.ranking import indistinct, leaders, merit
+from batchtune.tune.strategy import Ask, Outlook, Strategy
 
 CONFIRMATIONS = 3
 """Fresh runs of what is recommended, at least; a spread needs three."""
@@ -29,6 +30,46 @@ WIDE = 0.1
 
 GAIN_HALF_WIDTH = 0.15
 """A gain known this well (in logs), and to half of itself, needs no more runs of the reference point."""
+
+
+def confirmations(outlook: Outlook) -> Strategy:
+    """Blocks of fresh runs, each arm once a block, until what would be recommended has been confirmed."""
+    scenario = outlook.scenario
+    searched = max((one.block or 0 for one in outlook.trials if one.source != "confirm"), default=0)
+    for block in range(1 + searched, 1 + searched + BLOCKS_MAX):
+        pooled = pool(outlook.trials, scenario=scenario)
+        runs_affordable = outlook.left_s() / outlook.fresh_run_s()
+        arms = confirmation_arms(
+            pooled,
+            scenario=scenario,
+            references=references_to_confirm(outlook),
+            runs_affordable=runs_affordable,
+        )
+        if not arms:
+            return
+        claims = {one.configuration: one.value for one in pooled}
+        # Turns rotate; when time is short, what is to be recommended goes first.
+        shift = block % len(arms) if runs_affordable >= len(arms) else 0
+        for configuration in [*arms[shift:], *arms[:shift]]:
+            yield Ask(
+                configuration=configuration,
+                source="confirm",
+                reason=f"fresh run, block {block - searched}",
+                block=block,
+                rate_rps=claims[configuration] if scenario.objective == "capacity" else None,
+            )
+
+
+def references_to_confirm(outlook: Outlook) -> list[Configuration]:
+    """The reference points that work; none for a capacity: a search for it costs many fresh runs at one rate."""
+    if outlook.scenario.objective == "capacity":
+        return []
+    found = {
+        one.source: one.configuration
+        for one in outlook.trials
+        if one.source in ("no_batching", "defaults") and one.state == "complete"
+    }
+    return [found[source] for source in ("no_batching", "defaults") if source in found]
 
 
 def confirmation_arms(

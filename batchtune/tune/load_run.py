@@ -14,14 +14,16 @@ from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.live import LiveAggregate
 from batchtune.load.lone_answers import with_lone_answers
 from batchtune.load.samples import Samples, Status
+from batchtune.measure.caveats import Caveat
 from batchtune.measure.host import HostGuard
-from batchtune.measure.measurement import Measurement, measure
+from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
+from batchtune.measure.server_settings import settings_of
 from batchtune.measure.steady_state import Window, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.spec import Scenario
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.telemetry import Counters, activity
+from batchtune.target.telemetry import Counters, ServerActivity, activity
 from batchtune.target.tfserving import ApplyRecord
 from batchtune.wire.tensors import Signature
 
@@ -40,6 +42,9 @@ class Target(Protocol):
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+    @property
+    def in_force(self) -> Configuration | None: ...
 
     def apply(self, configuration: Configuration) -> ApplyRecord: ...
 
@@ -126,7 +131,9 @@ class Loader:
         before = self._target.counters()
         samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
         after = self._target.counters()
-        notes = () if self._guard is None else self._guard.end().caveats()
+        moved = activity(before, after)
+        loaded_cpu_s = None if moved.server_cpu_s is None else moved.server_cpu_s + samples.client_cpu_s
+        noise = () if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s).caveats()
         if np.isin(samples.status, _LEFT_BEHIND).any():
             self._settle()
         if load.whole:
@@ -137,12 +144,17 @@ class Loader:
             samples,
             warm_up_s=load.warm_up_s,
             slo=self._scenario.slo,
-            activity=activity(before, after),
+            activity=moved,
             window=window,
             client_max_rps=self._client_max_rps,
-            notes=notes,
+            notes=(*noise, *self._warm_up_caveats(load, window, moved)),
         )
         return Figures(samples=samples, window=window, measurement=measurement)
+
+    def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Caveat, ...]:
+        """None where a run counts from its start on purpose, or what is in force is not known."""
+        in_force = self._target.in_force
+        return () if in_force is None or load.whole else warm_up_caveats(window, moved, settings_of(in_force))
 
     def _job(self, load: LoadRun) -> LoadJob:
         request, slo = self._scenario.request, self._scenario.slo

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from batchtune.measure.caveats import Caveat
 from batchtune.measure.paired import detectable_shift, log_ratios, ratio_estimate, spread_about_zero
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario
@@ -53,6 +54,7 @@ class NoiseFloor:
     repeats: int
     client_limited: bool
     failure: str | None
+    caveats: tuple[Caveat, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
@@ -65,6 +67,7 @@ class NoiseFloor:
             "repeats": self.repeats,
             "client_limited": self.client_limited,
             "failure": self.failure,
+            "caveats": [one.to_dict() for one in self.caveats],
         }
 
 
@@ -92,6 +95,7 @@ def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
         repeats=len(trials) - len({(trial.reason, trial.block) for trial in trials}),
         client_limited=any(one.client_limited for one in figures),
         failure=next((one.failure for one in figures if one.failure is not None), None),
+        caveats=tuple({one.code: one for each in figures for one in each.caveats}.values()),
     )
 
 

@@ -16,10 +16,12 @@ from batchtune.batching import Configuration
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario, SloSpec
+from batchtune.tune.ladder import locate, rungs_of
+from batchtune.tune.ledger import without_superseded
 from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, geometric_mean, spread
-from batchtune.tune.trial import Trial, is_feasible, violations
+from batchtune.tune.trial import NO_CANDIDATES, Trial, is_feasible, violations
 
-CAPACITY_STEP = 1.1
+CAPACITY_STEP = 1.05
 """A capacity that fresh runs do not confirm is tried again this factor lower,"""
 
 CAPACITY_GIVEN_UP = 0.7
@@ -90,6 +92,7 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
     """
     limits = slo or scenario.slo
     by_configuration: dict[Configuration, list[RunFigures]] = {}
+    trials = without_superseded(trials)
     for trial in trials:
         run = _run_of(trial, scenario=scenario, slo=limits)
         if run is not None:
@@ -115,7 +118,7 @@ def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
 
 def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | None:
     measurement = trial.measurement
-    if trial.state != "complete" or trial.source == "probe" or measurement is None:
+    if trial.state != "complete" or trial.source in NO_CANDIDATES or measurement is None:
         return None
     if trial.probes and slo != scenario.slo:
         return _capacity_under(trial, slo)
@@ -163,32 +166,69 @@ def _exactly(value: float) -> Estimate:
 def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec, scenario: Scenario) -> Pooled:
     confirmed = [run for run in runs if run.trial.source == "confirm"]
     searched = [run for run in runs if run.trial.source != "confirm"]
-    if scenario.objective == "capacity" and confirmed and searched:
-        return _confirmed_capacity(
-            searched, confirmed, failures=failures, slo=slo, as_searched=slo == scenario.slo
-        )
+    if scenario.objective == "capacity" and searched:
+        as_searched = slo == scenario.slo
+        claim = _searched_capacity(searched, failures=failures, slo=slo, as_searched=as_searched)
+        if confirmed:
+            return _confirmed_capacity(claim, confirmed, failures=failures, slo=slo, as_searched=as_searched)
+        return claim
     return _alike(searched, confirmed, failures=failures, slo=slo)
 
 
-def _confirmed_capacity(
-    searched: list[RunFigures], confirmed: list[RunFigures], *, failures: int, slo: SloSpec, as_searched: bool
+def _searched_capacity(
+    searched: list[RunFigures], *, failures: int, slo: SloSpec, as_searched: bool
 ) -> Pooled:
-    """The highest rate at which fresh runs kept the SLO.
+    """What all rates tried say together; for another SLO than the one searched the highest that keeps it.
+
+    The figures shown are those of the run at the highest rate that was held, else at the lowest.
+    """
+    located = locate(rungs_of((run.trial for run in searched), slo))
+    held_rps = 0.0 if located is None else located.held_rps
+    kept = [run for run in searched if run.holds_limit or (not math.isnan(run.value) and _keeps(run, slo))]
+    kept = [run for run in kept if run.value <= held_rps * (1.0 + 1e-9)]
+    shown = max(kept, key=lambda run: run.value) if kept else _lowest(searched)
+    alike = _alike([shown], [], failures=failures, slo=slo)
+    if located is None or not held_rps:
+        return replace(alike, runs=tuple(searched), searched=tuple(searched))
+    value = located.claim_rps if as_searched else held_rps
+    return replace(alike, value=value, search_value=value, searched=tuple(searched))
+
+
+def _keeps(run: RunFigures, slo: SloSpec) -> bool:
+    latency_s = {name: one.value for name, one in run.latency_s.items()}
+    return is_feasible(
+        violations(latency_s, run.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+    )
+
+
+def _lowest(runs: Sequence[RunFigures]) -> RunFigures:
+    return min(runs, key=lambda run: math.inf if math.isnan(run.value) else run.value)
+
+
+def _confirmed_capacity(
+    claim: Pooled, confirmed: list[RunFigures], *, failures: int, slo: SloSpec, as_searched: bool
+) -> Pooled:
+    """The highest rate at which fresh runs kept the SLO, `claim` being what the search says.
 
     Where none did yet, the next lower rate is the claim to be confirmed, until `CAPACITY_GIVEN_UP`; for another SLO
     than the one that was searched, what the search says of it.
     """
     by_rate: dict[float, list[RunFigures]] = {}
     for run in sorted(confirmed, key=lambda run: run.value):
-        by_rate.setdefault(run.value, []).append(run)
-    found = [_alike(searched, same_rate, failures=failures, slo=slo) for same_rate in by_rate.values()]
+        by_rate.setdefault(round(math.log(run.value), 4), []).append(run)
+    found = [
+        replace(
+            _alike(list(claim.searched), same_rate, failures=failures, slo=slo),
+            search_value=claim.search_value,
+        )
+        for same_rate in by_rate.values()
+    ]
     held = [one for one in found if one.feasible]
-    claim = _alike(searched, [], failures=failures, slo=slo)
     if held or not claim.feasible:
         return held[-1] if held else found[0]
     if not as_searched:
         return claim
-    lower = min(by_rate) / CAPACITY_STEP
+    lower = min(run.value for run in confirmed) / CAPACITY_STEP
     return found[0] if lower < CAPACITY_GIVEN_UP * claim.value else replace(claim, value=lower)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import SloSpec
@@ -11,6 +12,15 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Trial
+
+PAYING_GAIN: Final = 1.05
+"""Batches that do less than this more rows per second than the smallest batch cannot pay."""
+
+FEW_BATCHES: Final = 5
+"""A size that was seen less often says nothing."""
+
+WIDE_SIZES: Final = 4
+"""The largest batch holds at least so many times the rows of the smallest, or nothing is said of the law."""
 
 _CLOSINGS = {
     "full": "because they are full",
@@ -23,6 +33,7 @@ _CLOSINGS = {
 def explain_gain(
     batched: Pooled | None,
     *,
+    tried: bool,
     no_batching: Pooled | None,
     gain: Estimate | None,
     unbatched_rows_per_s: float,
@@ -30,11 +41,12 @@ def explain_gain(
 ) -> str:
     """Why batching pays, or why not: the sentence for the best batched configuration against no batching.
 
-    `unbatched_rows_per_s` is what the server does without batching when it is kept busy; NaN when it was not measured,
-    or when the load in question leaves it idle.
+    `batched` None: none meets the SLO, or, unless `tried`, none was measured. `unbatched_rows_per_s` is what the
+    server does without batching when it is kept busy; NaN when it was not measured, or when the load in question leaves
+    it idle.
     """
     if batched is None:
-        return "no configuration with batching meets the SLO"
+        return f"no configuration with batching {'meets the SLO' if tried else 'was measured'}"
     told = [_batch_cost(batched, unbatched_rows_per_s), _batch_sizes(batched)]
     if no_batching is not None and not no_batching.feasible:
         told.append(_missed(no_batching, limits_s))
@@ -51,10 +63,10 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
     wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {slo.error_ratio:.3g}"
     if not pooled:
         last = next((trial.failure for trial in reversed(trials) if trial.failure), None)
-        why = (
-            f"all {count(len(trials), 'trial')} failed; the last: {last}" if last else "no trial is finished"
-        )
-        return f"nothing to recommend: {why}"
+        if last:
+            return f"nothing to recommend: all {count(len(trials), 'trial')} failed; the last: {last}"
+        spent = f": the budget went to {count(len(trials), 'probe')}; raise search.budget" if trials else ""
+        return f"nothing to recommend: no trial is finished{spent}"
     nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
     missed = {name: value for name, value in nearest.constraints.items() if value > 0}
     told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
@@ -65,19 +77,63 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
 def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
     if name == "errors":
         ratios = [run.error_ratio for run in nearest.runs]
-        return f"{sum(ratios) / len(ratios):.2%} of requests fail where {slo.error_ratio:.2%} may"
+        return (
+            f"{_share(sum(ratios) / len(ratios), 2)} of requests fail where {_share(slo.error_ratio, 2)} may"
+        )
     value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
     if not math.isfinite(value_s):
         return f"{name} is undefined: too many requests had no good answer"
     shown, allowed, ratio = f"{name} {value_s * 1e3:.3g} ms", f"{limit_s * 1e3:.3g} ms", value_s / limit_s
     return (
-        f"{shown} misses {allowed} by {ratio - 1:.0%}" if ratio < 2 else f"{shown} is {ratio:.3g} × {allowed}"
+        f"{shown} misses {allowed} by {_share(ratio - 1)}"
+        if ratio < 2
+        else f"{shown} is {ratio:.3g} × {allowed}"
+    )
+
+
+def cannot_pay(trials: Sequence[Trial]) -> str | None:
+    """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
+
+    By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
+    when larger batches do more rows per second, or when too few sizes were seen.
+    """
+    times = _execution_times(trials)
+    if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
+        return None
+    least, most = min(times), max(times)
+    per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
+    if per_row_s[least] / min(per_row_s.values()) >= PAYING_GAIN:
+        return None
+    return (
+        f"batching cannot pay here: a batch of {_rows(most)} takes {times[most] / times[least]:.3g} times as long as "
+        f"one of {_rows(least)}, so the device does no more rows in a second however they come"
     )
 
 
 def count(number: int, noun: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
+    """Mean seconds of a batch by its rows, over the trials with the fewest batch threads."""
+    told = [
+        (in_force(trial.configuration, "num_batch_threads"), trial.measurement.server)
+        for trial in trials
+        if trial.configuration.batching is not None
+        and trial.measurement is not None
+        and trial.measurement.server is not None
+        and trial.measurement.server.execution_s_by_rows
+    ]
+    fewest = min((threads for threads, _ in told), default=0)
+    seen: dict[int, tuple[int, float]] = {}
+    for threads, server in told:
+        if threads == fewest:
+            for rows, mean_s in server.execution_s_by_rows.items():
+                batches, spent_s = seen.get(rows, (0, 0.0))
+                more = server.batches_by_rows.get(rows, 0)
+                seen[rows] = (batches + more, spent_s + more * mean_s)
+    return {rows: spent_s / batches for rows, (batches, spent_s) in seen.items() if batches >= FEW_BATCHES}
 
 
 def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
@@ -114,10 +170,8 @@ def _batch_sizes(batched: Pooled) -> str:
         return held
     reason = max(activity.close_reasons, key=lambda one: activity.close_reasons[one])
     if reason == "timeout" and not in_force(batched.configuration, "batch_timeout_micros"):
-        return f"{held}, {activity.close_reasons[reason] / closed:.0%} go as soon as a thread is free"
-    return (
-        f"{held}, {activity.close_reasons[reason] / closed:.0%} close {_CLOSINGS.get(reason, f'by {reason}')}"
-    )
+        return f"{held}, {_share(activity.close_reasons[reason] / closed)} go as soon as a thread is free"
+    return f"{held}, {_share(activity.close_reasons[reason] / closed)} close {_CLOSINGS.get(reason, f'by {reason}')}"
 
 
 def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
@@ -136,3 +190,7 @@ def _activity(one: Pooled) -> ServerActivity | None:
 
 def _rows(number: int) -> str:
     return count(number, "row")
+
+
+def _share(ratio: float, decimals: int = 0) -> str:
+    return f"{ratio * 100:.{decimals}f} %"

@@ -1,8 +1,9 @@
 """In which order are the trials run, and when is it enough?
 
-Reference points first (no batching, the server's defaults, the throughput × interval rule), then proposals until what
-is left of the budget is needed for confirmation: fresh runs of the leader, interleaved with the reference points so
-that gains are ratios of neighbours. Each trial is yielded as it ends, and the caller may stop at any time.
+Reference points first (no batching, the server's defaults, the throughput × interval rule), then what the scenario's
+strategy asks for until what is left of the budget is needed for confirmation: fresh runs of the leader, interleaved
+with the reference points so that gains are ratios of neighbours. Each trial is yielded as it ends, and the caller may
+stop at any time.
 """
 
 from __future__ import annotations
@@ -10,53 +11,48 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Protocol
 
-from batchtune.batching import BatchingParameters, Configuration
-from batchtune.errors import BatchingParametersError, TargetError
+from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.host import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.confirmation import BLOCKS_MAX, CONFIRMATIONS, confirmation_arms
+from batchtune.tune.confirmation import CONFIRMATIONS, confirmations, references_to_confirm
+from batchtune.tune.ledger import Ledger, is_spoilt
 from batchtune.tune.load_run import Fleet, Target
-from batchtune.tune.pool import pool
+from batchtune.tune.memory import out_of_memory
+from batchtune.tune.pool import pool, run_noise
+from batchtune.tune.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.ranking import leaders
-from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
-from batchtune.tune.space import Space, in_force
-from batchtune.tune.trial import FinishedTrial, Source, Trial
+from batchtune.tune.space import Space
+from batchtune.tune.strategies import strategy_of
+from batchtune.tune.strategy import Ask, Strategy
+from batchtune.tune.summary import Findings, SearchSummary
+from batchtune.tune.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
 
 FAILURES_MAX = 3
 """So many failed trials in a row mean that it is not the configurations that are at fault."""
 
-PROBE_S = 1.0
-"""Length of each of the rule's two probes."""
+RESERVE_SHARE = 1.0 / 3.0
+"""Confirmations set aside at most this share of the time: of a small budget the search needs the most."""
 
-SATURATING_CLIENTS = 16
-"""Closed-loop clients of the probe for the throughput without batching, where the scenario's loop is open."""
+REPEATS_MAX = 2
+"""A trial that the host or the client spoilt is repeated at most so often,"""
+
+REPEATS_SHARE = 0.15
+"""and repeats take at most this share of the trials (and of the budget's time)."""
 
 _SEED_STRIDE = 1_000_003
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepProgress:
-    """Where a sweep stands. `trial_number` and `configuration` are of the trial in flight, `best` leads so far.
+class TrialBench(Protocol):
+    """Whatever can run a trial: a server under load, a recorded table, a simulator."""
 
-    `trials_max` is None when only time limits the sweep, `budget_s` when only trials do.
-    """
-
-    phase: str
-    trial_number: int
-    configuration: Configuration
-    elapsed_s: float
-    budget_s: float | None
-    trials_done: int
-    trials_max: int | None
-    best: Trial | None
-    live: LiveAggregate | None
+    def run(self, plan: Plan) -> FinishedTrial: ...
 
 
 def sweep(
@@ -65,22 +61,22 @@ def sweep(
     fleet: Fleet,
     *,
     finished: Sequence[Trial] = (),
-    on_progress: Callable[[SweepProgress], None] | None = None,
+    watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
     guard: HostGuard | None = None,
     client_max_rps: Callable[[RequestSet], float] | None = None,
 ) -> Iterator[FinishedTrial]:
-    """Measure configurations until the budget is spent, yielding each trial as it ends.
+    """Measure configurations on a server until the budget is spent, yielding each trial as it ends.
 
     `finished` are the trials of an interrupted sweep: they are not run again, and their time counts. An interrupt
-    passes through; the trial in flight is lost, and no other. `guard` watches the host; `client_max_rps` measures
-    what the client can do at most with these requests, once.
+    passes through; the trial in flight is lost, and no other. `guard` watches the host; `client_max_rps` measures what
+    the client can do at most with these requests, once.
 
     Raises:
         TargetError: three trials in a row failed.
         MeasurementInvalidError: the load generators failed.
     """
-    search = _Sweep(scenario, finished, on_progress, now_s)
+    search = _Sweep(scenario, finished, watcher, now_s)
     bench = Bench(
         scenario,
         target,
@@ -93,267 +89,210 @@ def sweep(
     yield from search.run(bench)
 
 
-def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """No batching, and the server's own defaults; with the scenario's fixed server flags."""
-    flags = scenario.fixed_flags
-    return {
-        "no_batching": Configuration(batching=None, flags=flags),
-        "defaults": Configuration(batching=BatchingParameters(), flags=flags),
-    }
+def run_sweep(
+    scenario: Scenario,
+    bench: TrialBench,
+    *,
+    finished: Sequence[Trial] = (),
+    watcher: Watcher = NOBODY,
+    now_s: Callable[[], float] = time.monotonic,
+) -> Iterator[FinishedTrial]:
+    """The same on any bench, with any clock: a recorded table is swept in virtual time."""
+    yield from _Sweep(scenario, finished, watcher, now_s).run(bench)
 
 
 class _Sweep:
+    """One sweep under way; it is the `Outlook` of its strategies."""
+
     def __init__(
         self,
         scenario: Scenario,
         finished: Sequence[Trial],
-        on_progress: Callable[[SweepProgress], None] | None,
+        watcher: Watcher,
         now_s: Callable[[], float],
     ) -> None:
-        self._scenario = scenario
-        self._space = Space(scenario)
-        self._references = reference_configurations(scenario)
-        self._ledger = list(finished)
-        self._spent_s = sum(trial.seconds for trial in finished)
-        self._on_progress = on_progress
+        self.scenario = scenario
+        self.space = Space(scenario)
+        self._ledger = Ledger(finished, now_s)
+        self._watcher = watcher
         self._now_s = now_s
-        self._started_s = now_s()
+        self._findings = Findings()
+        self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
-        self._phase = ""
         self._best: Trial | None = None
-        self._bench: Bench
+        self._bench: TrialBench
 
-    def run(self, bench: Bench) -> Iterator[FinishedTrial]:
+    @property
+    def trials(self) -> Sequence[Trial]:
+        return self._ledger.trials
+
+    def run(self, bench: TrialBench) -> Iterator[FinishedTrial]:
         self._bench = bench
-        self._phase = "reference points"
-        yield from self._reference_points()
-        self._phase = "search"
-        yield from self._proposals()
-        self._phase = "confirmation"
-        yield from self._confirmations()
-
-    def _reference_points(self) -> Iterator[FinishedTrial]:
-        no_batching, defaults = self._references["no_batching"], self._references["defaults"]
-        if not self._has("no_batching"):
-            yield from self._measure(no_batching, "no_batching", "reference point: batching off")
-        if not self._has("rule"):
-            yield from self._rule()
-        if not self._has("defaults"):
-            yield from self._measure(defaults, "defaults", "reference point: the server's own defaults")
-
-    def _rule(self) -> Iterator[FinishedTrial]:
-        """The two probes that the rule needs, as far as they are missing, then its answer."""
-        off = self._references["no_batching"]
-        if self._probe(1) is None:
-            yield from self._measure(off, "probe", "for the rule: latency of a lone request", clients=1)
-        if self._scenario.load.open_loop and self._probe(SATURATING_CLIENTS) is None:
-            why = "for the rule: throughput without batching"
-            yield from self._measure(off, "probe", why, clients=SATURATING_CLIENTS)
-        answer = self._rule_answer()
-        if answer is None:
-            return
-        point = {name: value for name, value in answer.point.items() if name not in self._scenario.fixed}
         try:
-            configuration = self._scenario.configuration(point)
-        except BatchingParametersError:  # what is fixed does not go with the rule
-            return
-        outside = "" if self._space.locate(configuration) else " (outside the search space)"
-        yield from self._measure(configuration, "rule", f"{answer.explain()}{outside}")
+            yield from self._drive(strategy_of(self, self._findings))
+            yield from self._drive(confirmations(self))
+        finally:
+            self._watcher.on_summary(self._summary())
 
-    def _rule_answer(self) -> RuleAnswer | None:
-        lone = self._probe(1)
-        busy = self._probe(SATURATING_CLIENTS) if self._scenario.load.open_loop else self._last("no_batching")
-        if lone is None or busy is None or lone.measurement is None or busy.measurement is None:
-            return None
-        rows_per_s = busy.measurement.throughput_rows_per_s.value
-        lone_latency_s = lone.measurement.latency_s["p50"].value
-        if not (math.isfinite(rows_per_s) and math.isfinite(lone_latency_s)):
-            return None
-        return throughput_interval_rule(
-            rows_per_s=rows_per_s,
-            lone_latency_s=lone_latency_s,
-            limits=self._scenario.slo.limits(),
-            rows_per_request=max(kind.rows or 1 for kind in self._scenario.request.kinds()),
-        )
-
-    def _proposals(self) -> Iterator[FinishedTrial]:
-        if self._scenario.search.strategy == "rule":
-            return
-        from batchtune.tune.search import Sampler
-
-        yield from self._rule_without_waiting()
-        maximise = self._scenario.objective != "latency"
-        sampler = Sampler(self._space, maximise=maximise, seed=self._scenario.search.seed)
-        while self._may_propose():
-            failed = {one.configuration: one.point for one in self._ledger if one.state == "failed"}
-            proposal = sampler.propose(pool(self._ledger, scenario=self._scenario), failed=failed)
-            if proposal is None:
-                return
-            yield from self._measure(proposal.configuration, "sampler", proposal.reason, point=proposal.point)
-
-    def _rule_without_waiting(self) -> Iterator[FinishedTrial]:
-        """The rule's size with a timeout of 0, where the space has it: behind a busy device batches grow unasked."""
-        rule = self._last("rule")
-        if rule is None or self._has("sampler") or not self._may_propose():
-            return
-        size = in_force(rule.configuration, "max_batch_size")
-        point = self._space.nearest({"max_batch_size": size, "batch_timeout_micros": 0})
-        configuration = self._space.configuration(point)
-        if configuration is not None and configuration not in {one.configuration for one in self._ledger}:
-            yield from self._measure(
-                configuration, "sampler", "nearest to the rule's size, without waiting", point=point
-            )
-
-    def _may_propose(self) -> bool:
-        search = self._scenario.search
+    def may_propose(self, seconds: float | None = None) -> bool:
+        """Whether trials and time are left for one more of so many seconds (None: a usual one)."""
+        search = self.scenario.search
         if search.trials is not None and self._searched() >= search.trials:
             return False
-        if search.time_budget_s is None:
-            return True
+        return (self._trial_s() if seconds is None else seconds) <= self.remaining_s()
+
+    def remaining_s(self) -> float:
+        """Seconds of the budget that are left for the search, confirmations set aside."""
         reserve_s = 0.0
         if self._best is not None:
-            references = len(self._references_to_confirm())
-            reserve_s = (2 * CONFIRMATIONS + references) * self._fresh_run_s()
-        return self._elapsed_s() + self._trial_s() + reserve_s <= search.time_budget_s
+            reserve_s = (2 * CONFIRMATIONS + len(references_to_confirm(self))) * self.fresh_run_s()
+            reserve_s = min(reserve_s, RESERVE_SHARE * (self.scenario.search.time_budget_s or math.inf))
+        return self.left_s() - reserve_s
 
-    def _confirmations(self) -> Iterator[FinishedTrial]:
-        """Blocks of fresh runs, each arm once a block, until what would be recommended has been confirmed."""
-        for block in range(1 + self._blocks(), 1 + BLOCKS_MAX):
-            arms = confirmation_arms(
-                pool(self._ledger, scenario=self._scenario),
-                scenario=self._scenario,
-                references=self._references_to_confirm(),
-                runs_affordable=self._runs_affordable(),
-            )
-            if not arms:
-                return
-            # Turns rotate; when time is short, what is to be recommended goes first.
-            shift = block % len(arms) if self._runs_affordable() >= len(arms) else 0
-            for configuration in [*arms[shift:], *arms[:shift]]:
-                yield from self._measure(configuration, "confirm", f"fresh run, block {block}", block=block)
+    def left_s(self) -> float:
+        """Seconds of the budget that are left for everything."""
+        budget_s = self.scenario.search.time_budget_s
+        return float("inf") if budget_s is None else budget_s - self._ledger.elapsed_s()
 
-    def _references_to_confirm(self) -> list[Configuration]:
-        """None for a capacity: each has its own, and a search for it costs many fresh runs at one rate."""
-        if self._scenario.objective == "capacity":
-            return []
-        return [one.configuration for one in self._working_references()]
+    def fresh_run_s(self) -> float:
+        """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
+        load = self.scenario.load
+        if self.scenario.objective == "capacity":
+            return load.warm_up_s + load.duration_s + 0.5
+        return self._trial_s()
 
-    def _measure(
-        self,
-        configuration: Configuration,
-        source: Source,
-        reason: str,
-        *,
-        point: dict[str, Any] | None = None,
-        block: int | None = None,
-        clients: int | None = None,
-    ) -> Iterator[FinishedTrial]:
-        """Run and yield one trial, unless time is up; `clients` makes it a probe of a short closed loop."""
-        if self._out_of_time():
+    def _drive(self, asking: Strategy) -> Iterator[FinishedTrial]:
+        """Answer what the strategy asks for, from the interrupted sweep or by a trial, until it or the time ends."""
+        try:
+            ask = next(asking)
+            while True:
+                trial = self._ledger.answer(ask)
+                if trial is None:
+                    if self.left_s() <= 0.0:
+                        return
+                    trial = yield from self._measure(ask)
+                self._update_best()
+                ask = asking.send(trial)
+        except StopIteration:
             return
+        finally:
+            asking.close()
+
+    def _measure(self, ask: Ask) -> Generator[FinishedTrial, None, Trial]:
+        """Run and yield one trial, again where the host or the client spoilt it; the last attempt counts."""
+        repeat_of: int | None = None
+        attempt = 0
+        while True:
+            done = self._attempt(ask, repeat_of=repeat_of)
+            yield done
+            if self._failures >= FAILURES_MAX:
+                raise TargetError(
+                    f"{FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
+                    hint="the failed trials are in the ledger; see whether the server works by hand",
+                )
+            if attempt == REPEATS_MAX or not is_spoilt(done.trial) or not self._may_repeat(done.trial):
+                return done.trial
+            attempt, repeat_of = attempt + 1, done.trial.number
+
+    def _attempt(self, ask: Ask, *, repeat_of: int | None) -> FinishedTrial:
         plan = Plan(
-            number=1 + max((one.number for one in self._ledger), default=0),
-            configuration=configuration,
-            source=source,
-            reason=reason,
-            seed=self._scenario.load.seed + _SEED_STRIDE * (block or 0),
-            point=point if point is not None else self._space.locate(configuration),
-            block=block,
-            concurrency=clients,
-            duration_s=None if clients is None else PROBE_S,
-            rate_rps=self._claimed_rps(configuration) if source == "confirm" else None,
-            hint_rps=self._hint_rps(source),
+            number=self._ledger.next_number(),
+            configuration=ask.configuration,
+            source=ask.source,
+            reason=ask.reason,
+            seed=self.scenario.load.seed + _SEED_STRIDE * (ask.block or 0),
+            point=ask.point if ask.point is not None else self.space.locate(ask.configuration),
+            block=ask.block,
+            concurrency=ask.concurrency,
+            duration_s=ask.duration_s,
+            rate_rps=ask.rate_rps,
+            hint_rps=self._hint_rps(ask),
+            repeat_of=repeat_of,
         )
         self.report(plan, None)
+        started_s = self._now_s()
         done = self._bench.run(plan)
+        self._phase_s[phase_of(ask.source)] += self._now_s() - started_s
         self._ledger.append(done.trial)
-        self._update_best()
-        self._failures = self._failures + 1 if done.trial.state == "failed" else 0
-        yield done
-        if self._failures >= FAILURES_MAX:
-            raise TargetError(
-                f"{FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
-                hint="the failed trials are in the ledger; see whether the server works by hand",
-            )
+        self._failures = 0 if self._tells_something(done.trial) else self._failures + 1
+        return done
 
-    def _hint_rps(self, source: Source) -> float | None:
+    def _tells_something(self, trial: Trial) -> bool:
+        """Whether it worked, or was out of memory where others were not: a size too large is the configuration's."""
+        worked = any(one.state == "complete" for one in self.trials)
+        return trial.state != "failed" or (worked and out_of_memory(trial) is not None)
+
+    def _may_repeat(self, spoilt: Trial) -> bool:
+        """Whether repeats have a share of trials and time left."""
+        repeats = [one for one in self.trials if one.repeat_of is not None]
+        if len(repeats) >= max(REPEATS_MAX, REPEATS_SHARE * len(self.trials)):
+            return False
+        budget_s = self.scenario.search.time_budget_s
+        spent_s = sum(one.seconds for one in repeats) + spoilt.seconds
+        return budget_s is None or (spent_s <= REPEATS_SHARE * budget_s and spoilt.seconds <= self.left_s())
+
+    def _hint_rps(self, ask: Ask) -> float | None:
         """Where the search for a capacity begins: at the incumbent's, but for the reference points."""
-        if self._scenario.objective != "capacity" or source in ("no_batching", "defaults"):
+        if ask.hint_rps is not None or self.scenario.objective != "capacity":
+            return ask.hint_rps
+        if ask.source in ("no_batching", "defaults") or self._best is None or self._best.objective is None:
             return None
-        return None if self._best is None or self._best.objective is None else self._best.objective.value
-
-    def _claimed_rps(self, configuration: Configuration) -> float | None:
-        """The capacity that a fresh run is to confirm; None for the other objectives."""
-        if self._scenario.objective != "capacity":
-            return None
-        pooled = pool(self._ledger, scenario=self._scenario)
-        return next(one.value for one in pooled if one.configuration == configuration)
+        return self._best.objective.value
 
     def report(self, plan: Plan, live: LiveAggregate | None) -> None:
         """Tell the watcher where the sweep stands."""
-        if self._on_progress is None:
-            return
-        self._on_progress(
+        self._watcher.on_progress(
             SweepProgress(
-                phase=self._phase,
+                phase=phase_of(plan.source),
                 trial_number=plan.number,
                 configuration=plan.configuration,
-                elapsed_s=self._elapsed_s(),
-                budget_s=self._scenario.search.time_budget_s,
+                elapsed_s=self._ledger.elapsed_s(),
+                budget_s=self.scenario.search.time_budget_s,
                 trials_done=self._searched(),
-                trials_max=self._scenario.search.trials,
+                trials_max=self.scenario.search.trials,
                 best=self._best,
                 live=live,
             )
         )
 
     def _update_best(self) -> None:
-        ranked = leaders(pool(self._ledger, scenario=self._scenario), scenario=self._scenario)
+        ranked = leaders(pool(self.trials, scenario=self.scenario), scenario=self.scenario)
         self._best = ranked[0].runs[-1].trial if ranked else None
 
-    def _has(self, source: Source) -> bool:
-        return self._last(source) is not None
-
-    def _last(self, source: Source) -> Trial | None:
-        return next((one for one in reversed(self._ledger) if one.source == source), None)
-
-    def _probe(self, clients: int) -> Trial | None:
-        probes = (one for one in self._ledger if one.source == "probe" and one.state == "complete")
-        return next((one for one in probes if one.concurrency == clients), None)
-
     def _searched(self) -> int:
-        return sum(one.source not in ("probe", "confirm") for one in self._ledger)
-
-    def _blocks(self) -> int:
-        return max((one.block for one in self._ledger if one.block is not None), default=0)
-
-    def _working_references(self) -> list[Trial]:
-        """The search-time trials of the reference points, without those that failed."""
-        found = (self._last("no_batching"), self._last("defaults"))
-        return [one for one in found if one is not None and one.state == "complete"]
+        """What counts against the budget of trials; several rates of one configuration count once."""
+        tried = [one for one in self.trials if one.source not in NO_CANDIDATES | REPEATS]
+        return len({(one.configuration, one.source, one.block) for one in tried if one.repeat_of is None})
 
     def _trial_s(self) -> float:
         """What a trial takes: the median so far, before that the scenario's own times."""
-        load = self._scenario.load
-        seconds = [one.seconds for one in self._ledger if one.source not in ("no_batching", "probe")]
+        load = self.scenario.load
+        seconds = [one.seconds for one in self.trials if one.source not in NO_CANDIDATES | {"no_batching"}]
         return statistics.median(seconds) if seconds else load.warm_up_s + load.duration_s
 
-    def _fresh_run_s(self) -> float:
-        """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
-        load = self._scenario.load
-        return (
-            load.warm_up_s + load.duration_s + 1.0
-            if self._scenario.objective == "capacity"
-            else self._trial_s()
+    def _summary(self) -> SearchSummary:
+        found = self._findings
+        pooled = pool(self.trials, scenario=self.scenario)
+        return SearchSummary(
+            strategy=self.scenario.search.strategy,
+            stop_reason=found.stop_reason or self._stop_reason(),
+            space_size=self.space.size,
+            twin=found.twin,
+            trust=found.trust,
+            trust_reason=found.trust_reason,
+            twin_error=dict(found.twin_error),
+            near_best_probability=found.near_best_probability,
+            cannot_pay=found.cannot_pay,
+            noise_ratio=run_noise(pooled, scenario=self.scenario).sd,
+            repeated_trials=sum(one.repeat_of is not None for one in self.trials),
+            seconds_by_phase=dict(self._phase_s),
+            trials_by_phase=dict(Counter(phase_of(one.source) for one in self.trials)),
         )
 
-    def _elapsed_s(self) -> float:
-        return self._spent_s + self._now_s() - self._started_s
-
-    def _out_of_time(self) -> bool:
-        budget_s = self._scenario.search.time_budget_s
-        return budget_s is not None and self._elapsed_s() >= budget_s
-
-    def _runs_affordable(self) -> float:
-        budget_s = self._scenario.search.time_budget_s
-        return math.inf if budget_s is None else (budget_s - self._elapsed_s()) / self._fresh_run_s()
+    def _stop_reason(self) -> str:
+        search = self.scenario.search
+        if self.left_s() <= 0.0:
+            return "the time is spent"
+        if search.trials is not None and self._searched() >= search.trials:
+            return "the budget of trials is spent"
+        return "" if self.may_propose() else "what is left of the time goes to confirmation"

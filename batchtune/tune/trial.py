@@ -15,10 +15,30 @@ from batchtune.measure.quantiles import Estimate, number_from_json, number_to_js
 SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
 
-Source = Literal["no_batching", "defaults", "rule", "sampler", "probe", "confirm", "variant"]
-"""Who proposed it: a reference point, the rule, the sampler; a `probe` feeds the rule and is no candidate; a
-`confirm` is a fresh run, made after the choice, of a configuration that was measured before. A `variant` of a
-comparison proposes nothing: its `reason` is the variant's name, its `block` the round in which it ran."""
+Source = Literal[
+    "no_batching",
+    "defaults",
+    "rule",
+    "guide",
+    "grid",
+    "sampler",
+    "twin",
+    "race",
+    "probe",
+    "calibration",
+    "confirm",
+    "variant",
+]
+"""Who proposed it: a reference point, the rule, TF Serving's guide, the grid, the sampler or the twin; the `race`
+measures survivors again. A `probe` feeds the rule and a `calibration` the twin; both are no candidates. A `confirm` is
+a fresh run, made after the choice, of a configuration that was measured before. A `variant` of a comparison proposes
+nothing: its `reason` is the variant's name, its `block` the round in which it ran."""
+
+NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "calibration"))
+"""Trials that feed the rule or the twin, under loads of their own: they say nothing of the objective."""
+
+REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
+"""Trials of what was tried before: they do not count against a budget of configurations."""
 
 State = Literal["complete", "failed", "interrupted"]
 
@@ -56,8 +76,10 @@ class Trial:
     `number` counts from 1 and names the samples file. `point` is the point of the search space, None when the
     configuration lies outside it. `objective` is throughput in requests/s, p95 in seconds or capacity in requests/s,
     as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when met. `block`
-    numbers the round of confirmation runs made side by side under one seed. `seconds` is everything it took, from
-    applying the parameters to the measurement.
+    numbers the round of runs made side by side under one seed. `seconds` is everything it took, from applying the
+    parameters to the measurement. The `asked_` values are those that replaced the scenario's; `repeat_of` is the number
+    of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's words, one for
+    each class of error.
     """
 
     number: int
@@ -78,6 +100,11 @@ class Trial:
     feasible: bool = False
     measurement: Measurement | None = None
     probes: tuple[Probe, ...] = ()
+    asked_rate_rps: float | None = None
+    asked_concurrency: int | None = None
+    asked_duration_s: float | None = None
+    repeat_of: int | None = None
+    error_texts: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
@@ -101,6 +128,11 @@ class Trial:
             "started_utc": self.started_utc,
             "measurement": None if self.measurement is None else self.measurement.to_dict(),
             "probes": [probe.to_dict() for probe in self.probes],
+            "asked_rate_rps": self.asked_rate_rps,
+            "asked_concurrency": self.asked_concurrency,
+            "asked_duration_s": self.asked_duration_s,
+            "repeat_of": self.repeat_of,
+            "error_texts": self.error_texts,
         }
 
     @classmethod

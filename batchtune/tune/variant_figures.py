@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from batchtune.batching import Configuration
-from batchtune.measure.bottleneck import Bottleneck, find_bottleneck, settings_of
+from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import HOST_CODES, Caveat
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.paired import typical
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.compare import Variant, is_noisy
+from batchtune.tune.limits import rows_per_request, usual_bottleneck
 from batchtune.tune.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")
@@ -81,7 +81,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     runs = runs_of(trials, variant.name)
     counted = list(runs.values())
     measured = [one.measurement for one in counted if one.measurement is not None]
-    rows = [one for one in map(_rows_per_request, measured) if one is not None]
+    rows = [one for one in map(rows_per_request, measured) if one is not None]
     batches = [each.server.mean_batch_rows for each in measured if each.server is not None]
     known_batches = [one for one in batches if one is not None]
     requests = variant.scenario.load.requests
@@ -102,7 +102,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
         latency_s={name: one for name, one in latencies.items() if one is not None},
         mean_batch_rows=sum(known_batches) / len(known_batches) if known_batches else None,
         error_ratio=sum(each.error_ratio for each in measured) / len(measured) if measured else 0.0,
-        bottleneck=_usual_bottleneck(variant, measured),
+        bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
         caveats=_caveats(measured),
         failure=failed[-1].failure if failed else None,
     )
@@ -155,25 +155,6 @@ def _typical_latency(values: Iterable[float]) -> Estimate | None:
     return Estimate(value=statistics.median(known), low=math.nan, high=math.nan)
 
 
-def _usual_bottleneck(variant: Variant, measured: Sequence[Measurement]) -> Bottleneck | None:
-    """What limits most of its runs. A noisy host disturbs all variants of a block alike and is counted apart."""
-    found = [_bottleneck(variant, each) for each in measured]
-    if not found:
-        return None
-    kind = Counter(one.kind for one in found).most_common(1)[0][0]
-    return [one for one in found if one.kind == kind][-1]
-
-
-def _bottleneck(variant: Variant, measured: Measurement) -> Bottleneck:
-    settings = settings_of(
-        variant.configuration,
-        rows_per_request=_rows_per_request(measured) or 1.0,
-        server_cores=float(len(os.sched_getaffinity(0))),
-    )
-    quiet = tuple(one for one in measured.caveats if one.code not in HOST_CODES)
-    return find_bottleneck(replace(measured, caveats=quiet), settings)
-
-
 def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
     """One of each kind, as the last run has it, where most runs have it; noise of the host is counted apart."""
     seen = Counter(code for each in measured for code in {one.code for one in each.caveats})
@@ -181,11 +162,6 @@ def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
     return tuple(
         one for code, one in latest.items() if 2 * seen[code] > len(measured) and code not in HOST_CODES
     )
-
-
-def _rows_per_request(measured: Measurement) -> float | None:
-    requests_per_s = measured.throughput_rps.value
-    return measured.throughput_rows_per_s.value / requests_per_s if requests_per_s > 0.0 else None
 
 
 def plain(estimate: Estimate | None) -> dict[str, Any] | None:

@@ -1,0 +1,137 @@
+"""Which twin does a run give, and which configurations does the command line ask it about?"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchtune.archive import Run, open_run
+from batchtune.batching import PARAMETER_NAMES, Configuration, to_dict
+from batchtune.batching.parameters import did_you_mean
+from batchtune.errors import NoFeasibleConfigurationError, TwinError, UsageError
+from batchtune.recommend import recommend
+from batchtune.report.twin import note_when_slow
+from batchtune.scenario.knobs import KNOBS, configuration_of
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.ledger import without_superseded
+from batchtune.tune.trial import Trial
+from batchtune.twin.calibrate import calibrate, observation_of
+from batchtune.twin.model import Twin
+
+MOST_CONFIGURATIONS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A run, its scenario and the twin that its trials give; `base` is what `--set` starts from, `base_name` why."""
+
+    run: Run
+    scenario: Scenario
+    twin: Twin
+    base: Configuration
+    base_name: str
+
+
+def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
+    """Fit the twin to the trials of a run (None: the latest).
+
+    Raises:
+        ArchiveError: no such run.
+        TwinError: none of its trials can be used; the hint says what would help.
+    """
+    run = open_run(path, root=results)
+    scenario = run.scenario()
+    trials = run.trials()
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    measured = [one for one in without_superseded(trials) if one.measurement is not None]
+    if not measured:
+        raise TwinError(
+            f"{run.path} holds no measured trial to calibrate a twin from",
+            hint="`batchtune sweep SCENARIO.yaml` measures some; --set search.budget.time=30s is enough",
+        )
+    with note_when_slow(f"calibrating the twin from {len(measured)} trials of {run.path}", quiet=quiet):
+        twin = calibrate(
+            [
+                observation_of(one.configuration, one.measurement, scenario)
+                for one in measured
+                if one.measurement
+            ]
+        )
+    base, base_name = _base(trials, scenario)
+    return Calibrated(run=run, scenario=scenario, twin=twin, base=base, base_name=base_name)
+
+
+def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[Configuration]:
+    """Every combination of the values that `--set KEY=VALUE[,VALUE…]` gives, laid over the base.
+
+    Raises:
+        UsageError: an unknown parameter, a value of another type, or too many combinations.
+        BatchingParametersError: a combination that no server would accept.
+    """
+    choices = dict(_choices(text) for text in settings)
+    values = {} if base.batching is None else to_dict(base.batching)
+    if base.batching is None and not choices:
+        return [base]
+    combinations = list(itertools.product(*choices.values()))
+    if len(combinations) > MOST_CONFIGURATIONS:
+        raise UsageError(
+            f"--set asks for {len(combinations):,} configurations; at most {MOST_CONFIGURATIONS}",
+            hint="give fewer values",
+        )
+    found = []
+    for combination in combinations:
+        point = dict(zip(choices, combination, strict=True))
+        if base.batching is None and point.keys() - {"enable_batching"}:
+            point.setdefault("enable_batching", True)
+        kept = _without_stale_sizes(values, point)
+        one = configuration_of(kept, point, searched=())
+        found.append(Configuration(batching=one.batching, flags=base.flags))
+    return list(dict.fromkeys(found))
+
+
+def _base(trials: Sequence[Trial], scenario: Scenario) -> tuple[Configuration, str]:
+    try:
+        if not any(one.source == "variant" for one in trials):
+            return recommend(trials, scenario=scenario).configuration, "the recommended configuration"
+    except NoFeasibleConfigurationError:
+        pass
+    return scenario.configuration({}), "the scenario's own configuration"
+
+
+def _choices(text: str) -> tuple[str, list[Any]]:
+    name, equals, given = text.partition("=")
+    name = name.strip()
+    if not equals or not given.strip():
+        raise UsageError(
+            f"--set {text}: expected KEY=VALUE", hint="for instance --set max_batch_size=16,32,64"
+        )
+    if name not in KNOBS:
+        raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
+    if name == "allowed_batch_sizes":
+        return name, [tuple(_value(name, one) for one in given.split(","))]
+    return name, [_value(name, one) for one in given.split(",")]
+
+
+def _value(name: str, text: str) -> Any:
+    text = text.strip()
+    if text in ("true", "false"):
+        return text == "true"
+    if name == "thread_pool_name":
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--set {name}: {text!r} is no whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
+        ) from error
+
+
+def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """Allowed sizes end at max_batch_size: another maximum makes those of the base meaningless."""
+    stale = {"allowed_batch_sizes", "max_execution_batch_size"} if "max_batch_size" in point else set()
+    return {name: value for name, value in values.items() if name in PARAMETER_NAMES and name not in stale}

@@ -1,0 +1,98 @@
+"""`batchtune plan`: how many replicas does a rate need within a latency limit?"""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchtune.cli.calibrated import asked_configurations, calibrated_run
+from batchtune.cli.simulate import twin_document
+from batchtune.errors import InconclusiveError, UsageError
+from batchtune.measure.quantiles import QUANTILES
+from batchtune.measure.slo import Limit, primary_limit
+from batchtune.report.twin import note_when_slow, print_plan
+from batchtune.scenario.reader import parse_duration_s
+from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import parse_rate_rps
+from batchtune.twin.plan import plan_replicas
+from batchtune.twin.simulate import Routing, batcher_of
+from batchtune.twin.traffic import traffic_of
+
+
+def run_plan(
+    path: Path | None,
+    *,
+    rate: str,
+    limits: Mapping[str, str],
+    settings: list[str],
+    routing: Routing,
+    results: Path,
+    json: bool,
+    quiet: bool,
+) -> int:
+    """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
+    rate_rps = parse_rate_rps(rate)
+    if rate_rps <= 0.0:
+        raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
+    given = _limit(limits)
+    found = calibrated_run(path, results=results, quiet=quiet)
+    limit = given or _scenario_limit(found.scenario)
+    configurations = asked_configurations(found.base, settings)
+    if len(configurations) != 1:
+        raise UsageError(
+            f"--set asks for {len(configurations)} configurations; a plan is for one",
+            hint="compare them with `batchtune simulate`, then plan with the best",
+        )
+    with note_when_slow(f"simulating replicas for {rate_rps:,.0f} requests/s", quiet=quiet):
+        plan = plan_replicas(
+            found.twin,
+            batcher_of(configurations[0]),
+            traffic_of(found.scenario, rate_rps=rate_rps),
+            rate_rps=rate_rps,
+            limit=limit,
+            error_ratio=found.scenario.slo.error_ratio,
+            routing=routing,
+        )
+    if json:
+        document = {
+            "run": str(found.run.path),
+            "label": configurations[0].label(),
+            "configuration": configurations[0].to_dict(),
+            "twin": twin_document(found),
+            **plan.to_dict(),
+        }
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        print_plan(plan, found.twin, configuration=configurations[0], run=found.run.path)
+    if found.twin.trust != "off":
+        return 0
+    print(f"warning: {found.twin.explain()}", file=sys.stderr)
+    return InconclusiveError.exit_code
+
+
+def _limit(limits: Mapping[str, str]) -> Limit | None:
+    if len(limits) > 1:
+        raise UsageError(
+            f"a plan keeps one limit; given were {', '.join(limits)}",
+            hint="plan for each, take the larger fleet",
+        )
+    for name, text in limits.items():
+        try:
+            seconds = parse_duration_s(text)
+        except (ValueError, UsageError) as error:
+            raise UsageError(
+                f"--slo-{name}: {error}", hint="write a duration such as 20ms or 1.5s"
+            ) from error
+        if seconds <= 0.0:
+            raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
+        return Limit(name=name, quantile=QUANTILES[name], seconds=seconds)
+    return None
+
+
+def _scenario_limit(scenario: Scenario) -> Limit:
+    limit = primary_limit(scenario.slo)
+    if limit is None:
+        raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")
+    return limit

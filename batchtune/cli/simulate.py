@@ -1,0 +1,110 @@
+"""`batchtune simulate`: what would the server do with other parameters, or under another load?"""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchtune.batching import Configuration
+from batchtune.cli.calibrated import Calibrated, asked_configurations, calibrated_run
+from batchtune.errors import UsageError
+from batchtune.report.twin import Simulated, note_when_slow, print_simulations
+from batchtune.scenario.arrivals import parse_range
+from batchtune.twin.simulate import batcher_of
+from batchtune.twin.traffic import Traffic, traffic_of
+
+MOST_POINTS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateRequest:
+    """What the command line asked for; without a rate and a concurrency the scenario's own load."""
+
+    run: Path | None
+    settings: list[str]
+    rate: str | None
+    concurrency: str | None
+
+
+def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: bool) -> int:
+    """The exit code: 0; errors say otherwise (5: the run cannot calibrate a twin)."""
+    if wanted.rate and wanted.concurrency:
+        raise UsageError("--concurrency and --rate exclude each other", hint="give one of the two")
+    found = calibrated_run(wanted.run, results=results, quiet=quiet)
+    configurations = asked_configurations(found.base, wanted.settings)
+    traffics = _traffics(found, wanted)
+    if len(configurations) * len(traffics) > MOST_POINTS:
+        raise UsageError(
+            f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
+            hint="give fewer values",
+        )
+    with note_when_slow(f"simulating {len(configurations) * len(traffics)} points", quiet=quiet):
+        points = [_point(found, one, traffic) for one in configurations for traffic in traffics]
+    if json:
+        print(json_text.dumps(_document(found, points), indent=2, allow_nan=False))
+    else:
+        print_simulations(points, found.twin, base=found.base_name, run=found.run.path)
+    if found.twin.trust == "off":
+        print(f"warning: {found.twin.explain()}", file=sys.stderr)
+    return 0
+
+
+def _point(found: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
+    prediction = found.twin.predict(batcher_of(configuration), traffic, quantiles=("p50", "p95", "p99"))
+    return Simulated(configuration=configuration, traffic=traffic, prediction=prediction)
+
+
+def _traffics(found: Calibrated, wanted: SimulateRequest) -> list[Traffic]:
+    if wanted.rate is not None:
+        rates = parse_range(wanted.rate)
+        if min(rates) <= 0.0:
+            raise UsageError(f"--rate: {wanted.rate!r} is not above 0", hint="write --rate 500")
+        return [traffic_of(found.scenario, rate_rps=rate) for rate in rates]
+    if wanted.concurrency is not None:
+        clients = parse_range(wanted.concurrency)
+        if any(one != int(one) or one < 1 for one in clients):
+            raise UsageError(
+                f"--concurrency: {wanted.concurrency!r} has a value that is no number of clients",
+                hint="write 1:64:x2",
+            )
+        return [traffic_of(found.scenario, concurrency=int(one)) for one in clients]
+    traffic = traffic_of(found.scenario)
+    if traffic.clients is None and traffic.rate_rps is None and found.scenario.load.rate_is_missing():
+        raise UsageError(
+            "the scenario names no rate: it asks for the highest one",
+            hint="give --rate 500, or --rate 100:1k:100",
+        )
+    return [traffic]
+
+
+def _document(found: Calibrated, points: list[Simulated]) -> dict[str, Any]:
+    return {
+        "run": str(found.run.path),
+        "twin": twin_document(found),
+        "points": [
+            {
+                "label": one.configuration.label(),
+                "configuration": one.configuration.to_dict(),
+                "traffic": one.traffic.to_dict(),
+                **one.prediction.to_dict(),
+            }
+            for one in points
+        ],
+    }
+
+
+def twin_document(found: Calibrated) -> dict[str, Any]:
+    """What a reader of the figures needs to know of the twin."""
+    twin = found.twin
+    return {
+        "trust": twin.trust,
+        "trust_reason": twin.explain(),
+        "error": twin.error.to_dict(),
+        "observations": twin.observations,
+        "rows_max": twin.rows_max,
+        "threads_max": twin.threads_max,
+        "best": twin.best_fit.to_dict(),
+    }

@@ -1,0 +1,214 @@
+"""How do load points read: one row each, what limits them, and what to distrust; as a table, as JSON, as CSV?"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TextIO
+
+from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import Touches
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import UNDEFINED
+from batchtune.report.limits import limit_sentence, limit_word
+from batchtune.report.marks import Marks
+from batchtune.report.tables import console_on, paragraph, rows_that_fit, table_of, text_width, width_of
+from batchtune.report.units import interval, milliseconds, number, percent
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.limits import spoilt_by, trial_bottleneck
+from batchtune.tune.trial import Trial
+
+QUANTILES_OF_CSV: Final = ("p50", "p90", "p95", "p99", "p99.9")
+
+_SPOILT = {
+    "client": "INVALID: the load generator was the limit here, not the server",
+    "host": "NOISY: the host was disturbed, also when the point was repeated",
+}
+
+_Column = tuple[str, tuple[Touches, ...], Callable[[Measurement], str]]
+
+
+def _latency(name: str) -> _Column:
+    return f"{name} ms", ("latency",), lambda each: milliseconds(each.latency_s.get(name))
+
+
+_COLUMNS: Final[Sequence[_Column]] = (
+    ("requests/s", ("throughput",), lambda each: interval(each.throughput_rps)),
+    ("rows/s", ("throughput",), lambda each: number(each.throughput_rows_per_s.value)),
+    _latency("p50"),
+    _latency("p90"),
+    _latency("p95"),
+    _latency("p99"),
+    ("errors", (), lambda each: percent(each.error_ratio)),
+    ("mean batch", ("server",), lambda each: number(each.server.mean_batch_rows if each.server else None)),
+    ("queue ms", ("server",), lambda each: number(_times_1000(each.queue_mean_s))),
+    ("compute ms", ("server",), lambda each: number(_times_1000(each.compute_mean_s))),
+    ("SLO", (), lambda each: each.verdict or "–"),
+)
+
+_DISPENSABLE: Final = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "errors")
+"""Left out in this order where the terminal is too narrow."""
+
+
+def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
+    """For --json: `{"points": [...]}`, each a trial as in trials.jsonl with two keys more.
+
+    `bottleneck` is `{kind, text, advice, evidence}`, null for a point that failed; `spoilt_by` is "client", "host" or
+    null: whether the figures are the server's at all. `scenario` tells the server's flags to the verdict.
+    """
+    return {"points": [_point_dict(point, scenario) for point in points]}
+
+
+def print_points(
+    points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
+) -> None:
+    """One row a load point, with the columns that perf_analyzer's users know, then limits and caveats."""
+    console, width = console_on(stream), text_width(stream)
+    measured = _by_load(points)
+    named = "clients" if any(point.concurrency for point in measured.values()) else "rate"
+    limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
+    marks = Marks(caveats={load: _measurement(point).caveats for load, point in measured.items()})
+    if measured:
+        rows = _rows(
+            measured, named="clients" if named == "clients" else "offered /s", limits=limits, marks=marks
+        )
+        dispensable = [rows[0].index(name) for name in _DISPENSABLE]
+        shown = rows_that_fit(rows, width=width_of(stream), dispensable=dispensable)
+        table = table_of(*shown[0])
+        for row in shown[1:]:
+            table.add_row(*row)
+        console.print(table)
+        if len(shown[0]) < len(rows[0]):
+            console.print("A wider terminal shows more columns; --csv and --json have them all.")
+    for line in [*_limit_lines(limits, named), *_spoilt_lines(measured, named)]:
+        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+    for line in marks.lines(named=named):
+        console.print(paragraph(line, width=width, indent="   "), markup=False, soft_wrap=True)
+    for point in points:
+        if point.failure is not None:
+            console.print(f"failed: {point.failure}", markup=False, soft_wrap=True)
+
+
+def print_points_csv(
+    points: Sequence[Trial], *, scenario: Scenario | None = None, stream: TextIO | None = None
+) -> None:
+    """The same as CSV in plain units: requests and rows per second, milliseconds, ratios."""
+    writer = csv.writer(stream or sys.stdout)
+    writer.writerow(
+        ["concurrency", "offered_rps", "throughput_rps", "throughput_low", "throughput_high", "rows_per_s"]
+        + [f"{name}_{part}" for name in QUANTILES_OF_CSV for part in ("ms", "low_ms", "high_ms")]
+        + ["error_ratio", "mean_batch_rows", "queue_ms", "compute_ms", "send_lag_p99_ms", "verdict"]
+        + ["limited_by", "spoilt_by", "caveats", "failure"]
+    )
+    for point in points:
+        writer.writerow(_csv_row(point, scenario))
+
+
+def spoilt_message(points: Sequence[Trial]) -> str | None:
+    """Why no point counts; None when one does, or when none was measured."""
+    measured = [point for point in points if point.measurement is not None]
+    causes = {spoilt_by(point) for point in measured}
+    if not measured or None in causes:
+        return None
+    whose = "the load generator was the limit" if "client" in causes else "the host was noisy"
+    return f"no point is a measurement of the server: {whose}"
+
+
+def _rows(
+    measured: Mapping[str, Trial], *, named: str, limits: Mapping[str, Bottleneck | None], marks: Marks
+) -> list[list[str]]:
+    rows = [[named, *(name for name, _, _ in _COLUMNS), "limited by"]]
+    for load, point in measured.items():
+        each = _measurement(point)
+        figures = (
+            marks.marked(figure(each), load, *kinds) if kinds else figure(each)
+            for _, kinds, figure in _COLUMNS
+        )
+        rows.append([marks.head(load), *figures, limit_word(limits[load])])
+    return rows
+
+
+def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterator[str]:
+    """Each kind of limit once, with the evidence of the last point that has it."""
+    by_kind: dict[str, list[tuple[str, Bottleneck]]] = {}
+    for load, found in limits.items():
+        if found is not None:
+            by_kind.setdefault(found.kind, []).append((load, found))
+    for limited in by_kind.values():
+        loads = ", ".join(load for load, _ in limited)
+        where = "" if len(limited) == len(limits) else f" ({named} {loads})"
+        yield f"Limit{where}: {limit_sentence(limited[-1][1])}"
+
+
+def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+    by_cause: dict[str, list[str]] = {}
+    for load, point in measured.items():
+        cause = spoilt_by(point)
+        if cause is not None:
+            by_cause.setdefault(cause, []).append(load)
+    for spoiler, loads in by_cause.items():
+        yield f"{_SPOILT[spoiler]} ({named} {', '.join(loads)})."
+
+
+def _csv_row(point: Trial, scenario: Scenario | None) -> list[object]:
+    measured = point.measurement
+    if measured is None:
+        gaps = 4 + 3 * len(QUANTILES_OF_CSV) + 9
+        return [point.concurrency, point.rate_rps, *[None] * gaps, point.failure]
+    latencies: list[object] = []
+    for name in QUANTILES_OF_CSV:
+        one = measured.latency_s.get(name, UNDEFINED)
+        latencies += [one.value * 1e3, one.low * 1e3, one.high * 1e3]
+    found, throughput = trial_bottleneck(point, scenario), measured.throughput_rps
+    return [
+        measured.concurrency,
+        measured.offered_rps,
+        throughput.value,
+        throughput.low,
+        throughput.high,
+        measured.throughput_rows_per_s.value,
+        *latencies,
+        measured.error_ratio,
+        measured.server.mean_batch_rows if measured.server else None,
+        _times_1000(measured.queue_mean_s),
+        _times_1000(measured.compute_mean_s),
+        measured.send_lag_p99_s * 1e3,
+        measured.verdict,
+        None if found is None else found.kind,
+        spoilt_by(point),
+        " ".join(one.code for one in measured.caveats),
+        point.failure,
+    ]
+
+
+def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
+    found = trial_bottleneck(point, scenario)
+    return {
+        **point.to_dict(),
+        "bottleneck": None if found is None else found.to_dict(),
+        "spoilt_by": spoilt_by(point),
+    }
+
+
+def _by_load(points: Sequence[Trial]) -> dict[str, Trial]:
+    """The points that were measured, by their clients or rate; of two alike the second is told apart by a mark."""
+    by_load: dict[str, Trial] = {}
+    for point in points:
+        if point.measurement is not None:
+            rate = point.measurement.offered_rps or 0.0
+            load = str(point.measurement.concurrency or f"{rate:,.6g}")
+            while load in by_load:
+                load += "'"
+            by_load[load] = point
+    return by_load
+
+
+def _measurement(point: Trial) -> Measurement:
+    if point.measurement is None:
+        raise ValueError("only points that were measured have figures")
+    return point.measurement
+
+
+def _times_1000(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,133 @@
+"""How do the twin's answers read: what if, and how many replicas?"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from batchtune.batching import Configuration
+from batchtune.report.tables import console_on, paragraph, table_of, text_width
+from batchtune.report.units import duration, interval, milliseconds, number, percent
+from batchtune.twin.traffic import Traffic
+
+if TYPE_CHECKING:
+    from batchtune.twin.model import Prediction, Twin
+    from batchtune.twin.plan import ReplicaPlan
+
+PATIENCE_S: Final = 1.0
+"""What takes longer says what it is doing."""
+
+_ROUTES: Final = {
+    "round_robin": "in turn (round robin)",
+    "random": "at random",
+    "least_loaded": "to the least loaded replica",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """One configuration under one load, and what the twin expects of it."""
+
+    configuration: Configuration
+    traffic: Traffic
+    prediction: Prediction
+
+
+@contextmanager
+def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> Iterator[None]:
+    """Say on stderr what is being done, once it has taken a second."""
+    timer = threading.Timer(PATIENCE_S, _tell, args=(f"{text} …", stream))
+    timer.daemon = True
+    if not quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def print_simulations(
+    points: Sequence[Simulated], twin: Twin, *, base: str, run: Path, stream: TextIO | None = None
+) -> None:
+    """One row a point; a star marks what lies outside the calibrated range."""
+    load = "clients" if points[0].traffic.closed else "offered /s"
+    latencies = ("p50 ms", "p95 ms", "p99 ms")
+    table = table_of("configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", "")
+    for one in points:
+        table.add_row(*_cells(one))
+    console = console_on(stream)
+    console.print(table)
+    lines = [f"Calibrated from {twin.observations} trials of {run}; --set starts from {base}."]
+    lines.append(f"Trust: {twin.explain()}.")
+    reasons = dict.fromkeys(reason for one in points for reason in one.prediction.extrapolations)
+    lines += [f"* extrapolated: {reason}" for reason in list(reasons)[:5]]
+    width = text_width(stream)
+    for line in lines:
+        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+
+
+def print_plan(
+    plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path, stream: TextIO | None = None
+) -> None:
+    """The number of replicas first, then what each gets, what to expect and how sure it is."""
+    console, width = console_on(stream), text_width(stream)
+    label = "extrapolated: " if plan.extrapolated else ""
+    console.print(
+        f"{label}{_count(plan.advised)} for {number(plan.rate_rps)} requests/s with {plan.limit.name} "
+        f"≤ {duration(plan.limit.seconds)}",
+        style="bold",
+        markup=False,
+    )
+    replicas = plan.replicas
+    lines = [
+        (
+            f"Median {replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}; "
+            f"{plan.advised:,} are enough by 95 % of the twin's readings."
+        ),
+        (
+            f"Each: {configuration.label()}; at most {interval(plan.per_replica_rps)} requests/s of the "
+            f"{number(plan.saturation_rps)} that saturate it; requests go {_ROUTES[plan.routing]}."
+        ),
+        (
+            f"Then: p50 {milliseconds(plan.latency_s['p50'])} ms, p95 {milliseconds(plan.latency_s['p95'])} ms, "
+            f"p99 {milliseconds(plan.latency_s['p99'])} ms; mean batch {number(plan.mean_batch_rows)} rows; devices "
+            f"busy {percent(plan.busy_ratio)} of the time."
+        ),
+        f"Cross-check: by 90 % of the saturation alone, {_count(plan.by_saturation_alone)}.",
+        f"Trust: {twin.explain()}. Calibrated from {twin.observations} trials of {run}.",
+        *(f"Note: {note}." for note in plan.notes),
+        *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
+    ]
+    for line in lines:
+        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+
+
+def _cells(one: Simulated) -> list[str]:
+    prediction, traffic = one.prediction, one.traffic
+    offered = traffic.rate_rps if traffic.rate_rps is not None else prediction.throughput.value
+    refused = prediction.error_ratio
+    return [
+        one.configuration.label(),
+        str(traffic.clients) if traffic.closed else number(offered),
+        interval(prediction.throughput),
+        number(prediction.latency("p50").value * 1e3),
+        milliseconds(prediction.latency("p95")),
+        number(prediction.latency("p99").value * 1e3),
+        number(float(sorted(prediction.mean_batch_rows)[len(prediction.mean_batch_rows) // 2])),
+        percent(float(sorted(prediction.busy_ratio)[len(prediction.busy_ratio) // 2])),
+        percent(float(sorted(refused)[len(refused) // 2])),
+        "*" if prediction.extrapolated else "",
+    ]
+
+
+def _count(replicas: int) -> str:
+    return f"{replicas:,} replica{'' if replicas == 1 else 's'}"
+
+
+def _tell(text: str, stream: TextIO | None) -> None:
+    print(text, file=stream or sys.stderr, flush=True)

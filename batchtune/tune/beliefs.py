@@ -1,0 +1,207 @@
+"""What is believed of every point of the space: the twin's readings, corrected by what was measured?
+
+Each of the twin's readings gives every point a merit, the logarithm of its objective. Where a point was measured, the
+difference says how far that reading is off there, and by a Gaussian process over the points how far it is probably off
+nearby; where the twin is switched off, the process stands alone. One sample of the process for each reading makes a
+draw of the whole space (Matheron's rule: Wilson et al. 2020, "Efficiently sampling functions from Gaussian process
+posteriors"), from which proposals, survivors and the probability of being near the best are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching import Configuration
+from batchtune.tune.space import Space
+
+NEAR = 0.05
+"""Points this close to the best may be called equal."""
+
+FEWEST = 2
+"""Contenders named whatever their chances."""
+
+SHORT_OF_BEST = -20.0
+"""The merit, relative to the others, of a point that keeps the SLO at no rate."""
+
+_PRIOR_ERROR = 0.06
+_LEAST_ERROR = 0.01
+_PRIOR_WEIGHT = 6.0
+_PRIOR_SD_ALONE = 0.5
+_LENGTH = 0.5
+_COMMON_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A point of the space, or a reference point outside it (`point` None)."""
+
+    configuration: Configuration
+    point: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A merit that was measured: its value and its standard deviation; or a bound, of which `says` tells the side."""
+
+    merit: float
+    sd: float
+    says: Literal["about", "at least", "at most"] = "about"
+
+
+class Beliefs:
+    """Draws of the merit of every cell, shape (cells, draws).
+
+    `predicted` are the twin's merits of the same shape; None: the twin is off. `measured` maps cells, by their place,
+    to what was measured there. `error` is how far the twin is thought to be off, in logs.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        space: Space,
+        *,
+        predicted: NDArray[np.float64] | None,
+        measured: Mapping[int, Measured],
+        seed: int,
+        error: float | None = None,
+        draws: int = 256,
+    ) -> None:
+        self.cells = cells
+        self._space = space
+        self._measured = measured
+        self._random = np.random.default_rng(seed)
+        prior = self._prior(predicted, np.array([one.merit for one in measured.values()]), draws)
+        at = [
+            one
+            for one in measured
+            if predicted is None or _tells(measured[one], float(np.median(prior[one])))
+        ]
+        merits = np.array([measured[one].merit for one in at])
+        usual = _PRIOR_ERROR if error is None or math.isnan(error) else min(max(error, _LEAST_ERROR), 0.3)
+        scale = self._scale(prior, predicted, at, merits, usual)
+        self.error = scale
+        self.merits = self._posterior(prior, scale, at, merits)
+
+    def _prior(
+        self, predicted: NDArray[np.float64] | None, merits: NDArray[np.float64], draws: int
+    ) -> NDArray[np.float64]:
+        """Each reading of the twin as often as it takes; without a twin one level for all."""
+        if predicted is None:
+            level = float(np.mean(merits)) if len(merits) else 0.0
+            return np.full((len(self.cells), draws), level)
+        finite = predicted[np.isfinite(predicted)]
+        least = (float(finite.min()) if len(finite) else 0.0) + SHORT_OF_BEST
+        known = np.where(np.isfinite(predicted), predicted, least)
+        return known[:, np.arange(draws) % known.shape[1]]
+
+    def _scale(
+        self,
+        prior: NDArray[np.float64],
+        predicted: NDArray[np.float64] | None,
+        at: list[int],
+        merits: NDArray[np.float64],
+        usual: float,
+    ) -> float:
+        """How far the twin's medians are off, moderated by what its errors elsewhere say."""
+        if predicted is None:
+            return _PRIOR_SD_ALONE
+        off = merits - np.median(prior[at], axis=1) if at else np.zeros(0)
+        # Points far from the best do not matter, and the twin was not asked to be right there.
+        off = off[merits >= merits.max() - 1.0] if len(off) else off
+        off = np.clip(off, -0.5, 0.5)
+        squares = _PRIOR_WEIGHT * usual**2 + float(off @ off)
+        return math.sqrt(squares / (_PRIOR_WEIGHT + len(off)))
+
+    def _posterior(
+        self, prior: NDArray[np.float64], scale: float, at: list[int], merits: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        count, draws = prior.shape
+        covariance = scale**2 * self._kernel
+        root = np.linalg.cholesky(covariance + 1e-6 * scale**2 * np.eye(count))
+        sampled = prior + root @ self._random.standard_normal((count, draws))
+        if not at:
+            return sampled
+        noise = np.array([self._measured[one].sd for one in at])
+        seen = merits[:, np.newaxis] + noise[:, np.newaxis] * self._random.standard_normal((len(at), draws))
+        known = covariance[np.ix_(at, at)] + np.diag(noise**2)
+        found: NDArray[np.float64] = sampled + covariance[:, at] @ np.linalg.solve(known, seen - sampled[at])
+        return found
+
+    @cached_property
+    def _kernel(self) -> NDArray[np.float64]:
+        """1 on the diagonal; a part common to all points, a part that fades with their distance."""
+        count = len(self.cells)
+        places = np.full((count, len(self._space.shape)), np.nan)
+        for row, cell in enumerate(self.cells):
+            if cell.point is not None:
+                indices = np.array(self._space.indices(cell.point))
+                places[row] = indices / np.maximum(np.array(list(self._space.shape.values())) - 1, 1)
+        squared = np.square(places[:, np.newaxis, :] - places[np.newaxis, :, :]).sum(axis=2)
+        near = np.exp(-squared / (2.0 * _LENGTH**2))
+        near = np.where(np.isnan(squared), 0.0, near)
+        np.fill_diagonal(near, 1.0)
+        kernel: NDArray[np.float64] = _COMMON_SHARE + (1.0 - _COMMON_SHARE) * near
+        return kernel
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """The median merit of each cell."""
+        return np.median(self.merits, axis=1)
+
+    def best(self) -> int:
+        """The cell that is best in most respects: the highest median."""
+        return int(np.argmax(self.expected))
+
+    def near_best(self, cell: int, *, margin: float = NEAR) -> float:
+        """The probability that no cell is better than this one by more than `margin`."""
+        ahead = self.merits.max(axis=0) - self.merits[cell]
+        return float(np.mean(ahead <= -math.log1p(-margin)))
+
+    def gain_left(self) -> float:
+        """What the best unmeasured cell is expected to add to the best measured one, in logs (expected improvement)."""
+        at = list(self._measured)
+        others = [one for one in range(len(self.cells)) if one not in self._measured]
+        if not others or not at:
+            return math.inf if others else 0.0
+        incumbent = self.merits[max(at, key=lambda one: self.expected[one])]
+        return float(np.maximum(self.merits[others].max(axis=0) - incumbent, 0.0).mean())
+
+    def top_two(self, count: int, *, without: frozenset[int] = frozenset()) -> list[int]:
+        """So many different cells, each the best of one draw, every other one the best but for the last one picked.
+
+        Source: Russo 2016, "Simple Bayesian algorithms for best arm identification".
+        """
+        found: list[int] = []
+        for _ in range(50 * count):
+            draw = self.merits[:, self._random.integers(self.merits.shape[1])]
+            for cell in np.argsort(-draw, kind="stable")[:2]:
+                if int(cell) not in found and int(cell) not in without:
+                    found.append(int(cell))
+                    break
+            if len(found) >= count:
+                break
+        return found
+
+    def contenders(self, count: int, *, keep: float = 0.1) -> list[int]:
+        """At most so many cells by their probability of being near the best; beyond two only those from `keep` on."""
+        near = (self.merits.max(axis=0) - self.merits <= -math.log1p(-NEAR)).mean(axis=1)
+        order = np.lexsort((-self.expected, -near))
+        return [int(cell) for at, cell in enumerate(order[:count]) if at < FEWEST or near[cell] >= keep]
+
+
+def _tells(seen: Measured, predicted: float) -> bool:
+    """Whether a measurement contradicts or sharpens what the twin predicts; a bound that it keeps says nothing new."""
+    match seen.says:
+        case "about":
+            return True
+        case "at least":
+            return predicted < seen.merit
+        case "at most":
+            return predicted > seen.merit

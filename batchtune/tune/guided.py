@@ -1,0 +1,278 @@
+"""How does a calibrated twin lead the search, and when is it not believed?
+
+Short probes calibrate the twin. It says whether batching can pay at all; if so, the usual answers (no batching, the
+defaults, the rule, TF Serving's guide) are measured, which puts the twin to the test, and its candidates go through
+the one Optuna study, of which at least one proposal in five is the sampler's own. The best few then race side by side.
+The trust gate decides after every block whether the twin leads, shares or is off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from batchtune.batching import default_num_batch_threads
+from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
+from batchtune.tune.insight import Insight
+from batchtune.tune.ladder import locate, rungs_of
+from batchtune.tune.pool import pool
+from batchtune.tune.race import RUNG_S, Survivor, race
+from batchtune.tune.references import (
+    reference_configurations,
+    rule_ask,
+    rule_probes,
+    rule_without_waiting,
+)
+from batchtune.tune.search import Sampler
+from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.summary import Findings
+from batchtune.tune.trial import NO_CANDIDATES, Source, Trial
+
+BLOCK = 5
+"""Proposals between two calibrations; one in each is the sampler's own."""
+
+HASTY_FIRST = 3
+"""So many proposals of the twin come before the defaults when there is time for few."""
+
+SURVIVORS = 5
+
+SEARCH_SHARE = 0.45
+"""Share of the time after the seeds that may go to proposals; the rest is the race's."""
+
+TIGHT_RUNS = 12
+"""With time for fewer runs than this after the calibration, all of it goes to what the twin proposes: the usual answers
+and a race would leave none."""
+
+GAIN_WANTED = 0.025
+"""Proposals end when they are expected to add less than this, twice."""
+
+RATE_SHARE = 0.98
+"""A proposal is tried at this share of the rate that it, or the leader, is expected to take,"""
+
+STEP_UP = {"leads": 1.0, "shares": 0.3, "off": 0.12}
+"""but at most this far (in logs) above the leader's, by how far the twin is trusted."""
+
+START_SHARE = 0.97
+"""Where the ladder of the race begins, as a share of what the leader is expected to take."""
+
+REFERENCE_RUNS = 4
+REFERENCE_STEP = {True: 0.08, False: 0.2}
+REFERENCE_SD = {True: 0.03, False: 0.06}
+"""A reference point's capacity is sought by so many runs, so far apart, until it is known to this (in logs); more
+roughly, False, where the twin puts it FAR_BEHIND the best."""
+
+FAR_BEHIND = 0.7
+
+_REASONS: dict[Source, str] = {
+    "no_batching": "reference point: batching off",
+    "defaults": "reference point: the server's own defaults",
+}
+
+
+def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
+    """Calibrate, measure the usual answers, propose, race."""
+    yield from rule_probes(outlook.scenario)
+    yield from calibration_probes(outlook)
+    insight = Insight(outlook, findings)
+    if insight.cannot_pay():
+        yield from _without_search(outlook, insight)
+    elif outlook.remaining_s() < TIGHT_RUNS * _usual_run_s(outlook):
+        yield from _in_haste(outlook, insight)
+        findings.stop_reason = "there was time for few trials: no race was run"
+    else:
+        yield from _references(outlook, insight)
+        yield from _seeds(outlook, insight)
+        findings.stop_reason = yield from _proposals(outlook, insight)
+        insight.look(test=False)
+        ended = yield from _race(outlook, insight)
+        findings.stop_reason = f"{findings.stop_reason}; race: {ended}"
+    insight.conclude()
+
+
+def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
+    """No batching, the defaults and the best that the twin sees with batching, for the confirmation to compare."""
+    yield from _references(outlook, insight)
+    best = max(insight.batched(), key=insight.expected)
+    if not insight.is_measured(insight.cells[best].configuration) and outlook.may_propose():
+        yield from _located(outlook, insight, best, "twin", "best with batching by the twin's account")
+
+
+def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
+    """No batching, what the twin proposes first, the defaults, and what else there is time for."""
+    sampler = _sampler(outlook)
+    yield from _references(outlook, insight, only="no_batching")
+    turns = [False] * BLOCK if insight.trust == "off" else [True] * (BLOCK - 1) + [False]
+    for turn, is_twins in enumerate(turns):
+        if turn == HASTY_FIRST and outlook.may_propose():
+            yield from _references(outlook, insight, only="defaults")
+        ask = _proposal(outlook, insight, sampler, is_twins=is_twins) if outlook.may_propose() else None
+        if ask is None:
+            return
+        yield ask
+        insight.look(test=False)
+
+
+def _references(outlook: Outlook, insight: Insight, only: Source | None = None) -> Strategy:
+    for source, configuration in reference_configurations(outlook.scenario).items():
+        at = insight.place(configuration)
+        if at is not None and only in (None, source):
+            yield from _located(outlook, insight, at, source, _REASONS[source])
+
+
+def _located(outlook: Outlook, insight: Insight, at: int, source: Source, reason: str) -> Strategy:
+    """One trial; of a capacity a few rates around where the twin expects it, until they are near each other."""
+    scenario = outlook.scenario
+    ask = _ask(insight, at, source, reason)
+    if scenario.objective != "capacity" or not insight.predicts or insight.hopeless(at):
+        yield ask
+        return
+    rate_rps = RATE_SHARE * math.exp(insight.expected(at))
+    near = insight.expected(at) > float(insight.believed.expected.max()) - FAR_BEHIND
+    seen: list[Trial] = []
+    for _ in range(REFERENCE_RUNS):
+        seen.append((yield _one_rate(outlook, ask, rate_rps)))
+        located = locate(rungs_of([one for one in seen if one.state == "complete"], scenario.slo))
+        if located is None or (located.bracketed and located.sd <= REFERENCE_SD[near]):
+            return
+        step = 0.0 if located.bracketed else REFERENCE_STEP[near]
+        rate_rps = located.crossing_rps * (1.0 + step if located.held_rps > 0.0 else 1.0 - step)
+
+
+def _seeds(outlook: Outlook, insight: Insight) -> Strategy:
+    """The rule's answer, its size without waiting, where TF Serving's guide begins; also when the twin has no hope for
+    them, as they put it to the test."""
+    asks = [rule_ask(outlook)]
+    unwaiting = rule_without_waiting(outlook)
+    if unwaiting is not None:
+        why = "nearest to the rule's size, without waiting"
+        asks.append(Ask(configuration=unwaiting[0], source="rule", reason=why, point=unwaiting[1]))
+    asks.append(_guides_answer(outlook))
+    for ask in asks:
+        if ask is not None and not insight.is_measured(ask.configuration) and outlook.may_propose():
+            yield _at_rate(outlook, insight, ask)
+
+
+def _guides_answer(outlook: Outlook) -> Ask | None:
+    """As many threads as cores, large batches, no waiting: where TF Serving's guide begins on a CPU."""
+    wanted = {
+        "num_batch_threads": default_num_batch_threads(),
+        "max_batch_size": searched_sizes(outlook.scenario)[-1],
+        "batch_timeout_micros": 0,
+    }
+    point = outlook.space.nearest(wanted)
+    configuration = outlook.space.configuration(point)
+    if configuration is None:
+        return None
+    why = "nearest to where TF Serving's guide begins: threads = cores, large batches, no waiting"
+    return Ask(configuration=configuration, source="guide", reason=why, point=point)
+
+
+def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
+    """Blocks of the twin's candidates and the sampler's own; returns why no more are made."""
+    sampler = _sampler(outlook)
+    ends_below_s = (1.0 - SEARCH_SHARE) * outlook.remaining_s()
+    small = 0
+    while outlook.may_propose() and outlook.remaining_s() > max(ends_below_s, 0.0):
+        insight.look()
+        small = small + 1 if insight.believed.gain_left() < GAIN_WANTED else 0
+        if small >= 2:
+            return f"another trial is expected to add less than {GAIN_WANTED:.1%}"
+        for turn, is_twins in enumerate(_turns(insight)):
+            if not outlook.may_propose() or (turn and outlook.remaining_s() <= ends_below_s):
+                break
+            ask = _proposal(outlook, insight, sampler, is_twins=is_twins)
+            if ask is None:
+                return "every point of the space was measured"
+            yield ask
+            insight.believe()
+    return "what is left of the time goes to the race and the confirmation"
+
+
+def _usual_run_s(outlook: Outlook) -> float:
+    """What a proposal takes: of a capacity one rate is tried, for less long than a fresh run."""
+    if outlook.scenario.objective == "capacity":
+        return min(outlook.scenario.load.duration_s, RUNG_S) + 0.5
+    return outlook.fresh_run_s()
+
+
+def _sampler(outlook: Outlook) -> Sampler:
+    search, maximise = outlook.scenario.search, outlook.scenario.objective != "latency"
+    return Sampler(outlook.space, maximise=maximise, seed=search.seed, kind=search.sampler)
+
+
+def _turns(insight: Insight) -> list[bool]:
+    """Which of a block's proposals are the twin's: four of five, half, or none."""
+    match insight.trust:
+        case "leads":
+            return [True] * (BLOCK - 1) + [False]
+        case "shares":
+            return [True, False] * (BLOCK // 2)
+        case "off":
+            return [False] * BLOCK
+
+
+def _proposal(outlook: Outlook, insight: Insight, sampler: Sampler, *, is_twins: bool) -> Ask | None:
+    trials = outlook.trials
+    failed = {one.configuration: one.point for one in trials if one.state == "failed"}
+    enqueue: list[dict[str, Any]] = []
+    if is_twins:
+        tried = {one.configuration for one in trials if one.source not in NO_CANDIDATES}
+        without = frozenset(
+            at for at, cell in enumerate(insight.cells) if cell.configuration in tried or cell.point is None
+        )
+        enqueue = [dict(insight.cells[at].point or {}) for at in insight.believed.top_two(1, without=without)]
+    proposal = sampler.propose(pool(trials, scenario=outlook.scenario), failed=failed, enqueue=enqueue)
+    if proposal is None:
+        return None
+    at = insight.place(proposal.configuration)
+    by_twin = proposal.proposer == "twin" and at is not None
+    ask = Ask(
+        configuration=proposal.configuration,
+        source=proposal.proposer,
+        reason=insight.words(at) if by_twin and at is not None else proposal.reason,
+        point=proposal.point,
+    )
+    return _at_rate(outlook, insight, ask)
+
+
+def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
+    """The leader and the few that may be better, side by side; returns why it ended."""
+    believed = [insight.leader(), *insight.believed.contenders(SURVIVORS)]
+    racing = dict.fromkeys(insight.simplest(at) for at in believed if not insight.hopeless(at))
+    survivors = []
+    for at in list(racing)[:SURVIVORS]:
+        cell = insight.cells[at]
+        point = None if cell.point is None else dict(cell.point)
+        survivors.append(Survivor(configuration=cell.configuration, point=point))
+    if not survivors:
+        return "nothing keeps the SLO"
+    rate_rps = None
+    if outlook.scenario.objective == "capacity":
+        rate_rps = START_SHARE * max(math.exp(insight.expected(insight.leader())), insight.claim_rps())
+    return (yield from race(outlook, survivors, rate_rps=rate_rps))
+
+
+def _ask(insight: Insight, at: int, source: Source, reason: str) -> Ask:
+    cell = insight.cells[at]
+    point = None if cell.point is None else dict(cell.point)
+    return Ask(configuration=cell.configuration, source=source, reason=reason, point=point)
+
+
+def _one_rate(outlook: Outlook, ask: Ask, rate_rps: float) -> Ask:
+    return replace(ask, rate_rps=rate_rps, duration_s=min(outlook.scenario.load.duration_s, RUNG_S))
+
+
+def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:
+    """Of a capacity one rate is tried: what it, or the leader, is expected to take."""
+    if outlook.scenario.objective != "capacity":
+        return ask
+    leader, own = insight.leader(), insight.place(ask.configuration)
+    measured = insight.is_measured(insight.cells[leader].configuration)
+    if not insight.predicts and not measured:
+        return ask
+    bar = insight.expected(leader)
+    hoped = bar if own is None else insight.expected(own)
+    most = bar + STEP_UP[insight.trust] if measured else math.inf
+    return _one_rate(outlook, ask, RATE_SHARE * math.exp(max(bar, min(hoped, most))))

@@ -1,0 +1,225 @@
+"""What does the guided search know so far: the twin, what is believed of every point, who leads?"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching import Configuration
+from batchtune.tune.beliefs import Beliefs, Cell
+from batchtune.tune.pool import pool
+from batchtune.tune.ranking import leaders
+from batchtune.tune.references import reference_configurations
+from batchtune.tune.space import in_force
+from batchtune.tune.strategy import Outlook
+from batchtune.tune.summary import Findings, Trust
+from batchtune.tune.trial import NO_CANDIDATES
+from batchtune.tune.twin_view import calibrated, measured_merits, predicted_merits
+from batchtune.twin.model import Twin
+
+CELLS_MAX = 1500
+"""Points of a larger space that are looked at, drawn at random."""
+
+LOOK_SHARE = 0.1
+"""The twin is not calibrated again when that last took more than this share of the time left."""
+
+HOPELESS = 5.0
+"""Further than this (in logs) behind the best lies only what keeps the SLO at no rate."""
+
+AS_GOOD = 0.02
+"""A shorter timeout that is believed to cost less than this, in logs, is taken instead."""
+
+PAYS_FROM = 1.05
+"""Batching that makes no size this much cheaper per row than one row alone cannot pay."""
+
+ERROR_SHARE = 0.5
+"""The twin's mean error, over p95 and throughput, that shows in the objective; p95 near saturation errs the most."""
+
+
+class Insight:
+    """Everything measured, read through the twin; tells the `findings` what it makes of it.
+
+    `twin` is None while none can be calibrated, `believed` the draws over all `cells`.
+    """
+
+    believed: Beliefs
+
+    def __init__(self, outlook: Outlook, findings: Findings) -> None:
+        self._outlook = outlook
+        self._scenario = outlook.scenario
+        self._findings = findings
+        self.cells = _cells(outlook)
+        self.twin: Twin | None = None
+        self._predicted: NDArray[np.float64] | None = None
+        self._look_s = 0.0
+        self.look()
+
+    def look(self, *, test: bool = True) -> None:
+        """Calibrate the twin with everything measured, and judge every point anew.
+
+        Where that takes too much of the time that is left, what was predicted last stands, corrected by what was
+        measured since.
+        """
+        left_s = self._outlook.remaining_s()
+        if self._look_s > LOOK_SHARE * left_s:
+            self.believe()
+            return
+        seed = self._scenario.search.seed
+        found = calibrated(self._outlook.trials, self._scenario, seed=seed, test=test)
+        if found is not None and self.twin is not None and not test:
+            found = replace(found, error=self.twin.error)
+        self.twin = found
+        before, self._predicted = self._predicted, None
+        if found is not None and found.trust != "off":
+            self._predicted = predicted_merits(found, self._scenario, self.cells, before=before)
+        self._tell()
+        self.believe()
+        if math.isfinite(left_s):
+            self._look_s = left_s - self._outlook.remaining_s()
+
+    def believe(self) -> None:
+        """Correct what the twin predicted last by everything measured since."""
+        self.believed = Beliefs(
+            self.cells,
+            self._outlook.space,
+            predicted=self._predicted,
+            measured=measured_merits(self._outlook.trials, self._scenario, self.cells),
+            error=None if self.twin is None else ERROR_SHARE * self.twin.error.mape,
+            seed=self._scenario.search.seed,
+        )
+
+    def _tell(self) -> None:
+        twin, findings = self.twin, self._findings
+        if twin is None:
+            findings.trust, findings.trust_reason = "off", "no measurement could calibrate the twin"
+            return
+        findings.twin, findings.trust, findings.trust_reason = twin.to_dict(), twin.trust, twin.explain()
+        findings.twin_error = {
+            "p95": twin.error.p95_ratio,
+            "throughput": twin.error.throughput_ratio,
+            "spearman": twin.error.spearman,
+        }
+
+    def cannot_pay(self) -> bool:
+        """Whether τ(b) is proportional to b and the twin sees no point that beats no batching."""
+        twin = self.twin
+        if twin is None or self._scenario.objective == "latency" or self._predicted is None:
+            return False
+        size, gains = _gains_per_row(twin)
+        off = next(at for at, cell in enumerate(self.cells) if cell.configuration.batching is None)
+        ahead = self._predicted[self.batched()].max(axis=0) - self._predicted[off]
+        if not (np.median(gains) < PAYS_FROM and np.median(ahead) < math.log(PAYS_FROM)):
+            return False
+        tau = twin.best.tau_s
+        self._findings.cannot_pay = (
+            f"batching cannot pay: the time of a batch is proportional to its rows ({tau[1] * 1e3:.3g} ms for 1, "
+            f"{tau[size] * 1e3:.3g} ms for {size}), so {size} rows together cost {1.0 / np.median(gains):.2f} times "
+            "what they cost one by one"
+        )
+        self._findings.stop_reason = "the probes show that batching cannot pay; only that was confirmed"
+        return True
+
+    @property
+    def trust(self) -> Trust:
+        return "off" if self.twin is None else self.twin.trust
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the twin has a say in what is believed."""
+        return self._predicted is not None
+
+    def batched(self) -> list[int]:
+        """The cells with batching."""
+        return [at for at, cell in enumerate(self.cells) if cell.configuration.batching is not None]
+
+    def expected(self, at: int) -> float:
+        """The merit expected of a cell."""
+        return float(self.believed.expected[at])
+
+    def hopeless(self, at: int) -> bool:
+        """Whether it is believed to keep the SLO at no rate."""
+        return self.expected(at) <= float(self.believed.expected.max()) - HOPELESS
+
+    def place(self, configuration: Configuration) -> int | None:
+        """Where a configuration stands among the cells."""
+        return next((at for at, cell in enumerate(self.cells) if cell.configuration == configuration), None)
+
+    def leader(self) -> int:
+        """The cell that would be recommended now; without one that keeps the SLO the best that is believed in."""
+        ranked = leaders(pool(self._outlook.trials, scenario=self._scenario), scenario=self._scenario)
+        places = (self.place(one.configuration) for one in ranked)
+        return next((at for at in places if at is not None), self.believed.best())
+
+    def claim_rps(self) -> float:
+        """The highest capacity that the measurements alone vouch for; 0 without one."""
+        pooled = pool(self._outlook.trials, scenario=self._scenario)
+        return max((one.value for one in pooled if one.feasible), default=0.0)
+
+    def is_measured(self, configuration: Configuration) -> bool:
+        return any(
+            one.configuration == configuration and one.source not in NO_CANDIDATES
+            for one in self._outlook.trials
+        )
+
+    def simplest(self, at: int) -> int:
+        """The same size and threads with the shortest timeout that is believed to be as good."""
+        knob = "batch_timeout_micros"
+        point = self.cells[at].point
+        if point is None or knob not in point:
+            return at
+        least = self.expected(at) - AS_GOOD
+        alike = [
+            one
+            for one, cell in enumerate(self.cells)
+            if cell.point is not None
+            and {**cell.point, knob: None} == {**point, knob: None}
+            and self.expected(one) >= least
+        ]
+        return min(alike, key=lambda one: in_force(self.cells[one].configuration, knob))
+
+    def words(self, at: int) -> str:
+        """What the objective of a cell is expected to be, in words."""
+        expected = math.exp(self.expected(at))
+        shown = {
+            "throughput": f"{expected:.4g} requests/s",
+            "capacity": f"a capacity of {expected:.4g} requests/s",
+            "latency": f"a p95 of {1e3 / expected:.3g} ms",
+        }[self._scenario.objective]
+        return f"the twin expects {shown}"
+
+    def conclude(self) -> None:
+        """What is believed in the end, by everything but fresh runs."""
+        self.believe()
+        self._findings.near_best_probability = self.believed.near_best(self.leader())
+
+
+def _cells(outlook: Outlook) -> list[Cell]:
+    """The points that some server would accept, and the reference points."""
+    space, scenario = outlook.space, outlook.scenario
+    if space.size <= CELLS_MAX:
+        points = list(space.points())
+    else:
+        chance = random.Random(scenario.search.seed)
+        drawn = {tuple(chance.randrange(count) for count in space.shape.values()) for _ in range(CELLS_MAX)}
+        points = [space.point(indices) for indices in sorted(drawn)]
+    found: dict[Configuration, Cell] = {}
+    for point in points:
+        configuration = space.configuration(point)
+        if configuration is not None:
+            found.setdefault(configuration, Cell(configuration=configuration, point=point))
+    for configuration in reference_configurations(scenario).values():
+        point_of = space.locate(configuration)
+        found[configuration] = Cell(configuration=configuration, point=point_of)
+    return list(found.values())
+
+
+def _gains_per_row(twin: Twin) -> tuple[int, NDArray[np.float64]]:
+    """The size at which a row is cheapest, and how many times cheaper than alone it is there, by each reading."""
+    sizes = np.arange(1, twin.rows_max + 1)
+    gains = np.array([one.tau_s[1] * sizes / one.tau_s[1 : twin.rows_max + 1] for one in twin.draws])
+    best = int(np.argmax(np.median(gains, axis=0)))
+    return best + 1, gains[:, best]

@@ -1,0 +1,76 @@
+"""What limits a configuration: one trial of it, or several runs together?"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+from batchtune.batching import Configuration
+from batchtune.measure.bottleneck import Bottleneck, find_bottleneck, settings_of
+from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.measurement import Measurement
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.trial import Trial
+
+_SPOILT: Final[Mapping[str, Literal["client", "host"]]] = {"INVALID": "client", "NOISY": "host"}
+
+
+def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
+    """What limits one trial, a noisy host and a slow client included; None: it measured nothing."""
+    return None if trial.measurement is None else _verdict(trial.configuration, trial.measurement, scenario)
+
+
+def usual_bottleneck(
+    configuration: Configuration, measured: Sequence[Measurement], *, scenario: Scenario | None = None
+) -> Bottleneck | None:
+    """What limits most of the runs, in the words of the last of them; None without runs.
+
+    `scenario` tells the server's flags, so that its request threads are known. Noise of the host is left out: it
+    comes and goes between runs and is told as a caveat.
+    """
+    found = [_verdict(configuration, _without_host_noise(each), scenario) for each in measured]
+    if not found:
+        return None
+    kind = Counter(one.kind for one in found).most_common(1)[0][0]
+    return [one for one in found if one.kind == kind][-1]
+
+
+def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
+    """Who made its figures void; None: they are the server's, or there are none.
+
+    A verdict that was reached in spite of a late client or a noisy host stands.
+    """
+    measured = trial.measurement
+    if measured is None:
+        return None
+    if measured.verdict is not None:
+        return _SPOILT.get(measured.verdict)
+    found = _verdict(trial.configuration, measured).kind
+    return "client" if found == "client" else "host" if found == "host_noise" else None
+
+
+def rows_per_request(measured: Measurement) -> float | None:
+    """The mean; None when no request was answered."""
+    requests_per_s = measured.throughput_rps.value
+    return measured.throughput_rows_per_s.value / requests_per_s if requests_per_s > 0.0 else None
+
+
+def _verdict(
+    configuration: Configuration, measured: Measurement, scenario: Scenario | None = None
+) -> Bottleneck:
+    settings = settings_of(
+        configuration,
+        rows_per_request=rows_per_request(measured) or 1.0,
+        server_cores=float(len(os.sched_getaffinity(0))),
+        flags={} if scenario is None else scenario.target.flags,
+        protocol="grpc" if scenario is None else scenario.request.protocol,
+    )
+    return find_bottleneck(measured, settings)
+
+
+def _without_host_noise(measured: Measurement) -> Measurement:
+    """The same figures without the caveats that blame the host."""
+    return replace(measured, caveats=tuple(one for one in measured.caveats if one.code not in HOST_CODES))

@@ -1,0 +1,188 @@
+"""What will a fresh run of a configuration show, will it keep the SLO, and how much better is it than another one?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchtune.batching import Configuration
+from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import Caveat
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.scenario.spec import Scenario, SloSpec
+from batchtune.tune.limits import usual_bottleneck
+from batchtune.tune.noise import (
+    FRESH_LATENCY_PRIOR_SD,
+    FRESH_THROUGHPUT_PRIOR_SD,
+    Noise,
+    paired_ratio,
+    predict,
+)
+from batchtune.tune.pool import Pooled, RunFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a server gives without tuning; `name` is "no_batching" or "defaults". Intervals are for a fresh run."""
+
+    name: str
+    configuration: Configuration
+    throughput_rps: Estimate
+    latency_s: dict[str, Estimate]
+    runs: int
+    mean_batch_rows: float | None = None
+    bottleneck: Bottleneck | None = None
+    caveats: tuple[Caveat, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "configuration": self.configuration.to_dict(),
+            "throughput_rps": self.throughput_rps.to_dict(),
+            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
+            "runs": self.runs,
+            "mean_batch_rows": self.mean_batch_rows,
+            "bottleneck": None if self.bottleneck is None else self.bottleneck.to_dict(),
+            "caveats": [one.to_dict() for one in self.caveats],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Reference:
+        limited = values.get("bottleneck")
+        return cls(
+            name=values["name"],
+            configuration=Configuration.from_dict(values["configuration"]),
+            throughput_rps=Estimate.from_dict(values["throughput_rps"]),
+            latency_s={name: Estimate.from_dict(one) for name, one in values["latency_s"].items()},
+            runs=values["runs"],
+            mean_batch_rows=values.get("mean_batch_rows"),
+            bottleneck=None if limited is None else Bottleneck.from_dict(limited),
+            caveats=tuple(Caveat.from_dict(one) for one in values.get("caveats", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """A latency limit of the SLO and what stands against it: the quantile and its upper bound for a fresh run.
+
+    The bound is the upper end of a 95 % interval. `spare_ratio` is how far the bound stays below the limit, as a share
+    of the limit; negative: a fresh run may miss it.
+    """
+
+    name: str
+    limit_s: float
+    value_s: float
+    upper_bound_s: float
+
+    @property
+    def spare_ratio(self) -> float:
+        return 1.0 - self.upper_bound_s / self.limit_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "limit_s": self.limit_s,
+            "value_s": number_to_json(self.value_s),
+            "upper_bound_s": number_to_json(self.upper_bound_s),
+            "spare_ratio": number_to_json(self.spare_ratio),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Promise:
+        names = ("limit_s", "value_s", "upper_bound_s")
+        return cls(name=values["name"], **{name: number_from_json(values[name]) for name in names})
+
+
+def promises_of(latency_s: Mapping[str, Estimate], slo: SloSpec) -> tuple[Promise, ...]:
+    """One for each limit of the SLO whose quantile was measured."""
+    return tuple(
+        Promise(name=name, limit_s=limit_s, value_s=latency_s[name].value, upper_bound_s=latency_s[name].high)
+        for name, limit_s in slo.limits().items()
+        if name in latency_s
+    )
+
+
+def reference_of(name: str, one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> Reference:
+    """A reference point's figures, as they are stated beside the recommended ones."""
+    measured = measurements_of(one)
+    return Reference(
+        name=name,
+        configuration=one.configuration,
+        throughput_rps=predicted(one, pooled, lambda run: run.throughput_rps),
+        latency_s=predicted_latency(one, pooled),
+        runs=len(one.runs),
+        mean_batch_rows=mean_batch_rows(measured),
+        bottleneck=usual_bottleneck(one.configuration, measured, scenario=scenario),
+        caveats=caveats_of(measured),
+    )
+
+
+def predicted(one: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]) -> Estimate:
+    """A rate that a fresh run will show."""
+    spreads = [[figure(run).value for run in each.repeats] for each in pooled]
+    return predict([figure(run) for run in one.runs], repeats=spreads, prior_sd=FRESH_THROUGHPUT_PRIOR_SD)
+
+
+def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estimate]:
+    """Each latency quantile that a fresh run will show."""
+
+    def figures(runs: Sequence[RunFigures], quantile: str) -> list[Estimate]:
+        return [run.latency_s[quantile] for run in runs if quantile in run.latency_s]
+
+    return {
+        quantile: predict(
+            figures(one.runs, quantile),
+            repeats=[[run.value for run in figures(each.repeats, quantile)] for each in pooled],
+            prior_sd=FRESH_LATENCY_PRIOR_SD,
+        )
+        for quantile in one.latency_s
+    }
+
+
+def predicted_capacity(one: Pooled, pooled: Sequence[Pooled]) -> Estimate:
+    """The capacity that a fresh search for it will find, around the highest rate that kept the SLO.
+
+    Its width comes from the searches: the spread between repeated ones and the bracket of each.
+    """
+    searches = [run.trial.objective for run in one.searched if run.trial.objective is not None]
+    if not searches:
+        return Estimate(value=one.value, low=one.value, high=one.value)
+    spreads = [[run.value for run in each.searched] for each in pooled]
+    found = predict(searches, repeats=spreads, prior_sd=FRESH_THROUGHPUT_PRIOR_SD)
+    lowered = one.value / found.value
+    return Estimate(value=one.value, low=found.low * lowered, high=found.high)
+
+
+def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
+    """How many times better our objective is; pairs from the same block, else search with search."""
+    if other is None:
+        return None
+    theirs = {run.trial.block: run.value for run in other.runs}
+    pairs = [
+        (run.value, theirs[run.trial.block])
+        for run in ours.runs
+        if run.trial.block is not None and run.trial.block in theirs
+    ]
+    pairs = pairs or [(ours.search_value, other.search_value)]
+    if scenario.objective == "latency":
+        pairs = [(b, a) for a, b in pairs]
+    return paired_ratio(pairs, run_sd=noise.sd)
+
+
+def measurements_of(one: Pooled) -> list[Measurement]:
+    """Those behind its figures."""
+    return [run.trial.measurement for run in one.runs if run.trial.measurement is not None]
+
+
+def caveats_of(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
+    """One of each code that any of the runs has, as the last of these has it."""
+    return tuple({one.code: one for each in measured for one in each.caveats}.values())
+
+
+def mean_batch_rows(measured: Sequence[Measurement]) -> float | None:
+    """Over the runs whose server tells; None: none does."""
+    told = [each.server.mean_batch_rows for each in measured if each.server is not None]
+    known = [one for one in told if one is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,252 @@
+"""Which parameters does the throughput × interval rule try after its first answer, and what is its verdict?
+
+The last two of the rule's five steps. Where a size does not work (out of memory), size and interval are reduced by
+the same factor until one does. Then observed throughput × interval, the rows that come together in one interval, is
+held against max_batch_size: where it reaches it, max_batch_size is raised; where it stays below, the interval triggers
+first and max_batch_size is more than what comes together. Iterated, this ends at the fixed point
+`max_batch_size = throughput(max_batch_size) · interval`, which at a saturated thread is the batch whose execution takes
+as long as the interval. Where neither another size nor another interval changes the throughput, something else limits.
+
+Everything here counts rows. A batch holds whole requests, so of requests of 5 rows a size of 16 takes 15 rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+REDUCTION = 2.0
+"""By this factor size and interval are reduced where a size does not work."""
+
+REACHED_RATIO = 0.9
+"""From this share of max_batch_size on, throughput × interval reaches it."""
+
+BRACKET_RATIO = 1.2
+"""A size that fills and one that does not, nearer than this, hold the fixed point between them."""
+
+SAME_THROUGHPUT_RATIO = 0.05
+"""Throughputs this close are the same to the rule."""
+
+Verdict = Literal[
+    "fixed_point", "raise_size", "interval_first", "something_else", "memory", "no_interval", "fails"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one size and interval gave. `failure` says why they do not work, `rows_per_s` is NaN then."""
+
+    max_batch_size: int
+    interval_s: float
+    rows_per_s: float = math.nan
+    failure: str | None = None
+
+    @property
+    def interval_rows(self) -> float:
+        """Observed throughput × interval: the rows that come together in one interval."""
+        return self.rows_per_s * self.interval_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What to try next, and why."""
+
+    max_batch_size: int
+    interval_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """The verdict in words, and the round that it recommends (None: none works)."""
+
+    verdict: Verdict
+    text: str
+    best: Round | None
+
+
+def next_step(
+    rounds: Sequence[Round], *, rows_per_request: int, rows_under_way: int | None = None, last: bool = False
+) -> Step | Conclusion:
+    """The next size and interval, or the verdict; `rounds` in their order, at least one.
+
+    `rows_under_way` is what the clients of a closed loop send at once at most. `last`: there is no time for another
+    round, so the verdict is what it is by now.
+    """
+    seen = _Seen(rounds, rows_per_request, rows_under_way)
+    if not seen.worked:
+        return seen.fails() if last else seen.reduced()
+    if seen.interval_s <= 0.0:
+        return seen.no_interval()
+    wanted = None if last else seen.wanted_size()
+    if wanted is not None:
+        return Step(max_batch_size=wanted, interval_s=seen.interval_s, reason=seen.why(wanted))
+    if not last and seen.interval_is_untried():
+        return seen.shorter_interval()
+    return seen.conclusion()
+
+
+class _Seen:
+    """The rounds so far, sorted by what they show."""
+
+    def __init__(self, rounds: Sequence[Round], rows: int, rows_under_way: int | None) -> None:
+        self._rounds = rounds
+        self._rows = rows
+        self._rows_under_way = rows_under_way
+        self.worked = [one for one in rounds if one.failure is None]
+        self._failed = [one for one in rounds if one.failure is not None]
+        if not self.worked:
+            return
+        self.interval_s = self.worked[0].interval_s
+        same = [one for one in self.worked if one.interval_s == self.interval_s]
+        self._same_interval = same
+        by_size = sorted(same, key=lambda one: one.max_batch_size)
+        self._filled = [one for one in by_size if self._reaches(one)]
+        self._unfilled = [one for one in by_size if not self._reaches(one)]
+        self._low = self._filled[-1] if self._filled else None
+        self.settled = self._low or self._unfilled[0]
+
+    def wanted_size(self) -> int | None:
+        """The next size on the way to the fixed point; None where it is reached."""
+        wanted = self._wanted_rows()
+        size = None if wanted is None else self._whole_requests(wanted)
+        return None if size is None or size in self._sizes() else size
+
+    def why(self, size: int) -> str:
+        last = self._rounds[-1]
+        if last.failure is not None:
+            return f"{last.max_batch_size} rows do not work ({last.failure}): {size}, below them"
+        return f"{self._sum(last)}; {size} is next"
+
+    def interval_is_untried(self) -> bool:
+        """Whether another size left the throughput as it was, and only the other interval is left to try."""
+        return self._size_is_without_effect() and self._other_interval() is None
+
+    def shorter_interval(self) -> Step:
+        return Step(
+            max_batch_size=self.settled.max_batch_size,
+            interval_s=_micros(self.interval_s / REDUCTION),
+            reason=f"another max_batch_size leaves the throughput at {self.settled.rows_per_s:.4g} rows/s: does the "
+            "interval matter?",
+        )
+
+    def reduced(self) -> Step | Conclusion:
+        last = self._rounds[-1]
+        size = self._whole_requests(last.max_batch_size / REDUCTION)
+        if size >= last.max_batch_size:
+            return self.fails()
+        return Step(
+            max_batch_size=size,
+            interval_s=_micros(last.interval_s * size / last.max_batch_size),
+            reason=f"{last.max_batch_size} rows do not work ({last.failure}): size and interval reduced by the factor "
+            f"{last.max_batch_size / size:.3g}",
+        )
+
+    def fails(self) -> Conclusion:
+        last = self._rounds[-1]
+        text = f"even {last.max_batch_size} rows do not work: {last.failure}"
+        return Conclusion(verdict="fails", text=text, best=None)
+
+    def no_interval(self) -> Conclusion:
+        text = "the SLO leaves no interval to wait, so there is nothing to multiply the throughput by"
+        return Conclusion(verdict="no_interval", text=text, best=self.worked[0])
+
+    def conclusion(self) -> Conclusion:
+        other = self._other_interval()
+        if other is not None and self._size_is_without_effect():
+            return self._by_interval(other)
+        if self._low is None:
+            return self._concluded("interval_first", self._sum(self.settled))
+        if self.wanted_size() is not None:
+            return self._concluded("raise_size", self._sum(self.settled))
+        under_way, above = self._rows_under_way, self._above()
+        if above is not None and above.failure is not None and self._aim(self._low) >= above.max_batch_size:
+            text = f"{self._sum(self.settled)}, but {above.max_batch_size} rows do not work: memory limits"
+            return self._concluded("memory", text)
+        if under_way is not None and self.settled.interval_rows * REACHED_RATIO > under_way:
+            text = f"{self._product(self.settled)}, but only {under_way} rows are ever under way: the clients limit"
+            return self._concluded("something_else", text)
+        size = self.settled.max_batch_size
+        return self._concluded(
+            "fixed_point", f"{self._product(self.settled)}: fixed point at max_batch_size {size}"
+        )
+
+    def _concluded(self, verdict: Verdict, text: str) -> Conclusion:
+        return Conclusion(verdict=verdict, text=text, best=self.settled)
+
+    def _by_interval(self, other: Round) -> Conclusion:
+        best = max(self.settled, other, key=lambda one: one.rows_per_s)
+        change = (
+            f"{self.interval_s * 1e3:.3g} → {other.interval_s * 1e3:.3g} ms: "
+            f"{self.settled.rows_per_s:.4g} → {other.rows_per_s:.4g} rows/s"
+        )
+        if _same(other.rows_per_s, self.settled.rows_per_s):
+            text = f"neither max_batch_size nor the interval ({change}) changes the throughput: something else limits"
+            return Conclusion(verdict="something_else", text=text, best=best)
+        text = f"the interval triggers first, not max_batch_size ({change})"
+        return Conclusion(verdict="interval_first", text=text, best=best)
+
+    def _wanted_rows(self) -> float | None:
+        if self._low is None:
+            return self.settled.interval_rows if self.settled.max_batch_size > self._rows else None
+        low, above, aim = self._low.max_batch_size, self._above(), self._aim(self._low)
+        if aim * REACHED_RATIO <= low:
+            return None
+        if above is None or aim < above.max_batch_size:
+            return aim
+        near = above.max_batch_size <= BRACKET_RATIO * low
+        return None if near else math.sqrt(low * above.max_batch_size)
+
+    def _aim(self, one: Round) -> float:
+        return min(one.interval_rows, self._rows_under_way or math.inf)
+
+    def _above(self) -> Round | None:
+        """The next size above the settled one that does not fill, or does not work."""
+        found = [
+            one
+            for one in (*self._failed, *self._unfilled)
+            if one.max_batch_size > self.settled.max_batch_size
+        ]
+        return min(found, key=lambda one: one.max_batch_size, default=None)
+
+    def _size_is_without_effect(self) -> bool:
+        return len(self._same_interval) > 1 and all(
+            _same(one.rows_per_s, self.settled.rows_per_s) for one in self._same_interval
+        )
+
+    def _other_interval(self) -> Round | None:
+        return next((one for one in self.worked if one.interval_s != self.interval_s), None)
+
+    def _sizes(self) -> set[int]:
+        return {one.max_batch_size for one in (*self._same_interval, *self._failed)}
+
+    def _reaches(self, one: Round) -> bool:
+        whole = max(one.max_batch_size // self._rows, 1) * self._rows
+        return one.interval_rows >= REACHED_RATIO * whole
+
+    def _whole_requests(self, rows: float) -> int:
+        return max(round(rows / self._rows), 1) * self._rows
+
+    def _sum(self, one: Round) -> str:
+        if one.failure is not None:
+            return f"{one.max_batch_size} rows do not work ({one.failure})"
+        if self._reaches(one):
+            return f"{self._product(one)} reach max_batch_size {one.max_batch_size}: it may be raised"
+        return (
+            f"{self._product(one)} are below max_batch_size {one.max_batch_size}: the interval triggers first"
+        )
+
+    def _product(self, one: Round) -> str:
+        requests = f" ({one.interval_rows / self._rows:.3g} requests)" if self._rows > 1 else ""
+        return f"{one.rows_per_s:.4g} rows/s × {one.interval_s * 1e3:.3g} ms = {one.interval_rows:.3g} rows{requests}"
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= SAME_THROUGHPUT_RATIO * max(one, other)
+
+
+def _micros(seconds: float) -> float:
+    """Rounded to whole microseconds, as the parameter is."""
+    return round(seconds * 1e6) / 1e6

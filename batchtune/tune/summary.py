@@ -1,0 +1,86 @@
+"""How was a space searched, what was believed of it, and why did the search end?
+
+The ledger holds what was measured; this holds what the search made of it: the twin, how far it could be trusted, and
+how likely the choice is to be as good as any other point of the space. A sweep hands it over when it ends; it is kept
+beside the ledger, and the recommendation states it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from batchtune.measure.quantiles import number_from_json, number_to_json
+
+SCHEMA_VERSION = 1
+
+Trust = Literal["leads", "shares", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSummary:
+    """What a sweep says of itself.
+
+    `twin` is the calibrated twin as plain types; `trust` says whether it led the search, shared it with the sampler or
+    was switched off, `trust_reason` why in words, `twin_error` its leave-one-out errors by figure (median absolute log
+    error of "p95" and "throughput", rank correlation "spearman"). `near_best_probability` is the probability, by twin
+    and measurements together, that the leader lies within 5 % of the best of the `space_size` points; None where
+    nothing models the points that were not measured. `cannot_pay` is the finding that batching cannot pay here, in
+    words. `noise_ratio` is the standard deviation between runs of one configuration, relative. `repeated_trials`
+    counts those repeated because the host or the client spoilt them.
+    """
+
+    strategy: str
+    stop_reason: str = ""
+    space_size: int = 0
+    twin: Mapping[str, Any] | None = None
+    trust: Trust | None = None
+    trust_reason: str = ""
+    twin_error: Mapping[str, float] = field(default_factory=dict)
+    near_best_probability: float | None = None
+    cannot_pay: str | None = None
+    noise_ratio: float | None = None
+    repeated_trials: int = 0
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    trials_by_phase: Mapping[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        plain = {
+            each.name: dict(value) if isinstance(value := getattr(self, each.name), Mapping) else value
+            for each in fields(self)
+        }
+        errors = {name: number_to_json(one) for name, one in self.twin_error.items()}
+        return {"schema_version": SCHEMA_VERSION, **plain, "twin_error": errors}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SearchSummary:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version, or no summary at all.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        try:
+            errors = {name: number_from_json(one) for name, one in values.get("twin_error", {}).items()}
+            given = {name: value for name, value in values.items() if name != "schema_version"}
+            return cls(**{**given, "twin_error": errors})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a summary of a search: {error}") from error
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What a strategy finds out about its own search; the sweep makes the summary of it."""
+
+    stop_reason: str = ""
+    twin: Mapping[str, Any] | None = None
+    trust: Trust | None = None
+    trust_reason: str = ""
+    twin_error: Mapping[str, float] = field(default_factory=dict)
+    near_best_probability: float | None = None
+    cannot_pay: str | None = None

@@ -1,0 +1,158 @@
+"""What does the twin say of a configuration's objective?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching import Configuration
+from batchtune.errors import TwinError
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.slo import primary_limit
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.beliefs import Cell, Measured
+from batchtune.tune.ladder import locate, rungs_of
+from batchtune.tune.ledger import without_superseded
+from batchtune.tune.pool import pool, run_noise
+from batchtune.tune.ranking import merit
+from batchtune.tune.trial import NO_CANDIDATES, Trial
+from batchtune.twin.calibrate import Observation, calibrate, observation_of
+from batchtune.twin.model import Twin, traffic_of
+from batchtune.twin.simulate import batcher_of
+
+READINGS = 8
+"""Readings of the twin that the search looks at; more cost time and add little."""
+
+CLOSE = 0.12
+"""Only the points that one reading puts this near (in logs) to the best are looked at by all readings,"""
+
+MOST_CLOSE = 12
+"""and at most so many."""
+
+STALE = 0.15
+"""Points that were this far behind the best when the twin was calibrated last are not looked at again."""
+
+MOST_OVER = 2.0
+"""An open loop whose watched quantile exceeds its limit more than this tells the twin nothing."""
+
+BREACH_WEIGHT = 4.0
+"""Logs of merit lost for each log by which a limit is exceeded: an SLO that is nearly kept is nearly as good."""
+
+
+def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: bool = True) -> Twin | None:
+    """The twin that fits these trials; None when none can be fitted."""
+    seen: list[Observation] = [
+        observation_of(one.configuration, one.measurement, scenario)
+        for one in without_superseded(trials)
+        if one.state == "complete" and one.measurement is not None and _kept_up(one.measurement, scenario)
+    ]
+    try:
+        return calibrate(seen, seed=seed, draws=READINGS, test=test)
+    except TwinError:
+        return None
+
+
+def predicted_merits(
+    twin: Twin, scenario: Scenario, cells: Sequence[Cell], *, before: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Merit of each cell by each reading, shape (cells, readings); -inf where no rate keeps the SLO.
+
+    One reading looks at every cell, all readings at those near the best; the others follow these on the mean. `before`
+    is what was predicted last time.
+    """
+    rough = np.full(len(cells), -np.inf)
+    for at, cell in enumerate(cells):
+        if before is not None and before[at, 0] < before[:, 0].max() - STALE:
+            rough[at] = before[at, 0]
+        else:
+            rough[at] = _merits(twin, scenario, cell.configuration, readings=1)[0]
+    order = np.argsort(-rough, kind="stable")[:MOST_CLOSE]
+    close = [int(at) for at in order if rough[at] >= rough[order[0]] - CLOSE and np.isfinite(rough[at])]
+    if not close:
+        return np.repeat(rough[:, np.newaxis], READINGS, axis=1)
+    seen = {at: _merits(twin, scenario, cells[at].configuration, readings=READINGS) for at in close}
+    shifts = np.mean([seen[at] - rough[at] for at in close], axis=0)
+    found: NDArray[np.float64] = rough[:, np.newaxis] + shifts
+    for at in close:
+        found[at] = seen[at]
+    return found
+
+
+def _kept_up(measured: Measurement, scenario: Scenario) -> bool:
+    """Whether the server kept up: a run that was broken off in overload shows the break, not the server."""
+    limit = primary_limit(scenario.slo)
+    if measured.concurrency is not None or limit is None:
+        return True
+    return measured.latency_s[limit.name].value <= MOST_OVER * limit.seconds
+
+
+def measured_merits(
+    trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell]
+) -> dict[int, Measured]:
+    """What the ledger says of each cell that it holds; fresh runs are left out, they are not for choosing."""
+    searched = [one for one in without_superseded(trials) if one.source != "confirm"]
+    if scenario.objective == "capacity":
+        return _located(searched, scenario, cells)
+    pooled = pool(searched, scenario=scenario)
+    noise = run_noise(pooled, scenario=scenario)
+    found = {}
+    places = {cell.configuration: at for at, cell in enumerate(cells)}
+    for one in pooled:
+        at = places.get(one.configuration)
+        value = merit(one.search_value, scenario)
+        if at is None or one.failures or not math.isfinite(value):
+            continue
+        breach = max(0.0, math.log1p(max(one.violation, -0.5)))
+        sd = math.hypot(noise.sd / math.sqrt(len(one.searched) or 1), 0.5 * breach)
+        found[at] = Measured(merit=value - BREACH_WEIGHT * breach, sd=sd)
+    return found
+
+
+def _located(trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell]) -> dict[int, Measured]:
+    by_configuration: dict[Configuration, list[Trial]] = {}
+    for trial in trials:
+        if trial.state == "complete" and trial.source not in NO_CANDIDATES:
+            by_configuration.setdefault(trial.configuration, []).append(trial)
+    found = {}
+    for at, cell in enumerate(cells):
+        located = locate(rungs_of(by_configuration.get(cell.configuration, ()), scenario.slo))
+        if located is not None:
+            merit_there = math.log(located.crossing_rps)
+            found[at] = Measured(merit=merit_there, sd=located.sd, says=located.says)
+    return found
+
+
+def _merits(
+    twin: Twin, scenario: Scenario, configuration: Configuration, *, readings: int
+) -> NDArray[np.float64]:
+    batcher, traffic = batcher_of(configuration), traffic_of(scenario)
+    limits = scenario.slo.limits()
+    if scenario.objective == "capacity":
+        limit = primary_limit(scenario.slo)
+        if limit is None:
+            raise ValueError("a capacity needs a latency limit")
+        rates = twin.capacity(batcher, traffic.at(1.0), limit, scenario.slo.error_ratio, draws=readings)
+        with np.errstate(divide="ignore"):
+            return np.log(rates)
+    names = tuple(dict.fromkeys((*limits, "p95")))
+    seen = twin.predict(batcher, traffic, quantiles=names, only_best=readings == 1)
+    objective = seen.throughput_rps if scenario.objective == "throughput" else 1.0 / seen.latency_s["p95"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        merits: NDArray[np.float64] = np.log(objective) - BREACH_WEIGHT * _breach(seen.latency_s, limits)
+    merits[(seen.error_ratio > scenario.slo.error_ratio) | np.isnan(merits)] = -np.inf
+    return merits[:readings]
+
+
+def _breach(
+    latency_s: Mapping[str, NDArray[np.float64]], limits: Mapping[str, float]
+) -> NDArray[np.float64] | float:
+    """The worst excess over a limit, in logs; 0 where every limit is kept."""
+    if not limits:
+        return 0.0
+    with np.errstate(divide="ignore"):
+        worst = np.max([np.log(latency_s[name] / limit) for name, limit in limits.items()], axis=0)
+    found: NDArray[np.float64] = np.maximum(worst, 0.0)
+    return found

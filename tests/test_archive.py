@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
-from batchtune.archive import LEDGER, Run, create_run, latest_run, open_run
+from batchtune.archive import LEDGER, SEARCH, Run, create_run, latest_run, open_run
 from batchtune.batching import parse_tfserving_text
 from batchtune.errors import ArchiveError
 from batchtune.recommend import recommend
+from batchtune.tune.summary import SearchSummary
 from batchtune.tune.sweep import sweep
 
 PROVENANCE = {"host": "test"}
@@ -179,3 +181,25 @@ def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished
         cwd=Path(__file__).parent,
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_the_search_says_of_itself_is_kept(tmp_path):
+    run = new_run(tmp_path)
+    assert run.search() is None
+    summary = SearchSummary(
+        strategy="guided", trust="shares", twin_error={"p95": 0.2, "spearman": math.inf}, space_size=30
+    )
+    run.write_search(summary)
+    assert Run(run.path).search() == summary
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"schema_version": 1}', '{"schema_version": 1, "strategy": "x", "odd": 1}']
+)
+def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(tmp_path, text):
+    run = new_run(tmp_path)
+    (run.path / SEARCH).write_text(text)
+    with pytest.raises(ArchiveError) as caught:
+        run.search()
+    assert caught.value.message.startswith(str(run.path / SEARCH))
+    assert "remove it" in caught.value.hint

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # An external package, and the only places that may import it.
 OWNERS = {
-    "optuna": ("tune/search.py",),
+    "optuna": ("tune/search",),
     "rich": ("report/", "cli/"),
     "typer": ("report/", "cli/"),
     "subprocess": ("target/", "provenance.py"),

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from tune_fakes import planted, scenario_of
 
 from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import Recommendation, recommend
 from batchtune.scenario.spec import SloSpec
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.confidence import near_best_of_measured
+from batchtune.tune.pool import pool
+from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Probe
 
 SCENARIO = scenario_of()
@@ -80,7 +84,7 @@ def test_batching_that_helps_is_recommended_with_its_gains_and_the_reason():
     assert found.gain_over_no_batching.low > 2.5
     assert found.gain_over_defaults.value == pytest.approx(2230 / 1500, rel=0.02)
     assert "a batch of 14 rows takes 6.1 ms where 14 rows one by one take 18.2 ms" in found.reason
-    assert "13.6 rows on average, 87% close because they are full" in found.reason
+    assert "13.6 rows on average, 87 % close because they are full" in found.reason
     assert found.throughput_rps.low < 2230 < found.throughput_rps.high
     assert found.trials == 13
     assert found.seconds == pytest.approx(26.0)
@@ -144,7 +148,7 @@ def test_nothing_feasible_names_the_nearest_and_by_how_much_it_misses():
         recommend(ledger, scenario=SCENARIO)
     assert caught.value.exit_code == 3
     assert "max_batch_size=8" in caught.value.message
-    assert "p95 57.5 ms misses 50 ms by 15%" in caught.value.message
+    assert "p95 57.5 ms misses 50 ms by 15 %" in caught.value.message
     assert "p95 ≤ 50 ms" in caught.value.message
 
 
@@ -156,7 +160,7 @@ def test_a_distant_miss_is_told_as_a_multiple():
 
 def test_errors_above_the_limit_make_a_configuration_infeasible():
     ledger = [planted(1, batching=BATCH_8, throughput=1500, p95_s=0.02, error_ratio=0.031)]
-    with pytest.raises(NoFeasibleConfigurationError, match=r"3\.10% of requests fail where 1\.00% may"):
+    with pytest.raises(NoFeasibleConfigurationError, match=r"3\.10 % of requests fail where 1\.00 % may"):
         recommend(ledger, scenario=SCENARIO)
 
 
@@ -181,6 +185,13 @@ def test_only_failures_are_told_with_the_last_reason():
         recommend([], scenario=SCENARIO)
 
 
+def test_a_budget_that_went_to_probes_is_called_too_small():
+    probes = [planted(1, batching=None, throughput=440, p95_s=0.002, source="probe")]
+    said = "no trial is finished: the budget went to 1 probe; raise search.budget"
+    with pytest.raises(NoFeasibleConfigurationError, match=said):
+        recommend(probes, scenario=SCENARIO)
+
+
 def test_a_configuration_that_failed_once_is_not_recommended():
     ledger = [
         planted(1, batching=BATCH_8, throughput=1900, p95_s=0.01),
@@ -203,7 +214,7 @@ def test_another_slo_ranks_the_same_trials_anew():
     assert tight.configuration.batching.max_batch_size == 8
     assert tight.slo["p95"] == 0.010
     with pytest.raises(
-        NoFeasibleConfigurationError, match="nearest: no batching, p95 4 ms misses 3 ms by 33%"
+        NoFeasibleConfigurationError, match="nearest: no batching, p95 4 ms misses 3 ms by 33 %"
     ):
         recommend(ledger, scenario=SCENARIO, slo=SloSpec(p95_s=0.003))
 
@@ -249,10 +260,23 @@ def test_a_recommendation_survives_json():
     assert Recommendation.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
 
 
-def test_a_bound_of_p95_above_the_slo_is_noted():
+def test_a_bound_of_p95_above_the_slo_has_nothing_to_spare():
     ledger = [planted(1, batching=BATCH_8, throughput=1900, p95_s=0.049)]
-    notes = recommend(ledger, scenario=SCENARIO).notes
-    assert any("a fresh run's p95 may reach" in note and "above the SLO's 50 ms" in note for note in notes)
+    (promise,) = recommend(ledger, scenario=SCENARIO).promises
+    assert promise.value_s < promise.limit_s < promise.upper_bound_s
+    assert promise.spare_ratio < 0
+
+
+def test_a_lone_measurement_says_nothing_of_batching_nor_of_what_is_best():
+    """As when a busy host has eaten the budget."""
+    ledger = [planted(1, batching=None, throughput=700, p95_s=0.02, source="no_batching")]
+    found = recommend(ledger, scenario=SCENARIO)
+    assert found.batching_helps == "not distinguishable"
+    assert found.reason == "no configuration with batching was measured"
+    assert found.near_best is None
+    missing = planted(2, batching=BATCH_8, throughput=900, p95_s=0.09)
+    tried = recommend([*ledger, missing], scenario=SCENARIO)
+    assert (tried.batching_helps, tried.reason) == ("no", "no configuration with batching meets the SLO")
 
 
 def test_drift_between_search_and_confirmation_widens_the_interval():
@@ -277,3 +301,209 @@ def test_alternatives_are_not_praised_for_a_time_when_the_machine_was_faster():
     found = recommend(ledger, scenario=SCENARIO)
     assert found.configuration.batching.max_batch_size == 14
     assert found.alternatives == ()
+
+
+def counted(times_s, *, batches=100):
+    """A server's account: so many batches of each size, and their mean execution time."""
+    return ServerActivity(
+        duration_s=1.0,
+        batches=batches * len(times_s),
+        rows=batches * sum(times_s),
+        mean_batch_rows=sum(times_s) / len(times_s),
+        batches_by_rows=dict.fromkeys(times_s, batches),
+        execution_s_by_rows=times_s,
+    )
+
+
+def no_help_ledger(server, **batching):
+    return [
+        planted(1, batching=None, throughput=1000, p95_s=0.018, source="no_batching"),
+        planted(2, batching={**BATCH_8, **batching}, throughput=900, p95_s=0.018, server=server),
+    ]
+
+
+def test_a_time_proportional_to_the_rows_is_called_a_device_that_cannot_gain():
+    proportional = counted({1: 0.001, 4: 0.004, 8: 0.0079})
+    found = recommend(no_help_ledger(proportional), scenario=SCENARIO)
+    assert found.batching_helps == "no"
+    assert found.cannot_pay == (
+        "batching cannot pay here: a batch of 8 rows takes 7.9 times as long as one of 1 row, so the device does no "
+        "more rows in a second however they come"
+    )
+
+
+@pytest.mark.parametrize(
+    "times_s",
+    [
+        {1: 0.001, 4: 0.004, 8: 0.0076},  # 8 rows at 0.95 ms each: a gain of 5.3 %
+        {1: 0.001, 3: 0.003},  # too narrow a range of sizes
+        {8: 0.008},
+        {},
+    ],
+)
+def test_a_device_that_gains_or_was_not_seen_enough_is_not_said_to_be_unable(times_s):
+    server = counted(times_s) if times_s else None
+    assert recommend(no_help_ledger(server), scenario=SCENARIO).cannot_pay is None
+
+
+def test_sizes_seen_a_few_times_and_busier_threads_do_not_count_for_the_law():
+    rare = counted({1: 0.001, 8: 0.008}, batches=4)
+    assert recommend(no_help_ledger(rare), scenario=SCENARIO).cannot_pay is None
+    contended = planted(
+        3,
+        batching={**BATCH_14, "num_batch_threads": 2},
+        throughput=900,
+        p95_s=0.018,
+        server=counted({1: 0.001, 8: 0.008}),
+    )
+    lone = no_help_ledger(counted({1: 0.001, 8: 0.004}))
+    assert recommend([*lone, contended], scenario=SCENARIO).cannot_pay is None
+
+
+def test_batching_that_helps_is_not_said_to_be_unable_to():
+    summary = SearchSummary(strategy="guided", cannot_pay="batching cannot pay here: says the twin")
+    assert recommend(helping_ledger(), scenario=SCENARIO, search=summary).cannot_pay is None
+    found = recommend(no_help_ledger(None), scenario=SCENARIO, search=summary)
+    assert found.cannot_pay == "batching cannot pay here: says the twin"
+
+
+def test_the_bound_of_a_fresh_run_is_held_against_each_limit():
+    promised = SloSpec(p95_s=0.040, p99_s=0.050)
+    found = recommend(helping_ledger(), scenario=SCENARIO, slo=promised)
+    first, second = found.promises
+    assert (first.name, first.limit_s) == ("p95", 0.040)
+    assert first.value_s == found.latency_s["p95"].value
+    assert first.upper_bound_s == found.latency_s["p95"].high
+    assert second.spare_ratio == pytest.approx(1 - found.latency_s["p99"].high / 0.050)
+
+
+def test_the_probability_of_the_search_counts_for_its_own_slo_and_leader_only():
+    summary = SearchSummary(strategy="guided", near_best_probability=0.9, space_size=30)
+    found = recommend(helping_ledger(), scenario=SCENARIO, search=summary)
+    assert (found.near_best.probability, found.near_best.of, found.near_best.count) == (0.9, "space", 30)
+    other = recommend(helping_ledger(), scenario=SCENARIO, search=summary, slo=SloSpec(p95_s=0.040))
+    assert (other.near_best.of, other.near_best.count) == ("measured", 4)
+
+
+def test_the_probability_of_being_near_the_best_falls_as_a_rival_comes_near():
+    """One rival r times better in the search, one run each, noise 3 % assumed with 4 degrees of freedom.
+
+    The gap ln r + e with e of scale √2 · 0.03 must stay below -ln 0.95 = 0.0513: by Student's t with 4 degrees 0.853
+    for r = 1 (t = 1.209), and 0.5 for r = 1 / 0.95.
+    """
+
+    def probability(ratio: float) -> float:
+        ledger = [
+            planted(1, batching=BATCH_8, throughput=2000, p95_s=0.02),
+            planted(2, batching=BATCH_14, throughput=2000 * ratio, p95_s=0.02),
+        ]
+        first, *_ = pooled = pool(ledger, scenario=SCENARIO)
+        return near_best_of_measured(first, pooled, scenario=SCENARIO).probability
+
+    assert probability(1.0) == pytest.approx(0.853, abs=0.01)
+    assert probability(1 / 0.95) == pytest.approx(0.5, abs=0.01)
+    assert probability(0.5) == pytest.approx(1.0, abs=0.001)
+
+
+def test_rivals_that_miss_the_slo_are_none():
+    ledger = [
+        planted(1, batching=BATCH_8, throughput=2000, p95_s=0.02),
+        planted(2, batching=BATCH_14, throughput=4000, p95_s=0.06),
+    ]
+    first, *_ = pooled = pool(ledger, scenario=SCENARIO)
+    assert near_best_of_measured(first, pooled, scenario=SCENARIO).probability == 1.0
+
+
+def test_a_space_that_was_measured_whole_is_judged_whole():
+    scenario = scenario_of(search={"budget": {"trials": 4}, "seed": 1, "space": {"max_batch_size": [4, 8]}})
+    ledger = [
+        replace(planted(n, batching={"max_batch_size": size}, throughput=100 * size, p95_s=0.01), point=point)
+        for n, size in ((1, 4), (2, 8))
+        for point in ({"max_batch_size": size},)
+    ]
+    assert recommend(ledger, scenario=scenario).near_best.of == "space"
+    larger = scenario_of(search={"budget": {"trials": 4}, "seed": 1, "space": {"max_batch_size": [4, 8, 9]}})
+    assert recommend(ledger, scenario=larger).near_best.of == "measured"
+
+
+def test_noise_is_said_to_be_assumed_until_something_was_run_twice():
+    once = recommend(helping_ledger()[:4], scenario=SCENARIO)
+    assert (once.noise_ratio, once.noise_measured) == (pytest.approx(0.03), False)
+    twice = recommend(helping_ledger(), scenario=SCENARIO)
+    assert twice.noise_measured
+    assert twice.noise_ratio < 0.03
+
+
+def test_what_limits_the_recommended_configuration_is_judged_by_its_own_runs():
+    waiting = replace(
+        counted({3: 0.002}),
+        close_reasons={"timeout": 80, "full": 20},
+        queue_wait_mean_s=0.040,
+        device_busy_ratio=0.2,
+    )
+    slow = {"max_batch_size": 64, "batch_timeout_micros": 50_000, "num_batch_threads": 1}
+    trial = planted(1, batching=slow, throughput=300, p95_s=0.045, server=waiting)
+    measured = replace(trial.measurement, latency_mean_s=0.043)
+    found = recommend([replace(trial, measurement=measured)], scenario=SCENARIO)
+    assert found.bottleneck.kind == "batch_timeout"
+    assert "80% of the batches waited out 50 ms" in found.bottleneck.text
+    assert "batch_timeout_micros" in found.bottleneck.advice
+
+
+def test_noise_of_the_host_is_a_caveat_and_no_limit_of_the_configuration():
+    noisy = [
+        replace(one, measurement=replace(one.measurement, caveats=(caveat("host_steal", steal_ratio=0.1),)))
+        for one in helping_ledger()
+    ]
+    found = recommend(noisy, scenario=SCENARIO)
+    assert [one.code for one in found.caveats] == ["host_steal"]
+    assert found.bottleneck.kind != "host_noise"
+
+
+def test_references_have_their_own_batches_limits_and_caveats():
+    ledger = [
+        planted(1, batching=None, throughput=770, p95_s=0.024, source="no_batching"),
+        planted(2, throughput=1500, p95_s=0.012, source="defaults", server=counted({8: 0.005})),
+        planted(3, batching=BATCH_14, throughput=2300, p95_s=0.009),
+    ]
+    ledger[0] = replace(
+        ledger[0], measurement=replace(ledger[0].measurement, caveats=(caveat("not_steady"),))
+    )
+    off, defaults = recommend(ledger, scenario=SCENARIO).references
+    assert (off.name, defaults.name) == ("no_batching", "defaults")
+    assert (off.mean_batch_rows, defaults.mean_batch_rows) == (None, 8.0)
+    assert [one.code for one in off.caveats] == ["not_steady"]
+    assert defaults.caveats == ()
+
+
+def test_a_capacity_is_stated_with_the_interval_of_the_search_for_it():
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+    measured = planted(1, batching=BATCH_8, throughput=1990, p95_s=0.048)
+    found = recommend(
+        [replace(measured, objective=Estimate(value=2000.0, low=1900.0, high=2100.0))], scenario=scenario
+    )
+    assert found.capacity_rps.value == pytest.approx(2000)
+    assert found.capacity_rps.low < 1900
+    assert found.capacity_rps.high > 2100
+    assert recommend(helping_ledger(), scenario=SCENARIO).capacity_rps is None
+
+
+def test_a_recommendation_with_all_it_can_say_survives_json():
+    summary = SearchSummary(strategy="guided", trust="off", twin={"draws": []}, twin_error={"p95": math.inf})
+    found = recommend(no_help_ledger(counted({1: 0.001, 8: 0.008})), scenario=SCENARIO, search=summary)
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert Recommendation.from_dict(document) == found
+    assert document["search"]["twin"] is None
+    assert document["label"] == "no batching"
+    assert set(document) == {each.name for each in fields(found)} | {"schema_version", "label"}
+
+
+def test_a_recommendation_kept_by_an_earlier_version_can_still_be_read():
+    document = recommend(helping_ledger(), scenario=SCENARIO).to_dict()
+    later = ("promises", "near_best", "bottleneck", "search", "noise_ratio", "cannot_pay", "capacity_rps")
+    earlier = {name: value for name, value in document.items() if name not in later}
+    found = Recommendation.from_dict({**earlier, "schema_version": 1})
+    assert found.configuration.batching.max_batch_size == 14
+    assert found.bottleneck is None
+    with pytest.raises(ValueError, match="schema_version 3 where 2 is read"):
+        Recommendation.from_dict({**document, "schema_version": 3})

@@ -75,7 +75,7 @@ def test_defaults_are_those_of_a_first_try() -> None:
     assert scenario.request.rows == 1
     assert scenario.request.signature == "serving_default"
     assert scenario.slo.limits() == {}
-    assert scenario.search.strategy == "optuna"
+    assert scenario.search.strategy == "guided"
     assert scenario.search.time_budget_s == 120
     assert parse_scenario(SMALL.partition("search:")[0]).search.grid_size == 8 * 6 * 3
 
@@ -165,7 +165,7 @@ def test_a_scenario_written_is_read_back_equal(text: str) -> None:
         (
             changed(SMALL, ("target: {model: imdb_transformer}", "target:")),
             "s.yaml:2: target: expected keys and values; was None",
-            "known are: kind, model, device, command, flags, ready_timeout, tls",
+            "known are: kind, model, framework, device, command, flags, ready_timeout, tls",
         ),
         (
             changed(SMALL, ("    max_batch_size: [1, 2, 4]", "    {}")),

@@ -65,6 +65,7 @@ def test_our_own_metrics_tell_execution_time_per_size_and_why_batches_closed() -
 :batchtune:serving:event_loop_lag_bucket{le="1000"} 100
 :batchtune:serving:event_loop_lag_bucket{le="+Inf"} 100
 :batchtune:serving:emulated_device{} 1
+:batchtune:serving:emulated_device_parallel{} 1
 """
     after = Counters(monotonic_s=1.0, server_cpu_s=None, series=parse_prometheus(page))
     seen = activity(Counters(monotonic_s=0.0, server_cpu_s=None), after)
@@ -75,6 +76,30 @@ def test_our_own_metrics_tell_execution_time_per_size_and_why_batches_closed() -
     assert seen.device_busy_ratio == 0.096
     assert seen.event_loop_lag_p99_s == 0.001
     assert seen.emulated
+    assert seen.device_parallel
+
+
+def test_the_busiest_gpu_is_told() -> None:
+    page = """:batchtune:serving:gpu_busy_micros_total{gpu="0"} %d
+:batchtune:serving:gpu_busy_micros_total{gpu="1"} %d
+:batchtune:serving:gpu_memory_used_bytes{gpu="0"} 1000
+:batchtune:serving:gpu_memory_used_bytes{gpu="1"} 2000
+"""
+    before, after = (
+        Counters(monotonic_s=at_s, server_cpu_s=None, series=parse_prometheus(page % busy))
+        for at_s, busy in ((1.0, (10, 50)), (3.0, (10, 1_800_050)))
+    )
+    seen = activity(before, after)
+    assert (seen.gpu_busy_ratio, seen.gpu_memory_used_bytes) == (0.9, 2000)
+    assert activity(before, before).gpu_busy_ratio == 0.0
+    assert ServerActivity.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+
+
+def test_activity_of_an_older_ledger_is_still_read() -> None:
+    older = activity(reading(0.0), reading(1.0)).to_dict()
+    for name in ("gpu_busy_ratio", "gpu_memory_used_bytes", "device_parallel"):
+        del older[name]
+    assert ServerActivity.from_dict(older).gpu_busy_ratio is None
 
 
 def test_counters_of_a_restarted_server_count_from_zero() -> None:

@@ -98,19 +98,19 @@ def test_a_capacity_is_confirmed_where_fresh_runs_keep_the_slo():
     assert only.confirmations == 3
 
 
-def test_a_capacity_that_a_fresh_run_misses_is_claimed_a_tenth_lower_and_given_up_at_seven_tenths():
+def test_a_capacity_that_a_fresh_run_misses_is_claimed_a_step_lower_and_given_up_at_seven_tenths():
     trials = [capacity_found(1, 2000), fresh_at(2, 2000.0, 0.06)]
     (only,) = pool(trials, scenario=CAPACITY)
     assert only.feasible
     assert only.confirmations == 0
-    assert only.value == pytest.approx(2000 / 1.1)
-    trials += [fresh_at(number, 2000.0 / 1.1 ** (number - 2), 0.06) for number in (3, 4, 5)]
+    assert only.value == pytest.approx(2000 / 1.05)
+    trials += [fresh_at(number, 2000.0 / 1.05 ** (number - 2), 0.06) for number in range(3, 10)]
     (only,) = pool(trials, scenario=CAPACITY)
     assert not only.feasible
-    trials.append(fresh_at(6, 1450.0, 0.04))
+    trials.append(fresh_at(10, 1400.0, 0.04))
     (only,) = pool(trials, scenario=CAPACITY)
     assert only.feasible
-    assert only.value == pytest.approx(1450)
+    assert only.value == pytest.approx(1400)
 
 
 def test_a_capacity_without_any_answer_is_pooled_for_another_slo_too():

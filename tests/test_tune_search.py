@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
+import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_fakes import planted, scenario_of
+from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
 from batchtune.batching import BatchingParameters, Configuration, default_num_batch_threads
+from batchtune.errors import UsageError
 from batchtune.tune.pool import pool
 from batchtune.tune.search import Sampler
+from batchtune.tune.search_study import build_study, directions, distributions, entries
 from batchtune.tune.space import Space
+from batchtune.tune.sweep import sweep
+from batchtune.tune.trial import WORST_VIOLATION
 
 SPACE = {
     "max_batch_size": [1, 4, 16, 64],
@@ -29,8 +37,10 @@ def scenario_with(space, **changes):
 def law(point) -> tuple[float, float]:
     """Throughput and p95 of a server of 32 clients: saturating in size, best at 1000 µs and 2 threads."""
     size = point["max_batch_size"]
-    throughput = 2500 * size / (size + 4) * (1 - 0.1 * abs(point["batch_timeout_micros"] - 1000) / 5000)
-    return throughput * (1 if point["num_batch_threads"] == 2 else 0.8), 32 / throughput
+    throughput = (
+        2500 * size / (size + 4) * (1 - 0.1 * abs(point.get("batch_timeout_micros", 1000) - 1000) / 5000)
+    )
+    return throughput * (1 if point.get("num_batch_threads", 2) == 2 else 0.8), 32 / throughput
 
 
 def searched(scenario, trials: int, *, seed: int = 1, noise: float = 0.0):
@@ -175,3 +185,263 @@ def test_a_ledger_of_one_or_none_is_enough_to_propose(feasible):
     sampler = Sampler(Space(scenario), maximise=True, seed=1)
     assert sampler.propose([], failed={}) is not None
     assert sampler.propose(pool([trial], scenario=scenario), failed={}).point != point
+
+
+NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+KINDS = ["tpe", pytest.param("gp", marks=NEEDS_TORCH), "qmc", "random", "nsga2"]
+
+
+def proposed(scenario, kind: str, trials: int, *, seed: int = 1):
+    """A ledger of proposals and what `law` gives for them."""
+    space = Space(scenario)
+    sampler, ledger = Sampler(space, maximise=True, seed=seed, kind=kind), []
+    while len(ledger) < trials:
+        proposal = sampler.propose(pool(ledger, scenario=scenario), failed={})
+        if proposal is None:
+            break
+        throughput, p95_s = law(proposal.point)
+        trial = planted(len(ledger) + 1, batching=proposal.point, throughput=throughput, p95_s=p95_s)
+        ledger.append(replace(trial, point=proposal.point, reason=proposal.reason))
+    return ledger
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sampler_proposes_no_point_twice_and_in_the_end_every_point(kind):
+    ledger = proposed(scenario_with(SPACE), kind, 100 if kind != "gp" else 7)
+    assert len(ledger) == (24 if kind != "gp" else 7)
+    assert len({one.configuration for one in ledger}) == len(ledger)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sampler_proposes_the_same_for_the_same_ledger(kind):
+    scenario = scenario_with(SPACE)
+    ledger = proposed(scenario, "random", 9)
+    pooled = pool(ledger, scenario=scenario)
+
+    def proposal():
+        return Sampler(Space(scenario), maximise=True, seed=5, kind=kind).propose(pooled, failed={})
+
+    assert proposal() == proposal()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_space_of_one_value_or_of_one_point_is_no_trouble(kind):
+    ledger = proposed(scenario_with({"max_batch_size": [1, 8], "num_batch_threads": [2]}), kind, 5)
+    assert len(ledger) == 2
+    assert len(proposed(scenario_with({"max_batch_size": [8]}), kind, 5)) == 1
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [("tpe", 8), pytest.param("gp", 2, marks=NEEDS_TORCH)])
+def test_samplers_that_learn_leave_what_fails_alone(kind, seeds):
+    """Sizes from 32 up fail, half of the space; with 16 points known, 3 of 4 proposals lie in the other half."""
+    space = {
+        "max_batch_size": [2**power for power in range(10)],
+        "batch_timeout_micros": list(range(0, 8000, 1000)),
+    }
+    scenario = scenario_with(space)
+    working = 0
+    for draw in range(3):
+        ledger, failed = [], {}
+        points = random.Random(draw).sample(list(Space(scenario).points()), 16)
+        for number, point in enumerate(points, start=1):
+            throughput, p95_s = law(point)
+            if point["max_batch_size"] >= 32:
+                failed[Space(scenario).configuration(point)] = point
+            else:
+                trial = planted(number, batching=point, throughput=throughput, p95_s=p95_s)
+                ledger.append(replace(trial, point=point))
+        pooled = pool(ledger, scenario=scenario)
+        samplers = [Sampler(Space(scenario), maximise=True, seed=seed, kind=kind) for seed in range(seeds)]
+        found = [one.propose(pooled, failed=failed) for one in samplers]
+        working += sum(one.point["max_batch_size"] < 32 for one in found)
+    assert working >= 0.75 * 3 * seeds
+
+
+def test_the_sobol_sequence_covers_a_space_more_evenly_than_chance():
+    """16 points of a 16 × 16 grid: each row and each column of four gets four, exactly, as the sequence promises.
+
+    Rounding to the grid may move a point over an edge, so one off is allowed. Chance manages this in fewer than 1 of
+    10 draws.
+    """
+    space = {"max_batch_size": list(range(1, 17)), "batch_timeout_micros": list(range(0, 16000, 1000))}
+    for seed in range(3):
+        ledger = proposed(scenario_with(space), "qmc", 16, seed=seed)
+        for name, step in (("max_batch_size", 4), ("batch_timeout_micros", 4000)):
+            strata = Counter((one.point[name] - (name == "max_batch_size")) // step for one in ledger)
+            assert all(3 <= strata[stratum] <= 5 for stratum in range(4)), (seed, strata)
+
+
+def test_the_sobol_sequence_goes_on_where_it_was_though_the_study_is_new():
+    scenario = scenario_with(
+        {"max_batch_size": list(range(1, 33)), "batch_timeout_micros": list(range(0, 3200, 100))}
+    )
+    whole = [one.point for one in proposed(scenario, "qmc", 12)]
+    first = Sampler(Space(scenario), maximise=True, seed=1, kind="qmc").propose([], failed={})
+    assert first.point == whole[0]
+    assert len({tuple(point.values()) for point in whole}) == 12
+
+
+def nsga2_ledger():
+    """Three generations: eight points without waiting lie on the front, sixteen that wait are behind it."""
+    space = {"max_batch_size": list(range(1, 41)), "batch_timeout_micros": list(range(0, 30000, 1000))}
+    scenario = scenario_with(space, slo={"p95": "10s"})
+    points = [(size, 0) for size in range(1, 41, 5)] + [
+        (size, 20000 + 1000 * (size % 9)) for size in range(1, 17)
+    ]
+    random.Random(1).shuffle(points)
+    ledger = []
+    for number, (size, wait_micros) in enumerate(points, start=1):
+        point = {"max_batch_size": size, "batch_timeout_micros": wait_micros}
+        late = 1 if wait_micros else 0
+        trial = planted(
+            number, batching=point, throughput=100 * size / (1 + 50 * late), p95_s=0.001 * size + late
+        )
+        ledger.append(replace(trial, point=point))
+    return scenario, ledger
+
+
+def test_nsga2_breeds_from_the_front_of_throughput_and_p95():
+    """A third of 60 new proposals do not wait, as their parents (sd 3.7); of random draws 1 of 30 do not (sd 1.4).
+
+    Each of two parameters mutates with probability 1/2, else it is a parent's; where neither does, the child is old.
+    """
+    scenario, ledger = nsga2_ledger()
+    pooled = pool(ledger, scenario=scenario)
+
+    def unwaiting(kind: str) -> int:
+        samplers = [Sampler(Space(scenario), maximise=True, seed=seed, kind=kind) for seed in range(60)]
+        found = [one.propose(pooled, failed={}) for one in samplers]
+        return sum(one.point["batch_timeout_micros"] == 0 for one in found)
+
+    assert unwaiting("nsga2") >= 11
+    assert unwaiting("random") <= 6
+
+
+def test_nsga2_keeps_what_misses_a_promise_out_of_the_front():
+    """The eight points of the front miss the SLO; then none of them is a parent of a proposal."""
+    scenario, ledger = nsga2_ledger()
+    spoilt = [
+        replace(
+            one,
+            measurement=replace(
+                one.measurement, error_ratio=0.0 if one.point["batch_timeout_micros"] else 0.5
+            ),
+        )
+        for one in ledger
+    ]
+    pooled = pool(spoilt, scenario=scenario)
+    samplers = [Sampler(Space(scenario), maximise=True, seed=seed, kind="nsga2") for seed in range(20)]
+    waits = [one.propose(pooled, failed={}).point["batch_timeout_micros"] for one in samplers]
+    assert sum(wait == 0 for wait in waits) <= 3
+    assert sum(20000 <= wait < 29000 for wait in waits) >= 10
+
+
+def test_p95_and_throughput_are_the_two_goals_of_nsga2_whatever_the_objective():
+    scenario, ledger = nsga2_ledger()
+    pooled = pool(ledger, scenario=scenario)
+    one = ledger[0]
+    (throughput, p95_s), *_ = [
+        entry.values for entry in entries(pooled, {}, space=Space(scenario), kind="nsga2", maximise=True)
+    ]
+    assert (throughput, p95_s) == pytest.approx((one.objective.value, one.measurement.latency_s["p95"].value))
+    second = entries(pooled, {}, space=Space(scenario), kind="nsga2", maximise=False)[0].values[1]
+    assert second == pytest.approx(one.measurement.throughput_rps.value)
+    assert directions("nsga2", maximise=False) == ["minimize", "maximize"]
+
+
+def test_the_twins_candidates_are_taken_first_in_their_order_and_called_so():
+    scenario = scenario_with(SPACE)
+    sampler = Sampler(Space(scenario), maximise=True, seed=1)
+    ledger = proposed(scenario, "random", 6)
+    pooled = pool(ledger, scenario=scenario)
+    tried = {tuple(one.point.values()) for one in ledger}
+    unseen = [point for point in Space(scenario).points() if tuple(point.values()) not in tried]
+    candidates = [ledger[0].point, unseen[3], unseen[1]]
+    proposal = sampler.propose(pooled, failed={}, enqueue=candidates)
+    assert (proposal.point, proposal.proposer) == (unseen[3], "twin")
+    known = sampler.propose(pooled, failed={}, enqueue=[ledger[0].point, ledger[1].point])
+    assert known.proposer == "sampler"
+    assert tuple(known.point.values()) not in tried
+    assert sampler.propose(pooled, failed={}).proposer == "sampler"
+
+
+def test_no_figure_that_was_not_measured_enters_the_study():
+    scenario = scenario_with(SPACE)
+    ledger = proposed(scenario, "random", 6)
+    found = entries(pool(ledger, scenario=scenario), {}, space=Space(scenario), kind="tpe", maximise=True)
+    assert [one.values[0] for one in found] == pytest.approx([one.objective.value for one in ledger])
+    study = build_study(found, space=Space(scenario), kind="tpe", maximise=True, seed=1, turn=6)
+    study.enqueue_trial({"max_batch_size": 0, "batch_timeout_micros": 0, "num_batch_threads": 0})
+    assert study.best_value == pytest.approx(max(one.objective.value for one in ledger))
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_each_entry_has_every_constraint_relative_and_in_one_order(kind):
+    """Optuna compares constraints by position, takes a trial without any for feasible, and fails on unequal numbers."""
+    scenario = scenario_with(SPACE, slo={"p50": "5ms", "p95": "18ms"})
+    ledger = proposed(scenario, "random", 6)
+    pooled = pool(ledger, scenario=scenario)
+    turned = replace(pooled[1], constraints=dict(reversed(pooled[1].constraints.items())))
+    unseen = next(point for point in Space(scenario).points() if point not in [one.point for one in ledger])
+    failed = {Space(scenario).configuration(unseen): unseen}
+    found = entries([pooled[0], turned, *pooled[2:]], failed, space=Space(scenario), kind=kind, maximise=True)
+    assert {tuple(one.constraints) for one in found} == {("p50", "p95", "errors")}
+    assert all(value <= WORST_VIOLATION for one in found for value in one.constraints.values())
+    assert found[0].constraints["p95"] == pytest.approx(pooled[0].latency_s["p95"] / 0.018 - 1)
+    assert set(found[-1].constraints.values()) == {WORST_VIOLATION}
+    study = build_study(found, space=Space(scenario), kind=kind, maximise=True, seed=1, turn=7)
+    assert all(list(one.constraints) == ["p50", "p95", "errors"] for one in study.trials)
+    assert study.ask(fixed_distributions=distributions(Space(scenario))).params
+
+
+def test_a_promise_missed_by_a_share_counts_alike_in_seconds_and_in_errors():
+    """TPE adds up violations: 2 % errors of 1 % allowed weigh as much as 36 ms of 18 ms."""
+    scenario = scenario_with(SPACE, slo={"p95": "18ms", "errors": "1%"})
+    slow = _with_point(planted(1, throughput=100, p95_s=0.036, batching={"max_batch_size": 1}), None)
+    wrong = planted(2, throughput=100, p95_s=0.001, error_ratio=0.02, batching={"max_batch_size": 4})
+    first, second = pool([slow, wrong], scenario=scenario)
+    assert first.constraints["p95"] == pytest.approx(second.constraints["errors"])
+
+
+def test_knobs_are_ordinal_numbers_to_the_samplers():
+    scenario = scenario_with({"max_batch_size": [1, 4, 64], "allowed_batch_sizes": ["none", "powers_of_two"]})
+    found = distributions(Space(scenario))
+    assert {name: (one.low, one.high) for name, one in found.items()} == {
+        "max_batch_size": (0, 2),
+        "allowed_batch_sizes": (0, 1),
+    }
+
+
+def test_repeats_of_a_configuration_are_one_entry_with_their_mean():
+    scenario = scenario_with(SPACE)
+    point = {"max_batch_size": 4, "batch_timeout_micros": 0, "num_batch_threads": 1}
+    runs = [
+        _with_point(planted(n, batching=point, throughput=x, p95_s=0.01), point)
+        for n, x in ((1, 100), (2, 400))
+    ]
+    found = entries(pool(runs, scenario=scenario), {}, space=Space(scenario), kind="tpe", maximise=True)
+    assert [one.values for one in found] == [(pytest.approx(200.0),)]
+
+
+@pytest.mark.parametrize("strategy", ["optuna", "guided"])
+def test_a_gaussian_process_without_torch_is_refused_before_anything_is_measured(strategy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    scenario = scenario_of(search={"strategy": strategy, "sampler": "gp", "space": SPACE})
+    target = FakeTarget(FakeClock())
+    with pytest.raises(
+        UsageError, match=r"search\.sampler: gp needs torch, which is not installed"
+    ) as caught:
+        list(sweep(scenario, target, FakeFleet(target)))
+    assert caught.value.hint == "pip install 'batchtune[torch]', or set search.sampler to tpe"
+    assert target.applied == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sweep_runs_with_every_sampler(kind):
+    scenario = scenario_of(search={"sampler": kind, "space": SPACE, "budget": {"trials": 12}})
+    clock = FakeClock()
+    target = FakeTarget(clock, law=Law(noise=0.01))
+    trials = [one.trial for one in sweep(scenario, target, FakeFleet(target), now_s=clock)]
+    asked = [one for one in trials if one.source == "sampler"]
+    assert len(asked) >= 8
+    assert len({one.configuration for one in asked}) == len(asked)

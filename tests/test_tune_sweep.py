@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
 from batchtune.errors import NoFeasibleConfigurationError, TargetError
 from batchtune.recommend import recommend
-from batchtune.tune.sweep import SweepProgress, sweep
-from batchtune.tune.trial import Trial
+from batchtune.tune.ledger import Ledger
+from batchtune.tune.pool import pool
+from batchtune.tune.progress import SweepProgress, Watcher
+from batchtune.tune.strategy import Ask
+from batchtune.tune.sweep import run_sweep, sweep
+from batchtune.tune.trial import FinishedTrial, Trial
 
 
-def run(scenario, *, law=None, finished=(), fleet_seed=1, on_progress=None, **target_options) -> list[Trial]:
+def run(scenario, *, law=None, finished=(), fleet_seed=1, watcher=None, **target_options) -> list[Trial]:
     clock = FakeClock()
     target = FakeTarget(clock, law=law or Law(), **target_options)
     fleet = FakeFleet(target, seed=fleet_seed)
-    found = sweep(scenario, target, fleet, finished=finished, on_progress=on_progress, now_s=clock)
+    found = sweep(scenario, target, fleet, finished=finished, watcher=watcher or Watcher(), now_s=clock)
     return [one.trial for one in found]
 
 
@@ -152,7 +157,7 @@ def test_a_resumed_sweep_runs_what_is_missing_and_proposes_the_same():
 
 def test_progress_tells_phase_budget_and_the_best_so_far():
     seen: list[SweepProgress] = []
-    trials = run(scenario_of(), on_progress=seen.append)
+    trials = run(scenario_of(), watcher=Watcher(on_progress=seen.append))
     assert seen[0].phase == "reference points"
     assert {one.phase for one in seen} == {"reference points", "search", "confirmation"}
     assert seen[0].best is None
@@ -207,3 +212,76 @@ def test_a_capacity_that_no_rate_gives_is_infeasible():
     assert not any(one.feasible for one in trials if one.source != "probe")
     with pytest.raises(NoFeasibleConfigurationError, match="nearest"):
         recommend(trials, scenario=scenario)
+
+
+def test_a_trial_that_the_host_spoilt_is_repeated_twice_at_most_and_counted():
+    class SpoiltBench:
+        """Every trial of the defaults is noisy; the others are quiet."""
+
+        def __init__(self) -> None:
+            self.plans = []
+
+        def run(self, plan):
+            self.plans.append(plan)
+            spoilt = plan.source == "defaults"
+            trial = planted(
+                plan.number,
+                throughput=3000.0 if spoilt else 1000.0,
+                p95_s=0.01,
+                batching=None if plan.configuration.batching is None else "defaults",
+                source=plan.source,
+                block=plan.block,
+            )
+            measurement = replace(trial.measurement, verdict="NOISY" if spoilt else "PASS")
+            asked = {"asked_concurrency": plan.concurrency, "asked_duration_s": plan.duration_s}
+            trial = replace(
+                trial,
+                configuration=plan.configuration,
+                measurement=measurement,
+                repeat_of=plan.repeat_of,
+                **asked,
+            )
+            return FinishedTrial(trial=trial, samples=None)
+
+    bench, told = SpoiltBench(), []
+    scenario = scenario_of(
+        search={"strategy": "rule", "budget": {"trials": 3}, "space": {"max_batch_size": [8]}}
+    )
+    watcher = Watcher(on_summary=told.append)
+    trials = [one.trial for one in run_sweep(scenario, bench, watcher=watcher, now_s=FakeClock())]
+    of_defaults = [one for one in trials if one.source == "defaults"]
+    assert [one.repeat_of for one in of_defaults] == [None, of_defaults[0].number, of_defaults[1].number]
+    assert told[0].repeated_trials == 2
+    pooled = pool(trials, scenario=scenario)
+    defaults = next(one for one in pooled if one.configuration == of_defaults[0].configuration)
+    assert len(defaults.searched) == 1
+
+
+def test_the_summary_is_handed_over_even_when_the_sweep_is_broken_off():
+    told = []
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    running = sweep(
+        scenario_of(), target, FakeFleet(target), watcher=Watcher(on_summary=told.append), now_s=clock
+    )
+    for _ in range(5):
+        next(running)
+    running.close()
+    assert told[0].strategy == "optuna"
+    assert sum(told[0].trials_by_phase.values()) == 5
+
+
+def test_what_an_interrupted_sweep_measured_answers_in_order_and_its_time_counts():
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    whole = [one.trial for one in sweep(scenario_of(), target, FakeFleet(target), now_s=clock)]
+    ledger = Ledger(whole, lambda: 0.0)
+    first = whole[0]
+    ask = Ask(configuration=first.configuration, source=first.source, reason="again")
+    assert ledger.answer(ask) == first
+    assert ledger.trials == [first]
+    assert ledger.elapsed_s() == pytest.approx(first.seconds)
+    assert ledger.answer(ask) is None
+    assert len(ledger.trials) == len(whole)
+    assert ledger.elapsed_s() == pytest.approx(sum(one.seconds for one in whole))
+    assert ledger.next_number() == len(whole) + 1

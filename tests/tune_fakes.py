@@ -42,13 +42,17 @@ OURS = ":batchtune:serving:"
 
 @dataclass
 class Law:
-    """τ(b) in seconds with `contention` per further busy thread; `noise` is the log sd of a whole run."""
+    """τ(b) in seconds with `contention` per further busy thread; `noise` is the log sd of a whole run.
+
+    A batch of more than `rows_max` rows fails, and all its requests with it.
+    """
 
     fixed_s: float = 0.0009
     per_row_s: float = 0.0004
     contention: float = 1.0
     noise: float = 0.0
     unbatched_threads: int = 1
+    rows_max: int | None = None
 
     def batch_s(self, rows: int, busy: int) -> float:
         return (self.fixed_s + self.per_row_s * rows) * (1.0 + self.contention * busy)
@@ -137,13 +141,16 @@ class FakeFleet:
         configuration = self._target.in_force
         assert configuration is not None
         slower = math.exp(self._noise.gauss(0.0, self._target.law.noise))
-        played = _Played(job, configuration, self._target, slower)
+        played = self._play(job, configuration, slower)
         stopped_s = played.watch(on_progress, should_stop)
         self._target.clock.sleep(stopped_s)
         if self._target.dies_under(configuration):
             self._target.running = False
             raise TargetError("the server exited with 137")
         return played.samples(stopped_s)
+
+    def _play(self, job: LoadJob, configuration: Configuration, slower: float) -> _Played:
+        return _Played(job, configuration, self._target, slower)
 
 
 class _Played:
@@ -160,13 +167,14 @@ class _Played:
             self._timeout_ns = 1000 * (batching.batch_timeout_micros or 0)
             self._threads = batching.num_batch_threads or default_num_batch_threads()
         self._batched = batching is not None
-        self._job = job
+        self._job, self._configuration = job, configuration
         self._requests_max = getattr(job.arrivals, "requests_max", None) or math.inf
         self._end_ns = round(job.arrivals.duration_s * 1e9)
         self._drain_ns = self._end_ns + round((job.drain_s or job.timeout_or_default_s) * 1e9)
         self._due: list[int] = []
         self._done: list[int] = []
         self._queue: deque[int] = deque()
+        self._starved: set[int] = set()
         self._busy = 0
         self._events: list[tuple[int, int, str, Any]] = []
         self._sequence = 0
@@ -214,6 +222,8 @@ class _Played:
             batch = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
             took_s = self._law.batch_s(len(batch) * self._rows, self._busy) * self._slower
             self._busy += 1
+            if self._law.rows_max is not None and len(batch) * self._rows > self._law.rows_max:
+                self._starved.update(batch)
             self._push(now_ns + round(took_s * 1e9), "finish", batch)
             if self._batched:
                 self._count(len(batch) * self._rows, took_s, "full" if full else "timeout")
@@ -269,6 +279,8 @@ class _Played:
             kept = due <= stopped_s * 1e9
             due, done = due[kept], done[kept]
         status = np.where(done == NEVER_NS, int(Status.UNFINISHED), int(Status.OK)).astype(np.uint8)
+        status[[one for one in self._starved if one < len(status)]] = int(Status.SERVER_ERROR)
+        texts = {"SERVER_ERROR": "OOM when allocating tensor with shape[64,2]"} if self._starved else {}
         return Samples(
             due_ns=due,
             sent_ns=due.copy(),
@@ -284,11 +296,12 @@ class _Played:
             concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
             offered_rps=arrivals.offered_rps if isinstance(arrivals, Schedule) else None,
             stopped_early=early,
+            error_texts=texts,
         )
 
 
 def scenario_of(**changes: Any) -> Scenario:
-    """A closed-loop throughput scenario; keyword arguments replace whole top-level keys."""
+    """A closed-loop throughput scenario; keyword arguments replace whole top-level keys. The strategy is Optuna's."""
     given: dict[str, Any] = {
         "name": "fake",
         "target": {"model": "fake"},
@@ -306,7 +319,8 @@ def scenario_of(**changes: Any) -> Scenario:
             },
         },
     }
-    return Scenario.model_validate({**given, **changes})
+    merged = {**given, **changes}
+    return Scenario.model_validate({**merged, "search": {"strategy": "optuna", **merged["search"]}})
 
 
 def planted(

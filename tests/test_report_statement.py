@@ -1,0 +1,273 @@
+"""What a recommendation says on a terminal without colour, sentence by sentence."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_recommend import BATCH_8, BATCH_14, SCENARIO, helping_ledger
+from tune_fakes import planted, scenario_of
+
+from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import caveat
+from batchtune.measure.quantiles import Estimate
+from batchtune.recommend import Recommendation, recommend
+from batchtune.report.statement import print_recommendation
+from batchtune.report.tables import paragraph
+from batchtune.tune.confidence import NearBest
+from batchtune.tune.pareto import Alternative
+from batchtune.tune.prediction import Promise
+from batchtune.tune.summary import SearchSummary
+
+GUIDED = SearchSummary(
+    strategy="guided",
+    stop_reason="all survivors lie within 5 % of each other",
+    space_size=30,
+    twin={"draws": [1, 2, 3]},
+    trust="leads",
+    trust_reason="trials left out of the fit are predicted within p95 9% (median): the twin leads the search",
+    twin_error={"p95": 0.09, "throughput": 0.04, "spearman": 0.9},
+    near_best_probability=0.943,
+    noise_ratio=0.028,
+    seconds_by_phase={"calibration": 8.0, "race": 6.0, "confirmation": 12.0},
+)
+PARAMETERS_FILE = Path("results/fake/20261121T000000Z-abcdef/batching_parameters.txt")
+
+GOLDEN = """\
+fake by gRPC, 1 row per request, 16 clients in a closed loop; SLO p95 ≤ 50.0 ms;
+  objective throughput
+
+Recommended
+  max_batch_size             14
+  batch_timeout_micros       2000
+  num_batch_threads          1
+
+
+                     recommended a        no batching a      server defaults a
+ ─────────────────────────────────────────────────────────────────────────────
+ requests/s   2,220 [1,970, 2,490]       769 [685, 863]   1,500 [1,330, 1,680]
+ p50 ms          5.61 [4.67, 6.75]    14.4 [12.0, 17.4]    7.20 [5.98, 8.67] b
+ p95 ms          9.35 [7.78, 11.3]    24.0 [20.0, 28.9]    12.0 [9.97, 14.4] b
+ p99 ms          12.2 [10.1, 14.6]    31.3 [26.0, 37.6]    15.6 [13.0, 18.8] b
+ mean batch                   13.6                    –                      –
+ limited by                   none                 none                   none
+ gain over                           ×2.88 [2.79, 2.98]     ×1.48 [1.43, 1.53]
+
+Batching helps here: a batch of 14 rows takes 6.1 ms where 14 rows one by one
+  take 18.2 ms; batches hold 13.6 rows on average, 87 % close because they are
+  full: batching is worth 2.88× no batching (2.79 to 2.98).
+SLO: p95 9.35 ms a, in a fresh run at most 11.3 ms of 50.0 ms allowed (77 % to
+  spare).
+Limit: none was seen, nothing is used up. Advice: raise the rate to find what
+  limits it.
+
+How sure: 13 trials in 26.0 s (calibration 8.00 s, race 6.00 s, confirmation
+  12.0 s); the figures rest on 3 fresh runs, made after the choice, and hold at
+  95 % for another fresh run. It lies within 5 % of the best of all 30 points of
+  the space with probability 94 %. Runs of one configuration differ by 2.80 %
+  (standard deviation). The twin led the search: trials left out of the fit are
+  predicted within p95 9% (median). The search ended: all survivors lie within
+  5 % of each other.
+
+a  the device is emulated by its service time — judge the tool by this, not a
+   model or a device
+b  (server defaults) 1000 requests are too few to bound p99 from above — measure
+   for longer: at least 368 requests, and several times that when they share
+   batches
+Deploy: tensorflow_model_server --enable_batching --batching_parameters_file=results/fake/20261121T000000Z-abcdef/batching_parameters.txt
+"""
+
+
+def emulated(ledger):
+    """The ledger with caveats: all trials on an emulated device, those of the defaults with too few requests."""
+    defaults = next(one.configuration for one in ledger if one.source == "defaults")
+    few = caveat("few_requests", requests=1000, quantile="p99", needed=368)
+    for trial in ledger:
+        found = (caveat("emulated_device"), *((few,) if trial.configuration == defaults else ()))
+        yield replace(trial, measurement=replace(trial.measurement, caveats=found))
+
+
+def printed(chosen: Recommendation, scenario=SCENARIO) -> str:
+    stream = io.StringIO()
+    print_recommendation(chosen, scenario=scenario, parameters_file=PARAMETERS_FILE, stream=stream)
+    return stream.getvalue()
+
+
+def said(chosen: Recommendation, scenario=SCENARIO) -> str:
+    """As printed, with lines joined."""
+    return re.sub(r"\s+", " ", printed(chosen, scenario))
+
+
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    return recommend(helping_ledger(), scenario=SCENARIO)
+
+
+def test_the_whole_statement_reads_so_at_80_columns_without_colour():
+    text = printed(recommend(list(emulated(helping_ledger())), scenario=SCENARIO, search=GUIDED))
+    assert "\n".join(line.rstrip() for line in text.splitlines()) + "\n" == GOLDEN
+    *body, deployment = GOLDEN.splitlines()
+    assert max(map(len, body)) <= 80
+    assert deployment.startswith("Deploy: ")
+
+
+def test_the_upper_bound_of_every_limit_is_held_against_it(found):
+    promise = Promise(name="p99", limit_s=0.040, value_s=0.030, upper_bound_s=0.032)
+    text = said(replace(found, promises=(*found.promises, promise)))
+    assert "SLO: p99 30.0 ms, in a fresh run at most 32.0 ms of 40.0 ms allowed (20 % to spare)." in text
+
+
+def test_a_bound_above_its_limit_is_said_to_be_a_possible_miss(found):
+    promise = Promise(name="p95", limit_s=0.050, value_s=0.049, upper_bound_s=0.0563)
+    text = said(replace(found, promises=(promise,)))
+    assert (
+        "p95 49.0 ms, in a fresh run at most 56.3 ms: above the 50.0 ms allowed, so it may be missed." in text
+    )
+
+
+def test_a_capacity_stands_first_with_its_interval(found):
+    capacity = Estimate(value=1420.0, low=1390.0, high=1490.0)
+    text = said(replace(found, capacity_rps=capacity))
+    assert "capacity /s 1,420 [1,390, 1,490]" in text
+    assert "capacity" not in said(found)
+
+
+def test_what_was_only_measured_claims_nothing_of_the_rest_of_the_space(found):
+    near = NearBest(probability=0.875, of="measured", count=12)
+    text = said(replace(found, near_best=near))
+    assert "within 5 % of the best of the 12 configurations measured with probability 88 %" in text
+    assert "the rest of the space is not judged" in text
+
+
+def test_a_probability_is_never_called_certain(found):
+    near = NearBest(probability=1.0, of="space", count=30)
+    assert "all 30 points of the space with probability over 99 %." in said(replace(found, near_best=near))
+
+
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [
+        ("leads", "The twin led the search: trials left out of the fit are predicted within p95 9%"),
+        ("shares", "The twin shared the search with the sampler: trials left out"),
+        ("off", "The twin was switched off: trials left out"),
+        (None, "No twin took part (strategy guided)."),
+    ],
+)
+def test_the_twin_is_said_to_have_led_shared_or_been_off(found, trust, words):
+    assert words in said(replace(found, search=replace(GUIDED, trust=trust)))
+
+
+def test_the_twins_errors_are_told_also_where_its_trust_has_no_reason(found):
+    text = said(replace(found, search=replace(GUIDED, trust_reason="")))
+    assert (
+        "The twin led the search: its errors on what it had not seen are p95 9.00 %, throughput 4.00 %."
+        in text
+    )
+    uncalibrated = replace(GUIDED, trust="off", trust_reason="no measurement could calibrate the twin")
+    assert "switched off: no measurement could calibrate the twin." in said(
+        replace(found, search=uncalibrated)
+    )
+    bare = said(replace(found, search=replace(GUIDED, trust_reason="", twin_error={})))
+    assert "The twin led the search. " in bare
+
+
+def test_an_assumed_noise_floor_says_so(found):
+    text = said(replace(found, noise_ratio=0.03, noise_measured=False))
+    assert "differ by 3.00 % (standard deviation, assumed: too few were repeated)." in text
+    assert "assumed" not in said(replace(found, noise_ratio=0.03, noise_measured=True))
+
+
+def test_repeated_trials_are_counted(found):
+    twice = said(replace(found, search=replace(GUIDED, repeated_trials=2)))
+    assert "2 trials were repeated because of a noisy host or a slow client." in twice
+    assert "repeated because" not in said(replace(found, search=GUIDED))
+
+
+def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found):
+    limit = Bottleneck(
+        kind="batch_timeout",
+        text="80% of the batches waited out 50 ms",
+        advice="lower batch_timeout_micros",
+        evidence={},
+    )
+    text = said(replace(found, bottleneck=limit))
+    assert (
+        "Limit: the batch timeout, 80% of the batches waited out 50 ms. Advice: lower batch_timeout_micros."
+        in text
+    )
+    assert "limited by batch timeout none none" in text
+
+
+def test_batching_that_cannot_pay_is_told_in_a_sentence_of_its_own(found):
+    chosen = replace(
+        found, batching_helps="no", cannot_pay="batching cannot pay here: τ(b) is proportional to b"
+    )
+    text = said(chosen)
+    assert "Batching does not help here: " in text
+    assert "Batching cannot pay here: τ(b) is proportional to b." in text
+
+
+def test_alternatives_are_told_as_trades():
+    ledger = [
+        planted(1, batching=BATCH_14, throughput=2300, p95_s=0.020),
+        planted(2, batching=BATCH_8, throughput=2024, p95_s=0.014),
+    ]
+    text = said(recommend(ledger, scenario=SCENARIO))
+    assert "12 % less throughput buys 30 % lower p95 (by the search alone)." in text
+
+
+@pytest.mark.parametrize(
+    ("throughput_ratio", "p95_ratio", "words"),
+    [
+        (0.88, 0.7, "12 % less throughput buys 30 % lower p95"),
+        (1.12, 1.3, "30 % higher p95 buys 12 % more throughput"),
+        (1.12, 0.7, "12 % more throughput and 30 % lower p95"),
+        (1.004, 0.7, "30 % lower p95 at the same throughput"),
+        (1.12, 0.996, "12 % more throughput at the same p95"),
+    ],
+)
+def test_every_kind_of_trade_has_its_words(found, throughput_ratio, p95_ratio, words):
+    one = Alternative(
+        configuration=found.configuration,
+        throughput_rps=1.0,
+        p95_s=1.0,
+        throughput_ratio=throughput_ratio,
+        p95_ratio=p95_ratio,
+        confirmations=3,
+    )
+    assert one.trade == words
+    assert f"{words}. " in said(replace(found, alternatives=(one,)))
+
+
+def test_a_figure_that_was_not_confirmed_is_not_said_to_rest_on_fresh_runs():
+    text = said(recommend(helping_ledger()[:4], scenario=SCENARIO))
+    assert "How sure: 4 trials in 8.00 s." in text
+    assert "not confirmed by fresh runs: the figures are from 1 run of the search" in text
+    assert "made after the choice" not in text
+
+
+def test_no_batching_is_deployed_without_a_parameters_file():
+    ledger = [
+        planted(1, batching=None, throughput=1000, p95_s=0.018, source="no_batching"),
+        planted(2, batching=BATCH_8, throughput=800, p95_s=0.018),
+    ]
+    text = said(recommend(ledger, scenario=SCENARIO))
+    assert "Recommended: no batching" in text
+    assert "Batching does not help here" in text
+    assert text.rstrip().endswith("Deploy: start the server without --enable_batching")
+
+
+def test_an_open_loop_is_named_by_its_arrivals():
+    scenario = scenario_of(load={"arrivals": "poisson", "rate": "500/s"}, objective="latency")
+    trial = planted(1, batching=BATCH_8, throughput=500, p95_s=0.01, objective="latency")
+    measured = replace(trial.measurement, concurrency=None, offered_rps=500.0)
+    chosen = recommend([replace(trial, concurrency=None, measurement=measured)], scenario=scenario)
+    assert "poisson arrivals; SLO p95 ≤ 50.0 ms; objective latency" in said(chosen, scenario)
+
+
+def test_a_number_stays_with_its_unit_and_long_words_whole():
+    text = paragraph("takes 6.1 ms and 15 % of averyveryverylongword", width=10)
+    assert text.splitlines() == ["takes", "  6.1 ms", "  and 15 %", "  of", "  averyveryverylongword"]

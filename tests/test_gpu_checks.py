@@ -32,7 +32,7 @@ def test_a_section_that_fails_says_why_and_the_next_ones_run(tmp_path: Path) -> 
     assert (sections["models"]["status"], sections["correctness"]["status"]) == ("ok", "ok"), said
     rows = sections["correctness"]["rows"]
     assert set(rows) == {"text_recognition", "imdb_transformer", "resnet50"}
-    assert all(one["right"] and one["mean_batch_rows"] > 3 for one in rows.values())
+    assert all(one["right"] and one["mean_batch_rows"] > 3 for one in rows.values()), rows
     assert document["provenance"]["packages"]["torch"] == document["card"]["torch"]
     assert "no figure means anything" in (tmp_path / "gpu_checks.txt").read_text()
 

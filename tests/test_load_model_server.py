@@ -17,16 +17,28 @@ from batchtune.wire.rest_tensors import encode_predict_json
 from batchtune.wire.tensors import decode_predict_response, encode_predict_request
 
 INPUTS = [np.full((rows, 2), rows, np.float32) for rows in (1, 3)]
-PARAMETERS = "max_batch_size {value: 4} max_enqueued_batches {value: 2} num_batch_threads {value: 1}"
+
+
+def serving(directory: Path, max_enqueued_batches: int) -> ServerProcess:
+    parameters = directory / "batching.txt"
+    parameters.write_text(
+        "max_batch_size {value: 4} num_batch_threads {value: 1} "
+        f"max_enqueued_batches {{value: {max_enqueued_batches}}}"
+    )
+    base_path = write_emulated(directory / "m", base_ms=5.0)
+    return ServerProcess(base_path, "--enable_batching", f"--batching_parameters_file={parameters}")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("served")
-    base_path = write_emulated(directory / "m", base_ms=5.0)
-    parameters: Path = directory / "batching.txt"
-    parameters.write_text(PARAMETERS)
-    with ServerProcess(base_path, "--enable_batching", f"--batching_parameters_file={parameters}") as started:
+    """With room for every request, however long this machine pauses."""
+    with serving(tmp_path_factory.mktemp("served"), max_enqueued_batches=100) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with serving(tmp_path_factory.mktemp("crowded"), max_enqueued_batches=2) as started:
         yield started
 
 
@@ -59,8 +71,10 @@ def test_answers_equal_what_grpcio_receives(server: ServerProcess, protocol: str
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "rest"])
-def test_a_full_queue_and_a_task_too_large_are_told_apart(server: ServerProcess, protocol: str) -> None:
-    port = server.grpc_port if protocol == "grpc" else server.rest_port
+def test_a_full_queue_and_a_task_too_large_are_told_apart(
+    crowded_server: ServerProcess, protocol: str
+) -> None:
+    port = crowded_server.grpc_port if protocol == "grpc" else crowded_server.rest_port
     too_large = np.zeros((5, 2), np.float32)
     requests = requests_for(
         protocol, bodies=(encoded(protocol, INPUTS[0]), encoded(protocol, too_large)), rows=(1, 5)

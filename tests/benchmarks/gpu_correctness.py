@@ -30,9 +30,10 @@ REQUESTS = 48
 # Of the difference between two requests' answers, so that a mix-up cannot pass for rounding. On a GPU convolutions
 # round to TF32's ten bits, and choose their algorithm by batch size.
 TOLERANCE = {"cpu": 1e-3, "cuda": 0.1}
+# The timeout is long enough for requests sent at once to meet in a batch on a busy machine too.
 BATCHING = BatchingParameters(
     max_batch_size=8,
-    batch_timeout_micros=20_000,
+    batch_timeout_micros=200_000,
     num_batch_threads=2,
     max_enqueued_batches=1000,
     allowed_batch_sizes=(1, 2, 4, 8),

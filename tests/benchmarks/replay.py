@@ -9,6 +9,7 @@ recommend when time is up: `within 5 %` is the share of seeds whose choice meets
 best feasible cell; `false feasible` the share whose choice does not meet it in truth; `optimism` the reported value over
 the true one; `duplicates` runs of a cell that had been run before. 100 % is one pass over the grid, each cell once.
 `guided` is the whole of `batchtune sweep`, references and confirmation included, ended by a budget of that much time;
+`leader` is what that sweep would have recommended had it ended sooner, as the others, which confirm nothing, are judged;
 with `guided×0.7` and `guided×1.3` its twin is told execution times wrong by so much.
 """
 
@@ -31,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 from record_table import TABLES, scenario_of
-from replay_guided import Choice, guided_choice
+from replay_guided import Choice, guided_choices
 from rivals import Indices, Rival, Shown, optuna_rival, quick_search
 
 from batchtune.scenario.spec import Scenario
@@ -39,6 +40,8 @@ from batchtune.tune.space import Space
 from batchtune.tune.trial import Trial
 
 SHARES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+GUIDED_SHARES = (0.1, 0.2)
+LOOKS = (0.04, 0.05, 0.06, 0.07, 0.08)
 NEAR = 0.05
 ENOUGH = 0.90
 RIVALS: dict[str, Callable[[Sequence[int], int], Rival]] = {
@@ -97,18 +100,20 @@ def read_table(name: str) -> Table:
     )
 
 
-def rival_choices(table: Table, name: str, seed: int) -> tuple[list[Choice], int, int]:
-    """The choice at each of SHARES, the runs made by the end, and how many of them were duplicates."""
+def rival_choices(
+    table: Table, name: str, shares: Sequence[float], seed: int
+) -> tuple[list[Choice], int, int]:
+    """The choice at each share of a pass, the runs made by the end, and how many of them were duplicates."""
     chance = random.Random(seed)
     search = RIVALS[name](table.shape, seed)
     spent_s, runs, duplicates, best = 0.0, 0, 0, None
     seen: set[Indices] = set()
     choices: list[Choice] = []
     cell: Indices | None = next(search)
-    while len(choices) < len(SHARES):
+    while len(choices) < len(shares):
         trial = None if cell is None else chance.choice(table.by_cell[cell])
         after_s = math.inf if trial is None else spent_s + trial.seconds
-        while len(choices) < len(SHARES) and after_s > SHARES[len(choices)] * table.pass_s:
+        while len(choices) < len(shares) and after_s > shares[len(choices)] * table.pass_s:
             choices.append(best or Choice(cell=None, reported=math.nan, seconds=spent_s))
         if trial is None or cell is None:
             break
@@ -143,9 +148,10 @@ def main() -> None:
     parser.add_argument("table")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--searches", default=",".join([*RIVALS, *GUIDED]))
-    parser.add_argument("--shares", default="0.1,0.2", help="budgets for guided, as shares of one pass")
+    parser.add_argument("--shares", help="budgets, as shares of one pass, rising: 0.1,0.2")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
+    shares = tuple(map(float, asked.shares.split(","))) if asked.shares else ()
     table = read_table(asked.table)
     near = sum(table.regret(cell) <= NEAR for cell in table.by_cell)
     feasible = sum(violation <= 0.0 for violation in table.violation.values())
@@ -157,21 +163,26 @@ def main() -> None:
         for name in asked.searches.split(","):
             started_s = time.monotonic()
             if name in RIVALS:
-                found = list(pool.map(partial(rival_choices, table, name), range(asked.seeds)))
-                for at, share in enumerate(SHARES):
+                work = partial(rival_choices, table, name, shares or SHARES)
+                found = list(pool.map(work, range(asked.seeds)))
+                for at, share in enumerate(shares or SHARES):
                     print(f"{name:>12} at {share:6.1%}  {judge(table, [one[0][at] for one in found])}")
-                shares = [sum(one[2] for one in found) / sum(one[1] for one in found)]
+                again = sum(one[2] for one in found) / sum(one[1] for one in found)
                 print(
-                    f"{'':>12} duplicates {shares[0]:.2f} of the runs; {time.monotonic() - started_s:.0f} s",
+                    f"{'':>12} duplicates {again:.2f} of the runs; {time.monotonic() - started_s:.0f} s",
                     flush=True,
                 )
                 continue
-            for share in map(float, asked.shares.split(",")):
-                work = partial(guided_choice, table, share * table.pass_s, GUIDED[name])
-                choices = list(pool.map(work, range(asked.seeds)))
+            for share in shares or GUIDED_SHARES:
+                looks = [look for look in LOOKS if look < share]
+                sweeping = partial(guided_choices, table, share * table.pass_s, GUIDED[name], looks)
+                swept = list(pool.map(sweeping, range(asked.seeds)))
+                choices = [one[-1] for one in swept]
                 spent = np.median([one.seconds for one in choices]) / table.pass_s
                 trials = np.median([one.trials for one in choices])
                 print(f"{name:>12} at {share:6.1%}  {judge(table, choices)}")
+                for at, look in enumerate(looks):
+                    print(f"{'leader':>12} at {look:6.1%}  {judge(table, [one[at] for one in swept])}")
                 print(
                     f"{'':>12} used {spent:.1%}, {trials:.0f} trials; {time.monotonic() - started_s:.0f} s of tuner "
                     f"for {asked.seeds} seeds",

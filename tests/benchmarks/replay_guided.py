@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchtune.batching import Configuration
 from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.recommend import recommend
+from batchtune.scenario.spec import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.bench import Plan
 from batchtune.tune.space import Space, in_force
@@ -38,23 +40,38 @@ class Choice:
     trials: int = 0
 
 
-def guided_choice(table: Table, budget_s: float, error: float, seed: int) -> Choice:
-    """The recommendation of one sweep with this budget; `error` multiplies the execution times that it is told."""
+def guided_choices(
+    table: Table, budget_s: float, error: float, shares: Sequence[float], seed: int
+) -> list[Choice]:
+    """What one sweep with this budget would recommend after each share of a pass, and at its end.
+
+    `error` multiplies the execution times that it is told.
+    """
     budget = table.scenario.search.budget.model_copy(update={"time_s": budget_s})
     search = table.scenario.search.model_copy(
         update={"strategy": "guided", "budget": budget, "seed": seed + 1}
     )
     scenario = table.scenario.model_copy(update={"search": search})
     bench = RecordedBench(table, seed=seed, error=error)
-    trials = [done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s)]
+    trials: list[Trial] = []
+    ends_s: list[float] = []
+    for done in run_sweep(scenario, bench, now_s=bench.now_s):
+        trials.append(done.trial)
+        ends_s.append(bench.now_s())
+    counts = [bisect_right(ends_s, share * table.pass_s) for share in shares]
+    return [_choice(table, scenario, bench, trials[:count]) for count in (*counts, len(trials))]
+
+
+def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequence[Trial]) -> Choice:
+    seconds = math.fsum(one.seconds for one in trials)
     try:
         chosen = recommend(trials, scenario=scenario)
     except NoFeasibleConfigurationError:
-        return Choice(cell=None, reported=math.nan, seconds=bench.now_s(), trials=len(trials))
-    nearest = bench.nearest(chosen.configuration)
-    point = Space(table.scenario).locate(nearest)
-    cell = None if point is None else Space(table.scenario).indices(point)
-    return Choice(cell=cell, reported=chosen.throughput_rps.value, seconds=bench.now_s(), trials=len(trials))
+        return Choice(cell=None, reported=math.nan, seconds=seconds, trials=len(trials))
+    space = Space(table.scenario)
+    point = space.locate(bench.nearest(chosen.configuration))
+    cell = None if point is None else space.indices(point)
+    return Choice(cell=cell, reported=chosen.throughput_rps.value, seconds=seconds, trials=len(trials))
 
 
 class RecordedBench:

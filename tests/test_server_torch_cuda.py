@@ -7,6 +7,7 @@ puts a record of CUDA's calls at torch's boundary. The third, marked gpu, needs 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,6 +154,48 @@ def test_a_change_that_leaves_sizes_and_threads_alone_records_nothing_anew() -> 
     assert module.calls == []
     model.prepare((4, 8), 1)
     assert module.calls == [8, 4]
+
+
+def test_batches_under_way_end_before_other_graphs_are_recorded() -> None:
+    inside, go_on, calls = threading.Event(), threading.Event(), []
+
+    def module(x: Any) -> Any:
+        calls.append(len(x))
+        if len(x) == 3:
+            inside.set()
+            assert go_on.wait(20)
+        return x * 2
+
+    model = served(module, HostDevice(torch, records=True))
+    model.prepare((2,), 1)
+    asking = threading.Thread(target=run, args=(model, rows(3)))
+    asking.start()
+    assert inside.wait(20)
+    preparing = threading.Thread(target=model.prepare, args=((4,), 1))
+    preparing.start()
+    preparing.join(0.02)
+    assert preparing.is_alive()
+    go_on.set()
+    preparing.join(20)
+    asking.join(20)
+    assert calls == [2, 3, 4]
+
+
+def test_a_surprise_while_recording_costs_no_lane() -> None:
+    armed = [True]
+
+    def module(x: Any) -> Any:
+        if armed[0]:
+            raise IndexError("nobody expects this")
+        return x * 2
+
+    model = served(module, HostDevice(torch, records=True))
+    with pytest.raises(IndexError):
+        model.prepare((2,), 3)
+    armed[0] = False
+    np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
+    model.prepare((4,), 2)
+    model.close()
 
 
 def test_a_size_that_cannot_be_recorded_runs_without_a_graph(capfd: pytest.CaptureFixture[str]) -> None:
@@ -327,6 +370,17 @@ def test_a_failed_run_keeps_no_tensors() -> None:
 # -- CUDA's calls, recorded at torch's boundary --
 
 
+class FakeStream:
+    """One of the 32 of its priority; what is drawn later may be the same stream."""
+
+    synchronize: Callable[[], None]
+
+    def __init__(self, name: str, device: Any, *, cuda_stream: int) -> None:
+        self.name = name
+        self.device = device
+        self.cuda_stream = cuda_stream
+
+
 class FakeCuda:
     """torch with a GPU: tensors are the CPU's, `torch.cuda` writes down what is asked of it."""
 
@@ -338,6 +392,7 @@ class FakeCuda:
         self.current = threading.local()
         self.recording: Any = None
         self.fail_recording = ""
+        self.drawn: Counter[int] = Counter()
         self.cuda = SimpleNamespace(
             Stream=self._stream,
             Event=self._event,
@@ -364,10 +419,13 @@ class FakeCuda:
         self.pinned += pin_memory
         return torch.empty(*args, **kwargs)
 
-    def _stream(self, device: Any) -> Any:
-        stream = SimpleNamespace(name=f"stream {sum(one[0] == 'stream' for one in self.log)}", device=device)
-        stream.synchronize = lambda: self.log.append(("wait for", stream.name))
-        self.log.append(("stream", stream.name))
+    def _stream(self, device: Any, priority: int = 0) -> Any:
+        number = self.drawn[priority] % 32
+        self.drawn[priority] += 1
+        name = f"stream {number}" + " of high priority" * (priority < 0)
+        stream = FakeStream(name, device, cuda_stream=hash((id(self), number, priority)))
+        stream.synchronize = lambda: self.log.append(("wait for", name))
+        self.log.append(("stream", name))
         return stream
 
     def _event(self, *, blocking: bool) -> Any:
@@ -392,19 +450,20 @@ class FakeCuda:
         def begin(*, pool: Any, capture_error_mode: str) -> None:
             assert self.recording is None, "two recordings at once"
             assert capture_error_mode == "thread_local"
-            graph.stream, self.recording = self.current.stream, graph
-            self.log.append(("begin", graph.stream.name, pool))
+            graph.stream, self.recording = self.current.stream.name, graph
+            self.log.append(("begin", graph.stream, pool))
 
         def end() -> None:
-            assert self.current.stream is graph.stream
+            assert self.current.stream.name == graph.stream
             self.recording = None
-            self.log.append(("end", graph.stream.name))
+            self.log.append(("end", graph.stream))
             if self.fail_recording:
                 raise RuntimeError(self.fail_recording)
 
         def replay() -> None:
-            assert self.current.stream is graph.stream, "a lane's graph runs on the lane's stream"
-            self.log.append(("replay", graph.stream.name))
+            assert self.current.stream.name == graph.stream, "a lane's graph runs on the lane's stream"
+            assert self.recording is None, "older PyTorch refuses to replay while a graph is recorded"
+            self.log.append(("replay", graph.stream))
             graph.body()
 
         graph.capture_begin, graph.capture_end, graph.replay = begin, end, replay
@@ -414,7 +473,7 @@ class FakeCuda:
         """Doubles; while a graph is recorded, into the same tensor at each replay."""
         self.log.append(("run", len(x)))
         y = x * 2
-        if self.recording is not None:
+        if self.recording is not None and self.recording.stream == self.current.stream.name:
             self.recording.body = lambda: torch.mul(x, 2, out=y)
         return y
 
@@ -440,9 +499,64 @@ def test_a_graph_is_recorded_on_its_lanes_stream_after_three_runs() -> None:
     assert [stream for stream, _ in begun] == [lanes[0], lanes[0], lanes[1], lanes[1]]
     pools = [pool for _, pool in begun]
     assert pools[0] == pools[1] != pools[2] == pools[3]  # what never runs together shares memory
-    names = [one for one in cuda.log[at:] if one[0] in {"run", "begin", "end", "wait for"}]
-    assert [one[0] for one in names[:6]] == ["run", "run", "run", "wait for", "begin", "run"]
+    names = [one for one in cuda.log[at:] if one[0] in {"run", "begin", "wait for", "empty_cache"}]
+    assert [one[0] for one in names[:7]] == ["run"] * 3 + ["wait for", "empty_cache", "begin", "run"]
     assert [one[1] for one in names if one[0] == "run"] == [*[8] * 4, *[4] * 4] * 2  # the largest first
+
+
+def test_no_two_lanes_have_the_same_stream() -> None:
+    """PyTorch hands the same 32 out again and again: what runs on one would get into what is recorded on it."""
+    cuda = FakeCuda()
+    models = [cuda.served(), cuda.served()]
+    for count in (10, 5, 10, 20):
+        for model in models:
+            model.prepare((2,), count)
+        held = [lane.stream.name for model in models for lane in lanes_of(model)]
+        if count <= 16:
+            assert len(set(held)) == len(held) == 2 * count
+    recorded = [lane for model in models for lane in lanes_of(model) if lane.graphs]
+    assert len({lane.stream.name for lane in recorded}) == len(recorded) == 32
+    assert {lane.stream.name.endswith("priority") for lane in recorded} == {False}
+    for model in models:
+        np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
+
+
+def test_a_thread_too_many_for_the_streams_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    model = FakeCuda().served()
+    model.prepare((2,), 40)
+    assert len(lanes_of(model)) == 40
+    assert capfd.readouterr().err == (
+        "batchtune-model-server: note: no CUDA graph for 2 rows, such batches run without: all 32 streams are taken; "
+        "have fewer batch threads or models\n"
+    )
+
+
+def lanes_of(model: LoadedModel) -> list[Any]:
+    return model.runs["serving_default"]._lanes._free._lanes  # type: ignore[attr-defined]
+
+
+def test_while_a_graph_is_recorded_batches_run_without() -> None:
+    cuda, answered = FakeCuda(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def ask() -> None:
+        np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
+        answered.set()
+
+    def module(x: Any) -> Any:
+        if cuda.recording is not None and cuda.recording.stream == cuda.current.stream.name:
+            begun = [one for one in cuda.log if one[0] == "begin"]
+            if len(begun) == 2 and not threads:  # the first lane is at work already
+                threads.append(threading.Thread(target=ask))
+                threads[0].start()
+                assert answered.wait(20)
+        return cuda.module(x)
+
+    model = cuda.served(module)
+    model.prepare((2,), 2)
+    threads[0].join(20)
+    assert not any(one[0] == "replay" for one in cuda.log)
+    assert cuda.after(lambda: run(model, rows(2))) == ["replay", "event on", "event wait"]
 
 
 def test_a_replayed_batch_waits_for_one_event_of_its_stream() -> None:

@@ -86,6 +86,7 @@ def served_module(
         runs={SIGNATURE_NAME: run},
         empty=device.empty,
         prepare=run.prepare,
+        close=run.close,
     )
 
 
@@ -120,10 +121,13 @@ class _ModuleRun:
         examples = [[zeros(spec, size) for spec in self._inputs] for size in sizes]
         self._lanes.prepare(examples, at_once=at_once)
 
+    def close(self) -> None:
+        """Free the graphs."""
+        self._lanes.close()
+
     def _status(self, error: Exception) -> StatusError:
+        error.__traceback__ = None  # it holds the lane and the tensors of the failed run
         if self._device.is_out_of_memory(error):
-            # The traceback holds the tensors of the failed run, which are what must go.
-            error.__traceback__ = None
             self._device.free_cache()
             return out_of_memory(str(error))
         code = "INTERNAL" if isinstance(error, self._device_errors) else "INVALID_ARGUMENT"

@@ -7,21 +7,27 @@ for an event of its own stream, with the interpreter lock released and the threa
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.loaded_model import BackendOptions
+from batchtune.server.torch_arrays import Tensor, carried, from_numpy, retyped
 from batchtune.wire.status import StatusError
 
-Tensor = Any
 Forward = Callable[[Sequence[Tensor]], list[Tensor]]
 """Device tensors in, in the order of the model's arguments; device tensors out."""
 
-_INT16 = np.dtype(np.int16)
+# PyTorch has 32 streams of each priority for a device, and hands them out in turn, over and over: a second owner's work
+# would end up in what the first one records.
+_STREAMS = 32
+_OWNED_STREAMS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_OWNING = threading.Lock()
 
 
 class Graph(Protocol):
@@ -190,8 +196,8 @@ class CudaDevice:
             if tensor.is_pinned():
                 return tensor
         memory = self._pinned(array.shape, array.dtype)
-        np.copyto(memory.numpy(), array.view(_carried(array.dtype)))
-        return _retyped(self._torch, memory, array.dtype)
+        np.copyto(memory.numpy(), array.view(carried(array.dtype)))
+        return retyped(self._torch, memory, array.dtype)
 
     def to_device(self, staged: Tensor) -> Tensor:
         return staged.to(self.name, non_blocking=True)
@@ -201,7 +207,13 @@ class CudaDevice:
         return copy.copy_(output, non_blocking=True)
 
     def new_stream(self) -> Any:
-        return self._torch.cuda.Stream(self.name)
+        """One that nobody else has; where there is none left, one of those on which nothing is recorded."""
+        with _OWNING:
+            for _ in range(_STREAMS):
+                stream = self._torch.cuda.Stream(self.name)
+                if _OWNED_STREAMS.setdefault(stream.cuda_stream, stream) is stream:
+                    return stream
+        return self._torch.cuda.Stream(self.name, priority=-1)
 
     def new_event(self) -> Any:
         return self._torch.cuda.Event(blocking=True)  # the thread sleeps; else it would spin
@@ -218,6 +230,8 @@ class CudaDevice:
         event.synchronize()
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
+        if self._torch.cuda.current_stream().cuda_stream not in _OWNED_STREAMS:
+            raise RuntimeError(f"all {_STREAMS} streams are taken; have fewer batch threads or models")
         return _CudaGraph(self._torch, forward, [self.to_device(one) for one in inputs], pool)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -231,7 +245,7 @@ class CudaDevice:
             self._torch.cuda.empty_cache()
 
     def _pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        torch_dtype = from_numpy(self._torch, np.empty(0, _carried(dtype))).dtype
+        torch_dtype = from_numpy(self._torch, np.empty(0, carried(dtype))).dtype
         return self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
 
 
@@ -249,6 +263,7 @@ class _CudaGraph:
         for _ in range(3):
             forward(inputs)
         stream.synchronize()
+        torch.cuda.empty_cache()  # a recording has memory of its own, and cannot take what those runs leave cached
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -279,32 +294,3 @@ def _stop_allocating(torch: Any, stream: Any, pool: Any) -> None:
     if stop is not None:
         with suppress(RuntimeError):
             stop(stream.device.index, pool)
-
-
-def from_numpy(torch: Any, array: NDArray[Any]) -> Tensor:
-    """A tensor over the array's memory; raises TypeError or ValueError for what torch has no type for."""
-    return _retyped(torch, torch.from_numpy(array.view(_carried(array.dtype))), array.dtype)
-
-
-def to_numpy(torch: Any, tensor: Tensor) -> NDArray[Any]:
-    """An array over a host tensor's memory."""
-    if tensor.dtype != torch.bfloat16:
-        array: NDArray[Any] = tensor.numpy()
-        return array
-    import ml_dtypes
-
-    carried: NDArray[Any] = tensor.view(torch.int16).numpy()
-    return carried.view(ml_dtypes.bfloat16)
-
-
-def _carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """numpy's bfloat16 is a guest that torch does not know: its bits travel as int16."""
-    return _INT16 if _is_bfloat16(dtype) else dtype
-
-
-def _retyped(torch: Any, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    return tensor.view(torch.bfloat16) if _is_bfloat16(dtype) else tensor
-
-
-def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "V" and dtype.name == "bfloat16"  # a name costs a microsecond

@@ -17,14 +17,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.torch_device import Device, Forward, Graph, to_numpy
+from batchtune.server.torch_arrays import to_numpy
+from batchtune.server.torch_device import Device, Forward, Graph
 
 Arrays = Sequence[NDArray[Any]]
 
 RECORDING_LIMIT_S = 15.0
 """A change of the parameters is awaited by who asked for it; the tuner waits for 30 s."""
 
-# PyTorch registers the generators of one process with the graph that is being recorded: one at a time.
+# One at a time in a process, and no replay meanwhile: older PyTorch keeps one state of random numbers for all graphs,
+# which refuses a replay while any graph is recorded, and which graphs change unguarded when they are freed.
 _RECORDING = threading.Lock()
 
 
@@ -38,18 +40,18 @@ class Lanes:
         self._device = device
         self._forward = forward
         self._failures = failures
-        self._free = _FreeLanes(device, device.lanes_max)
+        self._free = _FreeLanes(device)
         self._noted = True  # until graphs are wanted
         self._prepared: tuple[frozenset[Any], int | None] | None = None
 
     def run(self, arrays: Arrays) -> list[NDArray[Any]]:
         """The outputs of one batch; waits for a free lane, and for the device without the interpreter lock."""
-        free, device, torch = self._free, self._device, self._torch
-        lane = free.take()
+        device, torch = self._device, self._torch
+        lane = self._free.take()
         try:
             with device.on(lane.stream), torch.inference_mode():
                 staged = [device.staged(array) for array in arrays]
-                graph = self._graph(lane, arrays) if device.records else None
+                graph = self._graph(lane, arrays) if device.records and not _RECORDING.locked() else None
                 if graph is None:
                     outputs = self._forward([device.to_device(one) for one in staged])
                 else:
@@ -58,35 +60,42 @@ class Lanes:
                 device.wait(lane.event)
                 return [to_numpy(torch, one) for one in copies]
         finally:
-            free.add(lane)
+            self._free.add(lane)
 
     def prepare(self, examples: Sequence[Arrays], *, at_once: int | None) -> None:
         """Have `at_once` lanes with a graph for the shapes of each example, and no other graphs.
 
-        Smaller batches follow larger ones, whose memory they share. None: as many lanes as the device likes. What
-        cannot be recorded, or not within RECORDING_LIMIT_S, is noted on stderr and runs without a graph. What is
-        asked for again stays as it is: a sweep that changes the timeout alone records nothing anew.
+        Smaller batches follow larger ones, whose memory they share. None: as many lanes as the device likes. Waits for
+        the batches under way; until all is recorded those that come run without a graph. What cannot be recorded, or
+        not within RECORDING_LIMIT_S, is noted on stderr and runs without a graph. What is asked for again stays as it
+        is: a sweep that changes the timeout alone records nothing anew.
         """
         asked = frozenset(_shapes(arrays) for arrays in examples), at_once
         if not self._device.records or asked == self._prepared:
             return
         self._prepared = asked
-        fresh = _FreeLanes(self._device, at_once or self._device.lanes_max, ready=False)
-        # What is under way ends on the old lanes, which then free their memory; what comes waits for a fresh one.
-        self._free, self._noted = fresh, False
         largest_first = sorted(examples, key=lambda arrays: -sum(array.nbytes for array in arrays))
         due_s = time.monotonic() + RECORDING_LIMIT_S
-        for lane in fresh.lanes:
+        with _RECORDING:
+            self._noted = False
+            lanes = self._free.renew(at_once or self._device.lanes_max)
             try:
-                if largest_first:
-                    largest_first = self._record(lane, largest_first, due_s)
+                while lanes and largest_first:
+                    largest_first = self._record(lanes[0], largest_first, due_s)
+                    self._free.add(lanes.pop(0))
             finally:
-                fresh.add(lane)
+                for lane in lanes:
+                    self._free.add(lane)
+
+    def close(self) -> None:
+        """Free the graphs, once the batches under way have ended; none may come any more."""
+        with _RECORDING:
+            self._free.renew(0)
 
     def _record(self, lane: _Lane, examples: Sequence[Arrays], due_s: float) -> list[Arrays]:
         """Record graphs; the examples that are worth another try on another lane."""
         device, good = self._device, []
-        with _RECORDING, device.on(lane.stream), self._torch.inference_mode():
+        with device.on(lane.stream), self._torch.inference_mode():
             lane.pool = device.new_pool()
             for arrays in examples:
                 if time.monotonic() > due_s:
@@ -132,35 +141,52 @@ class _Lane:
 
 
 class _FreeLanes:
-    """Up to `count` lanes; None: as many as are asked for. Lanes not `ready` come by `add`."""
+    """The lanes of a model, to begin with `device.lanes_max`; None: as many as are asked for."""
 
-    def __init__(self, device: Device, count: int | None, *, ready: bool = True) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self.lanes = [_Lane(device, number) for number in range(count or 0)]
-        self._grows = count is None
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._waiting = 0
-        self._numbers = [lane.number for lane in self.lanes] if ready else []
+        self._added = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._taken = 0
+        for lane in self.renew(device.lanes_max):
+            self.add(lane)
 
     def take(self) -> _Lane:
         """The free lane of the lowest number, for one batch; waits while there is none."""
         with self._lock:
             while not self._numbers:
                 if self._grows:
-                    self.lanes.append(_Lane(self._device, len(self.lanes)))
-                    return self.lanes[-1]
-                self._waiting += 1
-                self._changed.wait()
-                self._waiting -= 1
-            return self.lanes[heapq.heappop(self._numbers)]
+                    heapq.heappush(self._numbers, len(self._lanes))
+                    self._lanes.append(_Lane(self._device, len(self._lanes)))
+                else:
+                    self._added.wait()
+            self._taken += 1
+            return self._lanes[heapq.heappop(self._numbers)]
 
     def add(self, lane: _Lane) -> None:
         """Give a lane back."""
         with self._lock:
-            heapq.heappush(self._numbers, lane.number)
-            if self._waiting:
-                self._changed.notify()
+            self._taken -= 1
+            if self._closed:
+                self._idle.notify()
+            else:
+                heapq.heappush(self._numbers, lane.number)
+                self._added.notify()
+
+    def renew(self, count: int | None) -> list[_Lane]:
+        """New lanes, which count as taken, in place of all others, whose batches are awaited; one caller at a time."""
+        with self._lock:
+            self._numbers: list[int] = []
+            self._closed, self._grows = True, False
+            while self._taken:
+                self._idle.wait()
+            # One after the other, so that streams and graphs are gone before new ones are made.
+            self._lanes: list[_Lane] = []
+            self._lanes += [_Lane(self._device, number) for number in range(count or 0)]
+            self._closed, self._grows, self._taken = False, count is None, len(self._lanes)
+            self._added.notify_all()
+            return list(self._lanes)
 
 
 def _replayed(graph: Graph, staged: Sequence[Any]) -> list[Any]:

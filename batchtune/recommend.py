@@ -18,6 +18,7 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
+from batchtune.scenario.units import counted
 from batchtune.tune.confidence import NearBest, near_best_of_measured
 from batchtune.tune.limits import usual_bottleneck
 from batchtune.tune.noise import PRIOR_DEGREES, geometric_mean
@@ -37,7 +38,7 @@ from batchtune.tune.prediction import (
     reference_of,
 )
 from batchtune.tune.ranking import leaders
-from batchtune.tune.reason import cannot_pay, count, explain_gain, explain_miss
+from batchtune.tune.reason import cannot_pay, explain_gain, explain_miss
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
@@ -292,11 +293,11 @@ def _notes(chosen: Pooled, *, scenario: Scenario, promised: SloSpec) -> tuple[st
     notes = []
     if chosen.confirmations == 0:
         notes.append(
-            f"not confirmed by fresh runs: the figures are from {count(len(chosen.runs), 'run')} of the search, "
+            f"not confirmed by fresh runs: the figures are from {counted(len(chosen.runs), 'run')} of the search, "
             "and the best of many such is often too good"
         )
     elif chosen.confirmations < 3:
-        notes.append(f"only {count(chosen.confirmations, 'fresh run')} behind these figures")
+        notes.append(f"only {counted(chosen.confirmations, 'fresh run')} behind these figures")
     if scenario.objective == "capacity" and promised != scenario.slo:
         notes.append("capacity for an SLO that was not searched: the highest rate tried that meets it")
     return tuple(notes)

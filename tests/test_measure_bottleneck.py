@@ -254,7 +254,7 @@ def test_a_server_that_tells_nothing_leaves_it_open() -> None:
 def test_a_verdict_carries_its_figures_and_survives_json() -> None:
     found = find_bottleneck(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True), SETTINGS)
     assert found.evidence["thread_busy_ratio"] == 0.97
-    assert "97%" in found.text
+    assert "97 %" in found.text
     assert Bottleneck.from_dict(orjson.loads(orjson.dumps(found.to_dict()))) == found
 
 
@@ -295,7 +295,7 @@ def test_without_batching_request_threads_that_all_execute_are_the_device() -> N
     )
     settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
     found = find_bottleneck(alone, settings)
-    assert (found.kind, found.text) == ("device", "request threads execute 98% of the time")
+    assert (found.kind, found.text) == ("device", "request threads execute 98 % of the time")
 
 
 def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:

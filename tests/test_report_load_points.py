@@ -77,7 +77,7 @@ def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once
     text = said([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
     assert text.count("the device is emulated") == 1
     assert "a the device is emulated by its service time — judge the tool by this" in text
-    assert "b (clients 8) the client used 95% of the CPU that it has — give the load generator more" in text
+    assert "b (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
     assert "late by more than 1 ms — as for b" in text
     assert text.count(BUSY.advice) == 1
 
@@ -86,7 +86,7 @@ def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
     text = said([point(4), point(8, server=SERVER), point(16, server=SERVER)])
     assert "Limit (clients 4): none was seen" in text
     assert (
-        "Limit (clients 8, 16): the device, batch threads execute 98% of the time. Advice: a faster device"
+        "Limit (clients 8, 16): the device, batch threads execute 98 % of the time. Advice: a faster device"
         in text
     )
     assert row_of(table([point(8, server=SERVER)]), "8").split()[-1] == "device"

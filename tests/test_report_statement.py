@@ -28,7 +28,7 @@ GUIDED = SearchSummary(
     space_size=30,
     twin={"draws": [1, 2, 3]},
     trust="leads",
-    trust_reason="trials left out of the fit are predicted within p95 9% (median): the twin leads the search",
+    trust_reason="trials left out of the fit are predicted within p95 9 % (median): the twin leads the search",
     twin_error={"p95": 0.09, "throughput": 0.04, "spearman": 0.9},
     near_best_probability=0.943,
     noise_ratio=0.028,
@@ -69,7 +69,7 @@ How sure: 13 trials in 26.0 s (calibration 8.00 s, race 6.00 s, confirmation
   95 % for another fresh run. It lies within 5 % of the best of all 30 points of
   the space with probability 94 %. Runs of one configuration differ by 2.80 %
   (standard deviation). The twin led the search: trials left out of the fit are
-  predicted within p95 9% (median). The search ended: all survivors lie within
+  predicted within p95 9 % (median). The search ended: all survivors lie within
   5 % of each other.
 
 a  the device is emulated by its service time — judge the tool by this, not a
@@ -150,7 +150,7 @@ def test_a_probability_is_never_called_certain(found):
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
-        ("leads", "The twin led the search: trials left out of the fit are predicted within p95 9%"),
+        ("leads", "The twin led the search: trials left out of the fit are predicted within p95 9 %"),
         ("shares", "The twin shared the search with the sampler: trials left out"),
         ("off", "The twin was switched off: trials left out"),
         (None, "No twin took part (strategy guided)."),
@@ -189,13 +189,13 @@ def test_repeated_trials_are_counted(found):
 def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found):
     limit = Bottleneck(
         kind="batch_timeout",
-        text="80% of the batches waited out 50 ms",
+        text="80 % of the batches waited out 50 ms",
         advice="lower batch_timeout_micros",
         evidence={},
     )
     text = said(replace(found, bottleneck=limit))
     assert (
-        "Limit: the batch timeout, 80% of the batches waited out 50 ms. Advice: lower batch_timeout_micros."
+        "Limit: the batch timeout, 80 % of the batches waited out 50 ms. Advice: lower batch_timeout_micros."
         in text
     )
     assert "limited by batch timeout none none" in text

@@ -117,7 +117,7 @@ def test_blocks_run_every_survivor_once_and_end_when_they_are_as_good():
     outlook = Outlook(scenario_of())
     answer = throughput_answer(dict.fromkeys(SIZES, 1000.0), 0.01, seed=1)
     trials, reason = run_race(outlook, survivors(*SIZES), answer)
-    assert reason == "none of 4 survivors beats the leader by more than 5%"
+    assert reason == "none of 4 survivors beats the leader by more than 5 %"
     blocks = {one.block for one in trials}
     for block in blocks:
         assert len({one.configuration for one in trials if one.block == block}) == len(SIZES)

@@ -184,7 +184,7 @@ def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
     assert any("batch threads" in reason for reason in threads.extrapolations)
     saturation = serial_twin.saturation_rps(batcher_of(32), POISSON)
     near = serial_twin.predict(batcher_of(32), Traffic(rate_rps=0.95 * saturation))
-    assert any("above 90%" in reason for reason in near.extrapolations)
+    assert any("above 90 %" in reason for reason in near.extrapolations)
 
 
 def test_capacity_is_where_the_limit_is_met(serial_twin: Twin) -> None:

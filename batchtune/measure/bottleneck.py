@@ -11,6 +11,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import number_from_json, number_to_json
 from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYING_GAIN, Seen
 from batchtune.measure.server_settings import ServerSettings, settings_of
+from batchtune.scenario.units import percentage
 
 __all__ = ["Bottleneck", "Kind", "ServerSettings", "find_bottleneck", "settings_of"]
 
@@ -113,14 +114,20 @@ def _queue_limit(seen: Seen) -> _Found:
     refused, busy = seen.error_ratio("queue_full"), seen.thread_busy_ratio
     if refused <= SOME_ERRORS_RATIO or (busy is not None and busy >= BUSY_RATIO):
         return None
-    return "queue_limit", f"{refused:.1%} of the requests found the queue full while batch threads were free"
+    return (
+        "queue_limit",
+        f"{percentage(refused, 1)} of the requests found the queue full while batch threads were free",
+    )
 
 
 def _server_threads(seen: Seen) -> _Found:
     """Requests wait for a thread before they can wait for a batch, so batches hold no more than there are threads."""
     exhausted = seen.error_ratio("thread_pool_exhausted")
     if exhausted > SOME_ERRORS_RATIO:
-        return "server_threads", f"{exhausted:.1%} of the requests found no thread of the server free"
+        return (
+            "server_threads",
+            f"{percentage(exhausted, 1)} of the requests found no thread of the server free",
+        )
     threads, inside, users = seen.settings.request_threads, seen.requests_in_server, seen.run.concurrency
     if threads is None or inside is None or (users is not None and users <= threads):
         return None
@@ -155,10 +162,10 @@ def _batch_timeout(seen: Seen) -> _Found:
         return None
     if seen.timeout_ratio < MANY_RATIO or wait_s < 0.3 * seen.run.latency_mean_s:
         return None
-    idle = "" if busy is None else f"; batch threads are busy {busy:.0%} of the time"
+    idle = "" if busy is None else f"; batch threads are busy {percentage(busy)} of the time"
     return "batch_timeout", (
-        f"{seen.timeout_ratio:.0%} of the batches waited out {timeout_s * 1e3:.3g} ms, requests {wait_s * 1e3:.3g} ms "
-        f"of {seen.run.latency_mean_s * 1e3:.3g} ms{idle}"
+        f"{percentage(seen.timeout_ratio)} of the batches waited out {timeout_s * 1e3:.3g} ms, "
+        f"requests {wait_s * 1e3:.3g} ms of {seen.run.latency_mean_s * 1e3:.3g} ms{idle}"
     )
 
 
@@ -181,29 +188,29 @@ def _device(seen: Seen) -> _Found:
     """
     busy, used, executing = seen.thread_busy_ratio, seen.device_used_ratio, seen.execution_ratio
     if used is not None and used >= BUSY_RATIO:
-        return "device", f"the device is busy {used:.0%} of the time"
+        return "device", f"the device is busy {percentage(used)} of the time"
     if busy is None or busy < BUSY_RATIO:
         if executing is not None and executing >= MANY_RATIO and used is None:
             return (
                 "device",
-                f"batches execute all the time, and {executing:.0%} of the latency passes in them",
+                f"batches execute all the time, and {percentage(executing)} of the latency passes in them",
             )
         return None
     if seen.has_room_in_batches:
         return None
     if seen.settings.max_batch_size is None:
-        return "device", f"request threads execute {busy:.0%} of the time"
+        return "device", f"request threads execute {percentage(busy)} of the time"
     if seen.device_room is not None and seen.device_room < ROOM_RATIO:
         told = (
-            f"the device is used {seen.device_room:.0%}"
+            f"the device is used {percentage(seen.device_room)}"
             if seen.device_room
             else "batches run side by side on the device"
         )
         return (
             "batch_threads",
-            f"{_threads(seen)} {busy:.0%} of the time, {told}",
+            f"{_threads(seen)} {percentage(busy)} of the time, {told}",
         )
-    return "device", f"batch threads execute {busy:.0%} of the time"
+    return "device", f"batch threads execute {percentage(busy)} of the time"
 
 
 def _threads(seen: Seen) -> str:
@@ -220,7 +227,10 @@ def _front_end(seen: Seen) -> _Found:
     if lag_s is not None and lag_s > max(0.002, 0.3 * seen.run.latency_mean_s):
         return "front_end", f"the server's event loop is late by {lag_s * 1e3:.3g} ms (p99)"
     if cpu is not None and cpu >= BUSY_RATIO:
-        return "front_end", f"the server uses {cpu:.0%} of its CPU and its batch threads are not all busy"
+        return (
+            "front_end",
+            f"the server uses {percentage(cpu)} of its CPU and its batch threads are not all busy",
+        )
     closed = seen.run.concurrency is not None
     if closed and overhead_s is not None and overhead_s > MANY_RATIO * seen.run.latency_mean_s:
         return "front_end", (

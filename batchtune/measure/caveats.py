@@ -165,4 +165,5 @@ def caveat(code: str, **figures: Any) -> Caveat:
         KeyError: the code is not on the list, or a figure of its text is missing.
     """
     known = _KNOWN[code]
-    return Caveat(code=code, text=known.text.format(**figures), advice=known.advice.format(**figures))
+    text = known.text.format(**figures).replace("%", " %")
+    return Caveat(code=code, text=text, advice=known.advice.format(**figures))

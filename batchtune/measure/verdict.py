@@ -14,6 +14,7 @@ from batchtune.measure.client import own_lag_ns
 from batchtune.measure.quantiles import design_effect, time_slices
 from batchtune.measure.slo import Decision, Slo, Verdict, limits_of, strict_decision
 from batchtune.measure.steady_state import Window
+from batchtune.scenario.units import percentage
 from batchtune.target.telemetry import ServerActivity
 
 CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit"})
@@ -86,7 +87,7 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
     count = len(latencies_s)
     failed = int(np.count_nonzero(np.isinf(latencies_s)))
     if failed > slo.error_ratio * count:
-        return "FAIL", f"{failed} of {count} requests failed, {slo.error_ratio:.3%} may"
+        return "FAIL", f"{failed} of {count} requests failed, {percentage(slo.error_ratio, 3)} may"
     unsure = ""
     for limit in limits_of(slo):
         misses = int(np.count_nonzero(latencies_s > limit.seconds))
@@ -94,7 +95,8 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
         decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
         told = (
             f"{misses} of {count} requests over {limit.name}'s {limit.seconds * 1e3:.4g} ms "
-            f"({misses / count:.2%}; {limit.allowed_miss_ratio:.2%} may), counted as {count / effect:.0f}"
+            f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
+            f"counted as {count / effect:.0f}"
         )
         if decision == "FAIL":
             return "FAIL", told

@@ -14,6 +14,7 @@ from batchtune.report.limits import limit_title, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.scenario.units import counted
 from batchtune.tune.comparison import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.trial import Trial
 from batchtune.tune.variant_figures import QUANTILES, VariantFigures
@@ -121,7 +122,7 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
             if pair.blocks < BLOCKS_NEEDED:
                 so_far = ratio(_bounded(pair.ratio))
                 return (
-                    f"{pair.variant}: not distinguishable: {_blocks(pair.blocks)}, and an interval needs "
+                    f"{pair.variant}: not distinguishable: {counted(pair.blocks, 'block')}, and an interval needs "
                     f"{BLOCKS_NEEDED} ({so_far} {what} so far)"
                 )
             return f"{pair.variant}: not distinguishable, {ratio(pair.ratio)} {what}"
@@ -163,7 +164,7 @@ def _gain(answer: BatchingAnswer) -> str:
         case "not distinguishable":
             if _within(pair.ratio, HARDLY):
                 return f"batching makes no difference worth having: {gain}."
-            return f"{_blocks(pair.blocks)} cannot tell whether batching helps: {gain}."
+            return f"{counted(pair.blocks, 'block')} cannot tell whether batching helps: {gain}."
 
 
 def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
@@ -208,7 +209,7 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
         return []
     failures = {one.name: one.failure for one in comparison.variants}
     against = comparison.pairs[0].baseline
-    lines = [f"Against {against}, over {_blocks(comparison.blocks)}:"]
+    lines = [f"Against {against}, over {counted(comparison.blocks, 'block')}:"]
     for one in comparison.pairs:
         kind: Touches = "latency" if one.metric == "p95" else "throughput"
         letters = {
@@ -244,8 +245,8 @@ def _host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
     if not repeats and not noisy:
         return []
     told = (
-        f"Host: {repeats} trials were repeated because the host was noisy; {noisy} of the {runs} runs that count still "
-        "are. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
+        f"Host: {counted(repeats, 'trial')} repeated because the host was noisy; {noisy} of the {runs} runs that count "
+        "still disturbed. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     )
     return [told]
 
@@ -285,7 +286,3 @@ def _rows(rows: float | None) -> str:
         return "requests"
     told = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
     return f"requests of {told} row{'' if told == '1' else 's'}"
-
-
-def _blocks(count: int) -> str:
-    return f"{count} block{'' if count == 1 else 's'}"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from batchtune.tune.trial import Trial
 
 _REFRESH_S = 0.25
+_HEARTBEAT_S = 10.0
+"""Where there is no terminal, a line at least so often while a trial runs."""
 
 
 class View(Protocol):
@@ -91,17 +93,24 @@ class _SilentView:
 class _PlainView(_SilentView):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._started = time.monotonic()
+        self._started = self._told = time.monotonic()
         self._phase = ""
 
     def event(self, text: str) -> None:
-        self._stream.write(f"[{time.monotonic() - self._started:6.1f} s] {text}\n")
+        self._told = time.monotonic()
+        self._stream.write(f"[{self._told - self._started:6.1f} s] {text}\n")
         self._stream.flush()
 
     def progress(self, progress: SweepProgress) -> None:
         if progress.phase != self._phase:
             self._phase = progress.phase
             self.event(progress.phase)
+        elif progress.live is not None:
+            self.live(f"trial {progress.trial_number}: {live_line(progress.live)}")
+
+    def live(self, text: str) -> None:
+        if time.monotonic() - self._told >= _HEARTBEAT_S:
+            self.event(text)
 
     def trial(self, trial: Trial) -> None:
         self.event(trial_line(trial))

@@ -14,6 +14,7 @@ from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, table_of, text_width
 from batchtune.report.units import duration, interval, milliseconds, number, percent, ratio
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import counted, percentage
 from batchtune.tune.confidence import NearBest
 from batchtune.tune.pareto import Alternative
 from batchtune.tune.summary import SearchSummary
@@ -86,9 +87,9 @@ def _headline(configuration: Configuration) -> str:
 
 
 def _workload(scenario: Scenario, chosen: Recommendation) -> str:
-    rows = f"{chosen.rows_per_request} row{'' if chosen.rows_per_request == 1 else 's'} per request"
+    rows = f"{counted(chosen.rows_per_request, 'row')} per request"
     if chosen.concurrency is not None:
-        traffic = f"{chosen.concurrency} clients in a closed loop"
+        traffic = f"{counted(chosen.concurrency, 'client')} in a closed loop"
     else:
         traffic = f"{scenario.load.arrivals} arrivals"
     protocol = _PROTOCOLS[scenario.request.protocol]
@@ -161,7 +162,7 @@ def _promise(promise: Promise, marks: str) -> str:
     limit = _ms(promise.limit_s)
     if promise.spare_ratio < 0.0:
         return f"{bound}: above the {limit} allowed, so it may be missed"
-    return f"{bound} of {limit} allowed ({promise.spare_ratio * 100:.0f} % to spare)"
+    return f"{bound} of {limit} allowed ({percentage(promise.spare_ratio)} to spare)"
 
 
 def _confidence(chosen: Recommendation) -> Iterator[str]:
@@ -179,7 +180,7 @@ def _confidence(chosen: Recommendation) -> Iterator[str]:
 
 
 def _trials(chosen: Recommendation) -> str:
-    text = f"{chosen.trials} trial{'' if chosen.trials == 1 else 's'} in {duration(chosen.seconds)}"
+    text = f"{counted(chosen.trials, 'trial')} in {duration(chosen.seconds)}"
     if chosen.search is None or not chosen.search.seconds_by_phase:
         return text
     phases = ", ".join(f"{name} {duration(spent)}" for name, spent in chosen.search.seconds_by_phase.items())
@@ -189,12 +190,14 @@ def _trials(chosen: Recommendation) -> str:
 def _basis(chosen: Recommendation) -> str:
     if chosen.confirmations == 0:
         return ""
-    runs = f"{chosen.confirmations} fresh run{'' if chosen.confirmations == 1 else 's'}"
+    runs = counted(chosen.confirmations, "fresh run")
     return f"; the figures rest on {runs}, made after the choice, and hold at 95 % for another fresh run"
 
 
 def _near_best(near: NearBest) -> str:
-    sure = "over 99 %" if near.probability > 0.99 else f"{near.probability * 100:.0f} %"
+    sure = "over 99 %" if near.probability > 0.99 else percentage(near.probability)
+    if near.probability < 0.01:
+        sure = "under 1 %"
     if near.of == "space":
         return (
             f"It lies within 5 % of the best of all {near.count} points of the space with probability {sure}."

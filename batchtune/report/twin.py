@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from batchtune.batching import Configuration
 from batchtune.report.tables import console_on, paragraph, table_of, text_width
 from batchtune.report.units import duration, interval, milliseconds, number, percent
+from batchtune.scenario.units import counted
 from batchtune.twin.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def print_simulations(
         table.add_row(*_cells(one))
     console = console_on(stream)
     console.print(table)
-    lines = [f"Calibrated from {twin.observations} trials of {run}; --set starts from {base}."]
+    lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines.append(f"Trust: {twin.explain()}.")
     reasons = dict.fromkeys(reason for one in points for reason in one.prediction.extrapolations)
     lines += [f"* extrapolated: {reason}" for reason in list(reasons)[:5]]
@@ -78,7 +79,7 @@ def print_plan(
     console, width = console_on(stream), text_width(stream)
     label = "extrapolated: " if plan.extrapolated else ""
     console.print(
-        f"{label}{_count(plan.advised)} for {number(plan.rate_rps)} requests/s with {plan.limit.name} "
+        f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {plan.limit.name} "
         f"≤ {duration(plan.limit.seconds)}",
         style="bold",
         markup=False,
@@ -98,8 +99,8 @@ def print_plan(
             f"p99 {milliseconds(plan.latency_s['p99'])} ms; mean batch {number(plan.mean_batch_rows)} rows; devices "
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
-        f"Cross-check: by 90 % of the saturation alone, {_count(plan.by_saturation_alone)}.",
-        f"Trust: {twin.explain()}. Calibrated from {twin.observations} trials of {run}.",
+        f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
+        f"Trust: {twin.explain()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]
@@ -123,10 +124,6 @@ def _cells(one: Simulated) -> list[str]:
         percent(float(sorted(refused)[len(refused) // 2])),
         "*" if prediction.extrapolated else "",
     ]
-
-
-def _count(replicas: int) -> str:
-    return f"{replicas:,} replica{'' if replicas == 1 else 's'}"
 
 
 def _tell(text: str, stream: TextIO | None) -> None:

@@ -1,4 +1,4 @@
-"""How are durations, rates and ratios written, on the command line and in scenarios?
+"""How are durations, rates and ratios written, on the command line, in scenarios and in sentences?
 
 `20ms`, `1m30s`; `500/s`, `2k/s`; `1%`, `0.01`. Numbers in scenario files carry their unit, so that `20` is never
 taken for seconds by one reader and for milliseconds by the other.
@@ -89,6 +89,16 @@ def parse_ratio(text: str) -> float:
     if re.fullmatch(_NUMBER, text.strip()):
         return float(text)
     raise UsageError(f"expected a percentage such as 1%, or a ratio such as 0.01; was {text!r}")
+
+
+def percentage(ratio: float, decimals: int = 0) -> str:
+    """A ratio for a sentence: `12 %`."""
+    return f"{ratio * 100:.{decimals}f} %"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `3 runs`, `1,200 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def problem(what: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> PydanticCustomError:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchtune.batching import default_num_batch_threads
+from batchtune.scenario.units import percentage
 from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
 from batchtune.tune.insight import Insight
 from batchtune.tune.ladder import locate, rungs_of
@@ -178,7 +179,7 @@ def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]
         insight.look()
         small = small + 1 if insight.believed.gain_left() < GAIN_WANTED else 0
         if small >= 2:
-            return f"another trial is expected to add less than {GAIN_WANTED:.1%}"
+            return f"another trial is expected to add less than {percentage(GAIN_WANTED, 1)}"
         for turn, is_twins in enumerate(_turns(insight)):
             if not outlook.may_propose() or (turn and outlook.remaining_s() <= ends_below_s):
                 break

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchtune.batching import Configuration
+from batchtune.scenario.units import percentage
 from batchtune.tune.noise import geometric_mean
 from batchtune.tune.pool import Pooled, RunFigures
 
@@ -35,8 +36,8 @@ class Alternative:
     @property
     def trade(self) -> str:
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
-        more = f"{abs(throughput) * 100:.0f} % {'more' if throughput > 0 else 'less'} throughput"
-        slower = f"{abs(p95) * 100:.0f} % {'higher' if p95 > 0 else 'lower'} p95"
+        more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
+        slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
         if abs(throughput) < SAME:
             return f"{slower} at the same throughput"
         if abs(p95) < SAME:

@@ -20,6 +20,7 @@ import numpy as np
 from batchtune.batching import Configuration
 from batchtune.measure.distributions import Z_95, t_quantile
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import percentage
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
 from batchtune.tune.noise import LATENCY_PRIOR_SD, PRIOR_DEGREES, THROUGHPUT_PRIOR_SD
 from batchtune.tune.ranking import INDIFFERENCE
@@ -147,7 +148,7 @@ def _paired(outlook: Outlook, survivors: list[Survivor]) -> Race:
         if len(alive) == 1:
             return "one survivor is left"
         if block > first and as_good({one: known[one] for one in alive}, prior_sd=prior_sd):
-            return f"none of {len(alive)} survivors beats the leader by more than {INDIFFERENCE:.0%}"
+            return f"none of {len(alive)} survivors beats the leader by more than {percentage(INDIFFERENCE)}"
     return f"{BLOCKS_MAX} blocks did not separate {len(alive)} survivors"
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import SloSpec
+from batchtune.scenario.units import counted, percentage
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import in_force
@@ -62,10 +63,10 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
     wanted = ", ".join(f"{name} ≤ {limit * 1e3:.3g} ms" for name, limit in slo.limits().items())
     wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {slo.error_ratio:.3g}"
     if not pooled:
-        last = next((trial.failure for trial in reversed(trials) if trial.failure), None)
-        if last:
-            return f"nothing to recommend: all {count(len(trials), 'trial')} failed; the last: {last}"
-        spent = f": the budget went to {count(len(trials), 'probe')}; raise search.budget" if trials else ""
+        failures = [trial.failure for trial in trials if trial.failure]
+        if failures:
+            return f"nothing to recommend: {counted(len(failures), 'trial')} failed; the last: {failures[-1]}"
+        spent = f": the budget went to {counted(len(trials), 'probe')}; raise search.budget" if trials else ""
         return f"nothing to recommend: no trial is finished{spent}"
     nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
     missed = {name: value for name, value in nearest.constraints.items() if value > 0}
@@ -77,15 +78,13 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
 def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
     if name == "errors":
         ratios = [run.error_ratio for run in nearest.runs]
-        return (
-            f"{_share(sum(ratios) / len(ratios), 2)} of requests fail where {_share(slo.error_ratio, 2)} may"
-        )
+        return f"{percentage(sum(ratios) / len(ratios), 2)} of requests fail where {percentage(slo.error_ratio, 2)} may"
     value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
     if not math.isfinite(value_s):
         return f"{name} is undefined: too many requests had no good answer"
     shown, allowed, ratio = f"{name} {value_s * 1e3:.3g} ms", f"{limit_s * 1e3:.3g} ms", value_s / limit_s
     return (
-        f"{shown} misses {allowed} by {_share(ratio - 1)}"
+        f"{shown} misses {allowed} by {percentage(ratio - 1)}"
         if ratio < 2
         else f"{shown} is {ratio:.3g} × {allowed}"
     )
@@ -108,11 +107,6 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
         f"batching cannot pay here: a batch of {_rows(most)} takes {times[most] / times[least]:.3g} times as long as "
         f"one of {_rows(least)}, so the device does no more rows in a second however they come"
     )
-
-
-def count(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
@@ -169,9 +163,10 @@ def _batch_sizes(batched: Pooled) -> str:
     if not closed:
         return held
     reason = max(activity.close_reasons, key=lambda one: activity.close_reasons[one])
+    share = percentage(activity.close_reasons[reason] / closed)
     if reason == "timeout" and not in_force(batched.configuration, "batch_timeout_micros"):
-        return f"{held}, {_share(activity.close_reasons[reason] / closed)} go as soon as a thread is free"
-    return f"{held}, {_share(activity.close_reasons[reason] / closed)} close {_CLOSINGS.get(reason, f'by {reason}')}"
+        return f"{held}, {share} go as soon as a thread is free"
+    return f"{held}, {share} close {_CLOSINGS.get(reason, f'by {reason}')}"
 
 
 def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
@@ -189,8 +184,4 @@ def _activity(one: Pooled) -> ServerActivity | None:
 
 
 def _rows(number: int) -> str:
-    return count(number, "row")
-
-
-def _share(ratio: float, decimals: int = 0) -> str:
-    return f"{ratio * 100:.{decimals}f} %"
+    return counted(number, "row")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.measure.quantiles import QUANTILES, Estimate, number_from_json, number_to_json
 from batchtune.measure.slo import Limit
+from batchtune.scenario.units import percentage
 from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.highest_rate import highest_rates
 from batchtune.twin.playing import Played, play
@@ -143,7 +144,7 @@ class Twin:
         if not error.left_out:
             return f"too few different trials to test the twin on: {_TRUST_WORDS[self.trust]}"
         parts = [
-            f"{words} {ratio:.0%}"
+            f"{words} {percentage(ratio)}"
             for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
             if not math.isnan(ratio)
         ]
@@ -262,7 +263,7 @@ class Twin:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > NEAR_SATURATION * saturation:
                 found.append(
-                    f"{rate_rps:.4g} requests/s is above {NEAR_SATURATION:.0%} of {saturation:.4g}/s"
+                    f"{rate_rps:.4g} requests/s is above {percentage(NEAR_SATURATION)} of {saturation:.4g}/s"
                 )
         return tuple(found)
 

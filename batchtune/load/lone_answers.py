@@ -16,7 +16,7 @@ from batchtune.errors import TargetError
 from batchtune.load.answers import decode_answer
 from batchtune.load.clients import content_headers, grpc_path, http_path
 from batchtune.scenario.payloads import RequestSet
-from batchtune.target.endpoint import Endpoint, control_channel, control_client
+from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
@@ -48,7 +48,7 @@ def _by_http(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
             try:
                 answer = client.post(path, content=body, headers=headers)
             except httpx.HTTPError as error:
-                raise TargetError(f"request {number}, asked alone: {error!r}") from error
+                raise TargetError(f"request {number}, asked alone: {in_words(error)}") from error
             if answer.status_code != 200:
                 raise TargetError(
                     f"request {number}, asked alone: HTTP {answer.status_code}: {answer.text[:300]}"

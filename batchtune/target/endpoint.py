@@ -121,6 +121,19 @@ def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Clien
     return httpx.Client(base_url=endpoint.rest_url, timeout=timeout_s, verify=verify, trust_env=False)
 
 
+def in_words(error: httpx.HTTPError) -> str:
+    """What a request of the control plane met with, for a message."""
+    import httpx
+
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    if isinstance(error, httpx.ConnectError):
+        return "no connection"
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return "the connection was closed without an answer"
+    return str(error) or type(error).__name__
+
+
 def control_channel(endpoint: Endpoint) -> grpc.Channel:
     """A gRPC channel for the control plane, to be closed by the caller. Never used for load."""
     import grpc
@@ -153,7 +166,7 @@ def wait_until_ready(
             try:
                 answer = client.get(endpoint.model_path)
             except httpx.HTTPError as error:
-                last = f"no answer ({type(error).__name__})"
+                last = in_words(error)
             else:
                 last = _readiness(answer.status_code, answer.text)
                 if last == "AVAILABLE":

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from batchtune.errors import TargetError
-from batchtune.target.endpoint import Endpoint, control_channel, control_client
+from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 from batchtune.target.telemetry import Counters
 from batchtune.wire.kserve_messages import METADATA_PATH, ModelMetadataRequest
 from batchtune.wire.kserve_metadata import signature_from_metadata, signature_from_response
@@ -88,7 +88,7 @@ def _get_json(endpoint: Endpoint, path: str) -> Any:
         with control_client(endpoint) as client:
             answer = client.get(path)
     except httpx.HTTPError as error:
-        raise TargetError(f"{endpoint.rest_url}{path}: {error!r}") from error
+        raise TargetError(f"{endpoint.rest_url}{path}: {in_words(error)}") from error
     try:
         return answer.json()
     except ValueError as error:

@@ -67,18 +67,18 @@ class ServerProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def raise_if_dead(self) -> None:
-        """Raises TargetError, with the log's last lines, when the process has ended."""
+    def raise_if_dead(self, *, within_s: float = 0.0) -> None:
+        """Raises TargetError, with the log's last lines, when the process has ended, or ends within that time."""
         if self._process is None:
             raise TargetError("the server is not running")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
         code = self._process.poll()
         if code is not None:
             ending = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-            raise TargetError(
-                f"the server {ending}; its last words:\n{self.log_tail()}", hint=f"see {self.log_path}"
-            )
+            raise TargetError(f"the server {ending}; its last words:\n{self.log_tail()}")
 
-    def log_tail(self, lines: int = 8) -> str:
+    def log_tail(self, lines: int = 12) -> str:
         """The last lines of the log, indented by two spaces."""
         try:
             with self.log_path.open("rb") as log:

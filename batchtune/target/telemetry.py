@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from batchtune.errors import TargetError
-from batchtune.target.endpoint import Endpoint, control_client
+from batchtune.target.endpoint import Endpoint, control_client, in_words
 
 _LINE = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -105,7 +105,7 @@ def read_counters(endpoint: Endpoint, *, server_cpu_s: Callable[[], float | None
         with control_client(endpoint) as client:
             answer = client.get(endpoint.monitoring_path)
     except httpx.HTTPError as error:
-        raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {error!r}") from error
+        raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {in_words(error)}") from error
     series = parse_prometheus(answer.text) if answer.status_code == 200 else {}
     return Counters(monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), series=series)
 

@@ -15,18 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from batchtune.batching import Configuration, format_tfserving_text, to_dict
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec import Scenario, TargetSpec
-from batchtune.target.endpoint import Endpoint, control_client, read_signature, wait_until_ready
+from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.tensors import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
 _MODEL_FILES = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
+
+DYING_S: Final = 0.2
+"""A server that is killed closes its connections a moment before it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class TfServingTarget:
 
     @property
     def in_force(self) -> Configuration | None:
-        """The configuration applied last; None before the first, and after one that failed."""
+        """The configuration applied last; None before the first, and where the server died or does not answer."""
         return self._in_force
 
     @property
@@ -86,14 +89,19 @@ class TfServingTarget:
         return ApplyRecord(how=how, seconds=time.monotonic() - started)
 
     def counters(self) -> Counters:
-        """One reading of the server's metrics.
+        """One reading of the server's metrics. A server that does not answer is started anew by the next `apply`.
 
         Raises:
             TargetError: the server died or does not answer.
         """
         process = self._running_process()
         process.raise_if_dead()
-        return read_counters(self.endpoint, server_cpu_s=process.cpu_s)
+        try:
+            return read_counters(self.endpoint, server_cpu_s=process.cpu_s)
+        except TargetError:
+            self._in_force = None
+            process.raise_if_dead(within_s=DYING_S)
+            raise
 
     def signature(self, name: str) -> Signature:
         return read_signature(self.endpoint, name)
@@ -134,8 +142,11 @@ class TfServingTarget:
             with control_client(self.endpoint, timeout_s=30.0) as client:
                 answer = client.put(TUNING_PATH, json=wanted)
         except httpx.HTTPError as error:
-            self._running_process().raise_if_dead()
-            raise TargetError(f"the server did not take new batching parameters: {error!r}") from error
+            self._in_force = None
+            self._running_process().raise_if_dead(within_s=DYING_S)
+            raise TargetError(
+                f"the server did not take new batching parameters: {in_words(error)}"
+            ) from error
         if answer.status_code != 200:
             raise TargetError(f"the server refused {configuration.label()}: {_error_text(answer.text)}")
 

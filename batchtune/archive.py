@@ -69,8 +69,12 @@ class Run:
                 ledger.write(line)
                 ledger.flush()
                 os.fsync(ledger.fileno())
-        except OSError as error:
-            raise ArchiveError(f"{self.path}: cannot keep trial {trial.number}: {error}") from error
+        except (OSError, ArchiveError) as error:
+            why = error.message if isinstance(error, ArchiveError) else error.strerror
+            raise ArchiveError(
+                f"trial {trial.number} cannot be kept: {why}",
+                hint=f"all before it is; when there is room: --resume {self.path}",
+            ) from error
 
     def trials(self) -> list[Trial]:
         """Every finished trial, in order.
@@ -180,6 +184,7 @@ class Run:
             "answers_checked": samples.answers_checked,
             "error_texts": samples.error_texts,
             "notes": list(samples.notes),
+            "pauses_ns": list(samples.pauses_ns),
         }
         table = pa.table(columns).replace_schema_metadata({"batchtune": json.dumps(described)})
         sink = pa.BufferOutputStream()
@@ -212,7 +217,9 @@ def create_run(
     try:
         (path / "samples").mkdir(parents=True)
     except OSError as error:
-        raise ArchiveError(f"cannot make {path}: {error}", hint="choose another results directory") from error
+        raise ArchiveError(
+            f"cannot make {path}: {error.strerror}", hint="choose another folder with --results"
+        ) from error
     write_whole(path / SCENARIO, scenario_text.encode())
     write_whole(path / PROVENANCE, (json.dumps(provenance, indent=2, default=str) + "\n").encode())
     write_whole(path / LEDGER, b"")
@@ -264,7 +271,7 @@ def write_whole(path: Path, data: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise ArchiveError(f"cannot write {path}: {error}") from error
+        raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
 
 
 def batching_file(recommendation: Recommendation) -> str:
@@ -285,7 +292,7 @@ def _trial(line: bytes, *, path: Path, number: int) -> Trial:
         return Trial.from_dict(json.loads(line))
     except (ValueError, AttributeError, BatchtuneError) as error:
         raise ArchiveError(
-            f"{path}:{number}: not a trial: {error}",
+            f"{path}:{number}: not a trial: {str(error).removeprefix('not a trial: ')}",
             hint="restore the file, or remove this line to do without it",
         ) from error
 
@@ -314,7 +321,9 @@ def _read_samples(path: Path) -> Samples:
                 f"{path}: another schema version", hint="read it with the batchtune that wrote it"
             )
         columns = {name: table[name].to_numpy() for name in (*_TIME_COLUMNS, "status", "rows")}
-        return Samples(**columns, **{**described, "notes": tuple(described["notes"])})
+        pauses_ns = tuple((start, length) for start, length in described.pop("pauses_ns", ()))
+        notes = tuple(described.pop("notes"))
+        return Samples(**columns, **described, notes=notes, pauses_ns=pauses_ns)
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ArchiveError(f"{path}: samples cannot be read: {error}") from error
 

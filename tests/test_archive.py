@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,15 +49,28 @@ def test_trials_come_back_as_they_were_kept(tmp_path, finished):
 
 def test_every_request_of_a_trial_is_kept(tmp_path, finished):
     run = new_run(tmp_path)
-    one = finished[0]
+    one = replace(
+        finished[0], samples=replace(finished[0].samples, pauses_ns=((5, 6_000_000), (9, 7_000_000)))
+    )
     run.append(one.trial, one.samples)
     back = run.samples(one.trial.number)
+    assert back.pauses_ns == one.samples.pauses_ns
     for name in ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows"):
         kept, given = getattr(back, name), getattr(one.samples, name)
         assert kept.dtype == given.dtype
         assert np.array_equal(kept, given)
     assert back.concurrency == one.samples.concurrency
     assert back.wall_s == one.samples.wall_s
+
+
+def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
+    run = new_run(tmp_path)
+    run.append(finished[0].trial, None)
+    (run.path / "samples").rmdir()
+    with pytest.raises(ArchiveError, match=r"trial 2 cannot be kept: .*No such file or directory") as raised:
+        run.append(finished[1].trial, finished[1].samples)
+    assert raised.value.hint.endswith(f"--resume {run.path}")
+    assert [one.number for one in run.trials()] == [1]
 
 
 def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished):
@@ -191,6 +205,13 @@ def test_what_the_search_says_of_itself_is_kept(tmp_path):
     )
     run.write_search(summary)
     assert Run(run.path).search() == summary
+
+
+def test_a_sweep_that_goes_on_adds_its_time_to_what_was_spent_before():
+    earlier = SearchSummary(strategy="guided", seconds_by_phase={"calibration": 4.0, "race": 1.0})
+    later = SearchSummary(strategy="guided", seconds_by_phase={"race": 2.0, "confirmation": 3.0})
+    spent = later.continuing(earlier).seconds_by_phase
+    assert dict(spent) == {"calibration": 4.0, "race": 3.0, "confirmation": 3.0}
 
 
 @pytest.mark.parametrize(

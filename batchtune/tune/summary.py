@@ -8,7 +8,7 @@ beside the ledger, and the recommendation states it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from batchtune.measure.quantiles import number_from_json, number_to_json
@@ -44,6 +44,15 @@ class SearchSummary:
     repeated_trials: int = 0
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     trials_by_phase: Mapping[str, int] = field(default_factory=dict)
+
+    def continuing(self, earlier: SearchSummary) -> SearchSummary:
+        """Of a sweep that went on where `earlier` ended: the time of both counts, the rest is of all trials anyway."""
+        phases = dict.fromkeys((*earlier.seconds_by_phase, *self.seconds_by_phase))
+        spent = {
+            phase: earlier.seconds_by_phase.get(phase, 0.0) + self.seconds_by_phase.get(phase, 0.0)
+            for phase in phases
+        }
+        return replace(self, seconds_by_phase=spent)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""

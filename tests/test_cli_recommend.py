@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from test_recommend import SCENARIO, helping_ledger
+from tune_fakes import planted, scenario_of
 
 from batchtune.archive import SEARCH, Run, create_run
-from batchtune.cli.recommend import run_recommend
+from batchtune.cli.recommend import formatted, run_recommend
 from batchtune.errors import ArchiveError, NoFeasibleConfigurationError
+from batchtune.recommend import recommend as choose
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.summary import SearchSummary
 
@@ -94,3 +96,26 @@ def test_json_says_so_when_nothing_meets_the_slo(run, capsys):
     with pytest.raises(NoFeasibleConfigurationError):
         recommend(run, json=True, p95="1ms")
     assert "nearest" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("triton", "# no dynamic_batching block"),
+        ("cortex", "# no server_side_batching block"),
+        ("flags", "--enable_batching=false"),
+        ("tfserving", "leave out --enable_batching"),
+    ],
+)
+def test_each_dialect_says_no_batching_in_its_own_words(dialect, expected):
+    alone = planted(1, batching=None, throughput=770, p95_s=0.024, source="no_batching")
+    text = formatted(choose([alone], scenario=SCENARIO), dialect)
+    assert expected in text
+    assert text.endswith("\n")
+
+
+def test_tritons_queue_is_counted_in_requests_of_so_many_rows():
+    scenario = scenario_of(request={"rows": 4})
+    batching = {"max_batch_size": 8, "max_enqueued_batches": 10, "num_batch_threads": 1}
+    chosen = choose([planted(1, batching=batching, throughput=900, p95_s=0.01)], scenario=scenario)
+    assert "max_queue_size: 20 " in formatted(chosen, "triton")

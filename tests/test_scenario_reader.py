@@ -267,7 +267,7 @@ def test_a_scenario_written_is_read_back_equal(text: str) -> None:
         ("- a\n", "s.yaml:1: expected keys such as name: and target:, not a list or a word", ""),
         (
             changed(SMALL, ("name: small", "name: ../up")),
-            "s.yaml:1: name: String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'; was '../up'",
+            "s.yaml:1: name: expected letters, digits, dots, - and _; was '../up'",
             "",
         ),
     ],
@@ -286,7 +286,7 @@ def test_several_mistakes_are_reported_at_once_in_the_order_of_lines() -> None:
     )
     assert error.message.splitlines() == [
         "s.yaml:1: nam: unknown key (did you mean 'name'?)",
-        "s.yaml:1: name: missing (names the results directory)",
+        "s.yaml:1: name: missing (letters, digits, dots, - and _; names the results directory)",
         "s.yaml:5: load.concurrency: expected greater than or equal to 1; was 0",
         "s.yaml:8: search.spce: unknown key (did you mean 'space'?)",
     ]

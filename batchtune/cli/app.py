@@ -14,57 +14,33 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from batchtune.cli.options import (
+    ConcurrencyOption,
+    Dialect,
+    JsonOption,
+    LimitOption,
+    ParameterOption,
+    QuietOption,
+    RateOption,
+    RootOption,
+    Routing,
+    RunArgument,
+    ScenarioArgument,
+    SetOption,
+    Strategy,
+    examples,
+)
 from batchtune.errors import BatchtuneError
 
 app = typer.Typer(
     name="batchtune",
     help="Find the batching parameters to serve a model with, say why, and how sure.",
-    epilog="Example: batchtune sweep scenarios/quickstart.yaml",
+    epilog=examples("sweep scenarios/quickstart.yaml", "recommend --slo-p95 20ms"),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-ScenarioArgument = Annotated[
-    Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key of the scenario, e.g. search.budget.time=30s."
-    ),
-]
-RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-RunArgument = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
-]
-LimitOption = Annotated[
-    str | None,
-    typer.Option(metavar="DURATION", help="Latency limit such as 20ms; replaces the scenario's limits."),
-]
-Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
-Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
-Routing = Literal["round_robin", "random", "least_loaded"]
-
-
-def _parameters_beginning(incomplete: str) -> list[str]:
-    """For the shell's completion of `--set`."""
-    from batchtune.batching import PARAMETER_NAMES
-
-    return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching") if name.startswith(incomplete)]
-
-
-ParameterOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE[,VALUE…]",
-        help="A batching parameter; several values give one row each, several --set every combination.",
-        autocompletion=_parameters_beginning,
-    ),
-]
 
 
 def main() -> NoReturn:
@@ -97,7 +73,14 @@ def _root(
         raise typer.Exit
 
 
-@app.command(epilog="Example: batchtune sweep scenarios/quickstart.yaml --set search.budget.time=30s")
+@app.command(
+    epilog=examples(
+        "sweep scenarios/quickstart.yaml",
+        "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
+        "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
+        "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
+    )
+)
 def sweep(
     scenario: ScenarioArgument,
     set_: SetOption = None,
@@ -115,7 +98,7 @@ def sweep(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Launch the server, load it, search the parameters; end with a recommendation."""
+    """Launch the server, load it, search the parameters, recommend."""
     from batchtune.cli.sweep import run_sweep
 
     overrides = [*(set_ or []), *([] if strategy is None else [f"search.strategy={strategy}"])]
@@ -132,7 +115,13 @@ def sweep(
     )
 
 
-@app.command(epilog="Example: batchtune recommend --slo-p95 20ms --format triton")
+@app.command(
+    epilog=examples(
+        "recommend --slo-p95 20ms",
+        "recommend --slo-p95 20ms --format triton --write config.pbtxt",
+        "recommend results/quickstart/20261121T205903Z-2fda2e --json",
+    )
+)
 def recommend(
     run: RunArgument = None,
     slo_p50: LimitOption = None,
@@ -147,25 +136,25 @@ def recommend(
     results: RootOption = Path("results"),
     json: JsonOption = False,
 ) -> None:
-    """Choose from a run the configuration to deploy for this SLO, and say why and how sure."""
+    """Choose from a run what to deploy for this SLO, and say why."""
     from batchtune.cli.recommend import run_recommend
 
     limits = {"p50": slo_p50, "p95": slo_p95, "p99": slo_p99}
-    given = {name: text for name, text in limits.items() if text is not None}
-    raise typer.Exit(run_recommend(run, given, dialect=format_, write=write, results=results, json=json))
+    raise typer.Exit(run_recommend(run, limits, dialect=format_, write=write, results=results, json=json))
 
 
-@app.command(epilog="Example: batchtune load scenarios/quickstart.yaml --concurrency 1:64:x2")
+@app.command(
+    epilog=examples(
+        "load scenarios/quickstart.yaml --concurrency 1:64:x2",
+        "load scenarios/quickstart.yaml --rate 100:1000:100 --csv",
+        "load scenarios/quickstart.yaml --batching-parameters-file batching_parameters.txt",
+        "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
+    )
+)
 def load(
     scenario: ScenarioArgument,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
-    ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
-    ] = None,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
     batching_parameters_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Parameters for the launched server instead of `fixed`."),
@@ -185,10 +174,10 @@ def load(
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Load-test the scenario's target, or a running server, at one point or over a range.
+    """Load-test the scenario's target, or a running server.
 
-    Ends with 6 when no point is a measurement of the server: the load generator was the limit, or the host stayed noisy
-    through two repeats. Of a range one good point is enough; the others are marked.
+    One point, or a range of them. Ends with 6 when no point is a measurement of the server: the load generator was the
+    limit, or the host stayed noisy through two repeats. Of a range one good point is enough; the others are marked.
     """
     from batchtune.cli.load import LoadRequest, run_load
 
@@ -206,7 +195,12 @@ def load(
     raise typer.Exit(run_load(wanted, output=output, quiet=quiet))
 
 
-@app.command(epilog="Example: batchtune compare scenarios/imdb-benchmark.yaml --blocks 6")
+@app.command(
+    epilog=examples(
+        "compare scenarios/imdb-benchmark.yaml --blocks 6",
+        "compare scenarios/imdb-benchmark.yaml --baseline grpc_5_rows --json",
+    )
+)
 def compare(
     scenario: ScenarioArgument,
     baseline: Annotated[
@@ -225,7 +219,10 @@ def compare(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run the scenario's variants side by side: by which factor they differ, how sure, what limits each."""
+    """Run the scenario's variants side by side.
+
+    Tells by which factor they differ, how sure that is, and what limits each.
+    """
     from batchtune.cli.compare import run_compare
 
     code = run_compare(
@@ -234,7 +231,7 @@ def compare(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Example: batchtune noise scenarios/quickstart.yaml --blocks 6")
+@app.command(epilog=examples("noise scenarios/quickstart.yaml --blocks 6"))
 def noise(
     scenario: ScenarioArgument,
     blocks: Annotated[
@@ -245,31 +242,31 @@ def noise(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare the scenario's configuration with itself: the smallest change that can be told on this machine."""
+    """State the smallest change that can be told on this machine.
+
+    The scenario's configuration is compared with itself.
+    """
     from batchtune.cli.noise import run_noise
 
     raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
 
 
 @app.command(
-    epilog="Example: batchtune simulate --set max_batch_size=16,32,64 --set batch_timeout_micros=0,2000 --rate 500"
+    epilog=examples(
+        "simulate --set max_batch_size=16,32,64 --set batch_timeout_micros=0,2000 --rate 500",
+        "simulate --concurrency 1:64:x2",
+    )
 )
 def simulate(
     run: RunArgument = None,
     set_: ParameterOption = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
-    ] = None,
+    rate: RateOption = None,
+    concurrency: ConcurrencyOption = None,
     results: RootOption = Path("results"),
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Ask the twin of a run what other parameters, or another load, would do; nothing is measured.
+    """Ask the twin of a run what would be; nothing is measured.
 
     The twin is calibrated from the run's trials. Without --set it simulates the recommended configuration, without
     --rate and --concurrency the scenario's own load.
@@ -280,7 +277,12 @@ def simulate(
     raise typer.Exit(run_simulate(wanted, results=results, json=json, quiet=quiet))
 
 
-@app.command(epilog="Example: batchtune plan --rate 10000 --slo-p95 20ms --routing least_loaded")
+@app.command(
+    epilog=examples(
+        "plan --rate 10000 --slo-p95 20ms",
+        "plan --rate 10k/s --routing least_loaded --set max_batch_size=64",
+    )
+)
 def plan(
     rate: Annotated[
         str, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
@@ -295,7 +297,7 @@ def plan(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say how many replicas a rate needs within a latency limit, with an interval.
+    """Say how many replicas a rate needs within a latency limit.
 
     Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
     replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
@@ -303,11 +305,10 @@ def plan(
     from batchtune.cli.plan import run_plan
 
     limits = {"p50": slo_p50, "p95": slo_p95, "p99": slo_p99}
-    given = {name: text for name, text in limits.items() if text is not None}
     code = run_plan(
         run,
         rate=rate,
-        limits=given,
+        limits=limits,
         settings=set_ or [],
         routing=routing,
         results=results,
@@ -320,8 +321,8 @@ def plan(
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
-    epilog="Example: batchtune serve --model_base_path=/models/m --rest_api_port=8501",
+    epilog=examples("serve --model_base_path=/models/m --rest_api_port=8501"),
 )
 def serve(context: typer.Context) -> None:
-    """Run the bundled server; takes tensorflow_model_server's flags (same as batchtune-model-server)."""
+    """Run the bundled server with tensorflow_model_server's flags."""
     os.execv(sys.executable, [sys.executable, "-m", "batchtune.server", *context.args])

@@ -17,6 +17,7 @@ from batchtune.recommend import recommend
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import counted
 from batchtune.tune.ledger import without_superseded
 from batchtune.tune.trial import Trial
 from batchtune.twin.calibrate import calibrate, observation_of
@@ -54,7 +55,9 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
             f"{run.path} holds no measured trial to calibrate a twin from",
             hint="`batchtune sweep SCENARIO.yaml` measures some; --set search.budget.time=30s is enough",
         )
-    with note_when_slow(f"calibrating the twin from {len(measured)} trials of {run.path}", quiet=quiet):
+    with note_when_slow(
+        f"calibrating the twin from {counted(len(measured), 'trial')} of {run.path}", quiet=quiet
+    ):
         twin = calibrate(
             [
                 observation_of(one.configuration, one.measurement, scenario)

@@ -18,6 +18,7 @@ from batchtune.measure.host import HostGuard
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.live import live_line, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
+from batchtune.scenario.units import counted
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare import Turn, Variant, chosen_variants, compare
@@ -97,7 +98,7 @@ def run_blocks(
         except KeyboardInterrupt:
             done.interrupted = True
     if done.interrupted:
-        kept = "" if done.run is None else f"; {len(done.trials)} trials are kept in {done.run.path}"
+        kept = "" if done.run is None else f"; {counted(len(done.trials), 'trial')} kept in {done.run.path}"
         print(f"interrupted{kept}", file=sys.stderr)
     return done
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.batching import Configuration, parse_tfserving_text
+from batchtune.cli.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
@@ -17,7 +18,6 @@ from batchtune.load.live import LiveAggregate
 from batchtune.measure.host import HostGuard
 from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
-from batchtune.scenario.arrivals import parse_range
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario, TlsSpec
 from batchtune.target.endpoint import TlsOptions
@@ -52,9 +52,13 @@ def run_load(wanted: LoadRequest, *, output: Literal["table", "json", "csv"], qu
     0; 6 when every point that was measured shows the load generator or a noisy host (repeats included): a single such
     point is 6, a range whose end is beyond the client is not; 7 when a point failed; 130 when interrupted.
     """
-    if wanted.concurrency and wanted.rate:
-        raise UsageError("--concurrency and --rate exclude each other", hint="give one of the two")
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     scenario = read_scenario(wanted.scenario, overrides=[*wanted.overrides, *_mode(wanted)])
+    if scenario.load.rate_is_missing():
+        raise UsageError(
+            "the scenario names no rate: it asks for the highest one",
+            hint="give --rate 500, or --rate 100:1k:100",
+        )
     points: list[Trial] = []
     interrupted = False
     with sweep_view(quiet=quiet) as view:
@@ -119,11 +123,11 @@ def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[T
 def _plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
     plan = Plan(number=1, configuration=configuration, source="probe", reason="load", seed=scenario.load.seed)
     if wanted.rate is not None:
-        for number, rate in enumerate(parse_range(wanted.rate), 1):
+        for number, rate in enumerate(rates_rps(wanted.rate), 1):
             yield replace(plan, number=number, rate_rps=rate)
     elif wanted.concurrency is not None:
-        for number, clients in enumerate(parse_range(wanted.concurrency), 1):
-            yield replace(plan, number=number, concurrency=_whole(clients, wanted.concurrency))
+        for number, clients in enumerate(client_counts(wanted.concurrency), 1):
+            yield replace(plan, number=number, concurrency=clients)
     else:
         yield plan
 
@@ -131,16 +135,15 @@ def _plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration
 def _mode(wanted: LoadRequest) -> list[str]:
     """Overrides that turn the scenario's loop into the one that the command line asks for."""
     if wanted.rate is not None:
-        first = parse_range(wanted.rate)[0]
         return [
-            "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s", f"load.rate={first}",
+            "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s",
+            f"load.rate={rates_rps(wanted.rate)[0]}",
             "load.requests=null", "objective=latency",
         ]  # fmt: skip
     if wanted.concurrency is not None:
-        first = parse_range(wanted.concurrency)[0]
-        clients = _whole(first, wanted.concurrency)
         return [
-            "load.arrivals=closed", "load.rate=null", f"load.concurrency={clients}", "load.max_in_flight=null",
+            "load.arrivals=closed", "load.rate=null", "load.max_in_flight=null",
+            f"load.concurrency={client_counts(wanted.concurrency)[0]}",
             "objective=throughput",
         ]  # fmt: skip
     return []
@@ -188,11 +191,3 @@ def _tls(spec: TlsSpec | None) -> TlsOptions | None:
 
 def _show(view: View, live: LiveAggregate) -> None:
     view.live(live_line(live))
-
-
-def _whole(value: float, text: str) -> int:
-    if value != int(value) or value < 1:
-        raise UsageError(
-            f"--concurrency: {text!r} has a value that is no number of clients", hint="write 1:64:x2"
-        )
-    return int(value)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchtune.cli.calibrated import asked_configurations, calibrated_run
+from batchtune.cli.recommend import parse_limits_s
 from batchtune.cli.simulate import twin_document
 from batchtune.errors import InconclusiveError, UsageError
 from batchtune.measure.quantiles import QUANTILES
 from batchtune.measure.slo import Limit, primary_limit
 from batchtune.report.twin import note_when_slow, print_plan
-from batchtune.scenario.reader import parse_duration_s
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import parse_rate_rps
 from batchtune.twin.plan import plan_replicas
@@ -25,7 +25,7 @@ def run_plan(
     path: Path | None,
     *,
     rate: str,
-    limits: Mapping[str, str],
+    limits: Mapping[str, str | None],
     settings: list[str],
     routing: Routing,
     results: Path,
@@ -33,10 +33,13 @@ def run_plan(
     quiet: bool,
 ) -> int:
     """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
-    rate_rps = parse_rate_rps(rate)
+    try:
+        rate_rps = parse_rate_rps(rate)
+    except UsageError as error:
+        raise UsageError(f"--rate: {error.message}", hint="write --rate 10000, or 10k/s") from error
     if rate_rps <= 0.0:
         raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
-    given = _limit(limits)
+    given = _limit(parse_limits_s(limits))
     found = calibrated_run(path, results=results, quiet=quiet)
     limit = given or _scenario_limit(found.scenario)
     configurations = asked_configurations(found.base, settings)
@@ -72,21 +75,13 @@ def run_plan(
     return InconclusiveError.exit_code
 
 
-def _limit(limits: Mapping[str, str]) -> Limit | None:
-    if len(limits) > 1:
+def _limit(limits_s: Mapping[str, float]) -> Limit | None:
+    if len(limits_s) > 1:
         raise UsageError(
-            f"a plan keeps one limit; given were {', '.join(limits)}",
+            f"a plan keeps one limit; given were {', '.join(limits_s)}",
             hint="plan for each, take the larger fleet",
         )
-    for name, text in limits.items():
-        try:
-            seconds = parse_duration_s(text)
-        except (ValueError, UsageError) as error:
-            raise UsageError(
-                f"--slo-{name}: {error}", hint="write a duration such as 20ms or 1.5s"
-            ) from error
-        if seconds <= 0.0:
-            raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
+    for name, seconds in limits_s.items():
         return Limit(name=name, quantile=QUANTILES[name], seconds=seconds)
     return None
 

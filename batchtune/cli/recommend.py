@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run
 from batchtune.batching import format_cortex, format_flags, format_triton
+from batchtune.cli.options import Dialect
 from batchtune.errors import NoFeasibleConfigurationError, UsageError
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.statement import print_recommendation
@@ -21,17 +22,18 @@ from batchtune.tune.trial import Trial
 
 def run_recommend(
     path: Path | None,
-    limits: Mapping[str, str],
+    limits: Mapping[str, str | None],
     *,
-    dialect: str,
+    dialect: Dialect,
     write: Path | None,
     results: Path,
     json: bool,
 ) -> int:
     """The exit code: 0; errors say otherwise (3: nothing measured meets the limits)."""
+    limits_s = parse_limits_s(limits)
     run = open_run(path, root=results)
     scenario = run.scenario()
-    slo = _slo(limits, scenario) if limits else None
+    slo = _slo(limits_s, scenario) if limits_s else None
     trials = run.trials()
     if any(trial.source == "variant" for trial in trials):
         raise UsageError(
@@ -54,7 +56,7 @@ def conclude(
     slo: SloSpec | None = None,
     json: bool = False,
     write: Path | None = None,
-    dialect: str = "tfserving",
+    dialect: Dialect = "tfserving",
 ) -> Recommendation:
     """Recommend from the trials, keep that in the run, print it.
 
@@ -78,35 +80,51 @@ def conclude(
     return chosen
 
 
-def formatted(chosen: Recommendation, dialect: str) -> str:
+def formatted(chosen: Recommendation, dialect: Dialect) -> str:
     """The recommended configuration in a server's own words.
 
     Raises:
         BatchingParametersError: the dialect cannot say it.
     """
     batching = chosen.configuration.batching
-    if dialect == "json":
-        return json_text.dumps(chosen.configuration.to_dict(), indent=2) + "\n"
-    if dialect == "tfserving" or batching is None:
-        return batching_file(chosen)
-    text = {"triton": format_triton, "cortex": format_cortex, "flags": format_flags}[dialect](batching)
-    return text if text.endswith("\n") else f"{text}\n"
+    match dialect:
+        case "json":
+            return json_text.dumps(chosen.configuration.to_dict(), indent=2) + "\n"
+        case "triton":
+            return format_triton(batching, rows_per_request=chosen.rows_per_request)
+        case "cortex":
+            return format_cortex(batching)
+        case "flags":
+            return format_flags(batching) + "\n"
+        case "tfserving":
+            return batching_file(chosen)
 
 
-def _slo(limits: Mapping[str, str], scenario: Scenario) -> SloSpec:
-    """Limits from the command line replace the scenario's; the share of errors that may be stays."""
+def parse_limits_s(limits: Mapping[str, str | None]) -> dict[str, float]:
+    """Seconds by quantile, of the `--slo-…` options that were given.
+
+    Raises:
+        UsageError: no duration, or none above 0.
+    """
     parsed = {}
     for name, text in limits.items():
+        if text is None:
+            continue
         try:
             parsed[name] = parse_duration_s(text)
-        except (ValueError, UsageError) as error:
+        except UsageError as error:
             raise UsageError(
-                f"--slo-{name}: {error}", hint="write a duration such as 20ms or 1.5s"
+                f"--slo-{name}: {error.message}", hint="write a duration such as 20ms or 1.5s"
             ) from error
         if parsed[name] <= 0:
             raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
+    return parsed
+
+
+def _slo(limits_s: Mapping[str, float], scenario: Scenario) -> SloSpec:
+    """Limits from the command line replace the scenario's; the share of errors that may be stays."""
     try:
-        return SloSpec.model_validate({**parsed, "errors": scenario.slo.error_ratio})
+        return SloSpec.model_validate({**limits_s, "errors": scenario.slo.error_ratio})
     except ValidationError as error:
         raise UsageError(f"--slo-…: {error.errors()[0]['msg']}") from error
 

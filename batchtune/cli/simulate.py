@@ -10,9 +10,10 @@ from typing import Any
 
 from batchtune.batching import Configuration
 from batchtune.cli.calibrated import Calibrated, asked_configurations, calibrated_run
+from batchtune.cli.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import UsageError
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
-from batchtune.scenario.arrivals import parse_range
+from batchtune.scenario.units import counted
 from batchtune.twin.simulate import batcher_of
 from batchtune.twin.traffic import Traffic, traffic_of
 
@@ -31,8 +32,7 @@ class SimulateRequest:
 
 def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: bool) -> int:
     """The exit code: 0; errors say otherwise (5: the run cannot calibrate a twin)."""
-    if wanted.rate and wanted.concurrency:
-        raise UsageError("--concurrency and --rate exclude each other", hint="give one of the two")
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     found = calibrated_run(wanted.run, results=results, quiet=quiet)
     configurations = asked_configurations(found.base, wanted.settings)
     traffics = _traffics(found, wanted)
@@ -41,7 +41,7 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
             f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
             hint="give fewer values",
         )
-    with note_when_slow(f"simulating {len(configurations) * len(traffics)} points", quiet=quiet):
+    with note_when_slow(f"simulating {counted(len(configurations) * len(traffics), 'point')}", quiet=quiet):
         points = [_point(found, one, traffic) for one in configurations for traffic in traffics]
     if json:
         print(json_text.dumps(_document(found, points), indent=2, allow_nan=False))
@@ -59,18 +59,9 @@ def _point(found: Calibrated, configuration: Configuration, traffic: Traffic) ->
 
 def _traffics(found: Calibrated, wanted: SimulateRequest) -> list[Traffic]:
     if wanted.rate is not None:
-        rates = parse_range(wanted.rate)
-        if min(rates) <= 0.0:
-            raise UsageError(f"--rate: {wanted.rate!r} is not above 0", hint="write --rate 500")
-        return [traffic_of(found.scenario, rate_rps=rate) for rate in rates]
+        return [traffic_of(found.scenario, rate_rps=rate) for rate in rates_rps(wanted.rate)]
     if wanted.concurrency is not None:
-        clients = parse_range(wanted.concurrency)
-        if any(one != int(one) or one < 1 for one in clients):
-            raise UsageError(
-                f"--concurrency: {wanted.concurrency!r} has a value that is no number of clients",
-                hint="write 1:64:x2",
-            )
-        return [traffic_of(found.scenario, concurrency=int(one)) for one in clients]
+        return [traffic_of(found.scenario, concurrency=one) for one in client_counts(wanted.concurrency)]
     traffic = traffic_of(found.scenario)
     if traffic.clients is None and traffic.rate_rps is None and found.scenario.load.rate_is_missing():
         raise UsageError(

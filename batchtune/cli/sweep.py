@@ -15,12 +15,14 @@ from batchtune.measure.host import HostGuard
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import counted
 from batchtune.target.tfserving import TfServingTarget, launched_target
 from batchtune.tune.progress import Watcher
 from batchtune.tune.references import reference_configurations
 from batchtune.tune.sweep import sweep
 
 if TYPE_CHECKING:
+    from batchtune.tune.summary import SearchSummary
     from batchtune.tune.trial import Trial
 
 
@@ -57,11 +59,12 @@ def run_sweep(
         except KeyboardInterrupt:
             interrupted = True
     if run is None:
+        print("interrupted before the first trial", file=sys.stderr)
         return 130
     if optuna_storage is not None and trials:
         _export(trials, scenario, optuna_storage)
     if interrupted:
-        print(f"interrupted; {len(trials)} trials are kept in {run.path}", file=sys.stderr)
+        print(f"interrupted; {counted(len(trials), 'trial')} kept in {run.path}", file=sys.stderr)
     try:
         conclude(run, scenario, trials, json=json)
     except BatchtuneError as error:
@@ -72,13 +75,18 @@ def run_sweep(
 
 
 def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[Trial], view: View) -> None:
+    earlier = run.search() if trials else None
+
+    def keep(found: SearchSummary) -> None:
+        run.write_search(found if earlier is None else found.continuing(earlier))
+
     with LoadFleet(processes=scenario.load.processes) as fleet:
         finished_trials = sweep(
             scenario,
             target,
             fleet,
             finished=tuple(trials),
-            watcher=Watcher(on_progress=view.progress, on_summary=run.write_search),
+            watcher=Watcher(on_progress=view.progress, on_summary=keep),
             guard=HostGuard(),
             client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
         )

@@ -149,17 +149,23 @@ def parse_range(text: str) -> tuple[float, ...]:
     if "," in text:
         return tuple(value for part in text.split(",") for value in parse_range(part))
     parts = text.split(":")
-    if len(parts) == 1:
-        return (parse_rate_rps(text),)
     expected = f"expected a value, start:end:step or start:end:x2; was {text!r}"
-    if len(parts) > 3:
+    multiplied = len(parts) == 3 and parts[2][:1] in {"x", "*"}
+    if multiplied:
+        parts[2] = parts[2][1:]
+    try:
+        numbers = [parse_rate_rps(part) for part in parts]
+    except UsageError as error:
+        raise UsageError(expected) from error
+    if len(numbers) == 1:
+        return (numbers[0],)
+    if len(numbers) > 3:
         raise UsageError(expected)
-    start, end = parse_rate_rps(parts[0]), parse_rate_rps(parts[1])
+    start, end, step = numbers if len(numbers) == 3 else (*numbers, 1.0)
     if start > end:
         raise UsageError(f"{text!r} starts above its end", hint=f"write {parts[1]}:{parts[0]}")
-    if len(parts) == 3 and parts[2][:1] in {"x", "*"}:
-        return _multiplied(start, end, parse_rate_rps(parts[2][1:]), expected)
-    step = parse_rate_rps(parts[2]) if len(parts) == 3 else 1.0
+    if multiplied:
+        return _multiplied(start, end, step, expected)
     if step <= 0 or (end - start) / step >= _RANGE_MAX:
         raise UsageError(f"{text!r}: expected a step above 0 and at most {_RANGE_MAX:,} values")
     return tuple(start + step * at for at in range(math.floor((end - start) / step + 1e-9) + 1))

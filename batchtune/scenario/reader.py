@@ -90,7 +90,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError as error:
         there = sorted(one.name for one in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         near = get_close_matches(path.name, there, n=1) or there
-        hint = f"there is {path.parent / near[0]}" if near else "`batchtune init` writes one"
+        hint = f"there is {path.parent / near[0]}" if near else "README.md says what a scenario holds"
         raise ScenarioError(f"{path}: no such file", hint=hint) from error
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{path}: not UTF-8 text (byte {error.start})") from error
@@ -164,6 +164,8 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
                 f"expected {context['expected']}; was {given!r}",
                 f"did you mean {near[0]!r}?" if near else "",
             )
+        case "string_pattern_mismatch":
+            return f"expected {_description(path).partition(';')[0]}; was {_short(given)}", ""
         case "model_type" | "model_attributes_type" | "dict_type":
             return (
                 f"expected keys and values; was {_short(given)}",

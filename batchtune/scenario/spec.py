@@ -156,7 +156,7 @@ class Scenario(Spec):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="names the results directory",
+        description="letters, digits, dots, - and _; names the results directory",
         examples=["quickstart"],
     )
     target: TargetSpec

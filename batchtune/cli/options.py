@@ -1,0 +1,62 @@
+"""Which arguments and options do several commands share?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+ScenarioArgument = Annotated[
+    Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the scenario, e.g. search.budget.time=30s."
+    ),
+]
+ConcurrencyOption = Annotated[
+    str | None,
+    typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
+]
+RateOption = Annotated[
+    str | None,
+    typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
+]
+RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+RunArgument = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
+]
+LimitOption = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Latency limit such as 20ms; replaces the scenario's limits."),
+]
+Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
+Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
+Routing = Literal["round_robin", "random", "least_loaded"]
+
+
+def _parameters_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of `--set`."""
+    from batchtune.batching import PARAMETER_NAMES
+
+    return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching") if name.startswith(incomplete)]
+
+
+ParameterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE[,VALUE…]",
+        help="A batching parameter; several values give one row each, several --set every combination.",
+        autocompletion=_parameters_beginning,
+    ),
+]
+
+
+def examples(*lines: str) -> str:
+    """Below a command's options; the mark keeps each on its own line."""
+    return "\n".join(["\b", "Examples:", *(f"  batchtune {line}" for line in lines)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,19 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+def measured(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command's ending; up to three tries while a busy machine keeps the client from its work (6)."""
+    for _ in range(3):
+        done = batchtune(*arguments, cwd=cwd)
+        if done.returncode != 6:
+            break
+        shutil.rmtree(cwd / "results")
+    return done
+
+
 def test_a_comparison_says_that_batching_helps_an_emulated_device(scenario: Path) -> None:
     """One row takes 2.05 ms, sixteen take 2.8 ms: batching gives several times the throughput on any machine."""
-    done = batchtune("compare", scenario, "--blocks", "6", "--json", cwd=scenario.parent)
+    done = measured("compare", scenario, "--blocks", "6", "--json", cwd=scenario.parent)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     (pair,) = document["pairs"]
@@ -55,7 +67,7 @@ def test_a_comparison_says_that_batching_helps_an_emulated_device(scenario: Path
 
 
 def test_the_table_and_the_sentences_are_printed(scenario: Path) -> None:
-    done = batchtune("compare", scenario, "--blocks", "1", "--quiet", cwd=scenario.parent)
+    done = measured("compare", scenario, "--blocks", "1", "--quiet", cwd=scenario.parent)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     for words in (
@@ -116,14 +128,14 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     process.send_signal(2)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "trials are kept in results/pair/" in err
+    assert "kept in results/pair/" in err
     assert "Against without" in out
     assert not servers_of(scenario.parent)
 
 
 def test_noise_states_the_smallest_change_that_can_be_told(scenario: Path) -> None:
     quick = ["--set", "fixed.max_batch_size=16", "--set", "load.duration=200ms"]
-    done = batchtune("noise", scenario, "--blocks", "6", "--json", *quick, cwd=scenario.parent)
+    done = measured("noise", scenario, "--blocks", "6", "--json", *quick, cwd=scenario.parent)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["pairs"] == 6

@@ -96,12 +96,17 @@ def test_ctrl_c_keeps_the_partial_samples_and_the_fleet(fleet: LoadFleet, server
 
 
 def test_ctrl_c_before_the_start_sends_nothing(server: ScriptedHttp) -> None:
+    def interrupt() -> None:
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.001)  # not before the fleet listens
+        os.kill(os.getpid(), signal.SIGINT)
+
     with LoadFleet(processes=2) as fleet:  # its workers are still starting
-        timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
         with pytest.raises(LoadInterrupted) as caught:
             fleet.run(a_job("rest", server.port, evenly(200, 30.0)))
-        timer.join()
+        interrupter.join()
         assert caught.value.samples.stopped_early
         assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
 

@@ -162,7 +162,7 @@ def test_a_closed_loop_goes_on_after_a_timeout() -> None:
             connection.succeed(stream_id)
 
     with ScriptedGrpc(forget_the_first) as server:
-        samples = run_here(a_job("grpc", server.port, closed(1, 5), timeout_s=0.1, check_every=0))
+        samples = run_here(a_job("grpc", server.port, closed(1, 5), timeout_s=0.5, check_every=0))
     assert samples.status.tolist() == [Status.TIMEOUT, 0, 0, 0, 0]
 
 
@@ -266,7 +266,8 @@ def test_a_lost_connection_costs_what_was_in_flight_and_the_client_reconnects() 
     with ScriptedGrpc(abort_once) as server:
         for arrivals in (closed(4, 100), evenly(500, 0.2)):
             server.count = 0
-            samples = run_here(a_job("grpc", server.port, arrivals, connections=1, check_every=0))
+            job = a_job("grpc", server.port, arrivals, connections=1, in_flight_max=4, check_every=0)
+            samples = run_here(job)
             assert len(samples) == 100
             assert set(samples.errors()) == {"RESET"}
             assert 1 <= samples.errors()["RESET"] <= 4

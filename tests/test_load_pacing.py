@@ -66,11 +66,18 @@ def test_a_time_in_the_past_wakes_at_once(kind: str) -> None:
 def test_it_wakes_once_for_each_time_and_the_last_time_given_holds(kind: str) -> None:
     async def body() -> None:
         wakes: list[int] = []
-        pacer = Pacer(asyncio.get_running_loop(), lambda: wakes.append(time.monotonic_ns()))
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            wakes.append(time.monotonic_ns())
+            woken.set()
+
+        pacer = Pacer(asyncio.get_running_loop(), wake)
         now_ns = time.monotonic_ns()
         pacer.wake_at(now_ns + 2 * MILLISECOND_NS)
         pacer.wake_at(now_ns + 20 * MILLISECOND_NS)
-        await asyncio.sleep(0.04)
+        await asyncio.wait_for(woken.wait(), 5)
+        await asyncio.sleep(0.02)
         assert len(wakes) == 1
         assert wakes[0] >= now_ns + 19 * MILLISECOND_NS
         pacer.close()

@@ -177,7 +177,7 @@ def test_a_closed_loop_goes_on_after_a_timeout() -> None:
             transport.write(http_answer())
 
     with ScriptedHttp(forget_the_first) as server:
-        samples = run_here(a_job("rest", server.port, closed(1, 5), timeout_s=0.1))
+        samples = run_here(a_job("rest", server.port, closed(1, 5), timeout_s=0.5))
     assert samples.errors() == {"TIMEOUT": 1}
     assert samples.status.tolist() == [Status.TIMEOUT, 0, 0, 0, 0]
 
@@ -191,12 +191,13 @@ def test_a_server_that_dribbles_its_answer_runs_into_the_timeout() -> None:
             await asyncio.sleep(0.02)
 
     with ScriptedHttp(dribble) as server:
-        samples = run_here(a_job("rest", server.port, evenly(100, 0.05), timeout_s=0.2))
+        samples = run_here(a_job("rest", server.port, evenly(100, 0.05), timeout_s=0.5))
     assert samples.errors() == {"TIMEOUT": 5}
     assert (samples.first_byte_ns != NEVER_NS).all()
 
 
 def test_the_first_byte_of_an_answer_in_pieces_is_timed() -> None:
+    """In the median: a machine that pauses sees both pieces of a few answers at once."""
     pause_s = 0.03
 
     async def in_two(_number: int, transport: asyncio.Transport) -> None:
@@ -206,9 +207,9 @@ def test_the_first_byte_of_an_answer_in_pieces_is_timed() -> None:
         transport.write(whole[-5:])
 
     with ScriptedHttp(in_two) as server:
-        samples = run_here(a_job("rest", server.port, closed(1, 4)))
+        samples = run_here(a_job("rest", server.port, closed(1, 15)))
     assert samples.errors() == {}
-    assert (samples.done_ns - samples.first_byte_ns > pause_s / 2 * 1e9).all()
+    assert np.median(samples.done_ns - samples.first_byte_ns) > pause_s / 2 * 1e9
     assert (samples.first_byte_ns > samples.sent_ns).all()
 
 
@@ -223,7 +224,7 @@ def test_what_is_unanswered_when_the_drain_ends_is_unfinished_and_what_waits_uns
         return
 
     with ScriptedHttp(say_nothing) as server:
-        job = a_job("rest", server.port, evenly(200, 0.05), drain_s=0.05, in_flight_max=4)
+        job = a_job("rest", server.port, evenly(200, 0.05), drain_s=0.5, in_flight_max=4)
         samples = run_here(job)
     assert samples.errors() == {"UNFINISHED": 4, "UNSENT": 6}
     assert (samples.done_ns == NEVER_NS).all()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
-from batchtune.server.batch_queue import Batch, CloseReason
+from batchtune.server.batch_queue import Batch
+from batchtune.server.batch_record import BatchObserver, BatchRecord
 from batchtune.server.clock import Clock
 from batchtune.server.padding import next_allowed_size
 from batchtune.server.queue_options import QueueOptions, invalid_argument
@@ -55,33 +55,6 @@ __all__ = [
 _MAX_OUTPUT_SETS = 64
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRecord:
-    """One batch that was run.
-
-    rows: without padding. task_rows, queue_wait_micros: one entry per task, in order. execution_micros: the model's
-    run alone. error_code: gRPC's name where the run failed.
-    """
-
-    rows: int
-    padded_rows: int
-    tasks: int
-    task_rows: Sequence[int]
-    input_tensors: int
-    close_reason: CloseReason
-    queue_wait_micros: Sequence[int]
-    execution_micros: float
-    error_code: str | None
-
-
-class BatchObserver(Protocol):
-    def on_batch(self, record: BatchRecord) -> None:
-        """One batch has been run; called on its batch thread, which is not running a model meanwhile."""
-
-    def on_rejected(self, reason: str) -> None:
-        """One request was refused: queue_full, too_large; or dropped: expired."""
 
 
 class SessionQueue(Protocol):

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from batchtune.server.batching_session import BatchRecord
+from batchtune.server.batch_record import BatchRecord
 from batchtune.server.gpu_metrics import GpuReading
 from batchtune.server.histogram import (
     Histogram,

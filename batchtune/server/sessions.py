@@ -21,9 +21,9 @@ from batchtune.batching import (
     BatchingParameters,
     default_num_batch_threads,
 )
+from batchtune.server.batch_record import BatchObserver
 from batchtune.server.batching_session import (
     BatchingSession,
-    BatchObserver,
     Deliver,
     HandlerThreads,
     LengthPadding,
@@ -195,11 +195,6 @@ class _DrainedSession:
         self._closing = True
         if self._unanswered:
             self._drained.wait()
-
-
-def check_parameters(parameters: BatchingParameters) -> None:
-    """Raise what a scheduler or a session would raise for these parameters."""
-    _queue_options(parameters).validate()
 
 
 def _scheduler(settings: BatchingSettings) -> Any:

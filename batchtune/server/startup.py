@@ -11,7 +11,7 @@ from batchtune.server.flags import ServerFlags
 from batchtune.server.loaded_model import BackendOptions
 from batchtune.server.model_config import ModelConfig, read_model_config_file
 from batchtune.server.repository import RepositoryOptions
-from batchtune.server.sessions import BatchingSettings, check_parameters
+from batchtune.server.sessions import BatchingSettings
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
@@ -51,10 +51,6 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
         raise UsageError(f"{path}: {_reason(error)}", hint="give a text BatchingParameters file") from error
     parameters = parse_tfserving_text(text, source=str(path))
     validate(parameters)
-    try:
-        check_parameters(parameters)
-    except StatusError as error:
-        raise UsageError(f"{path}: {error.message}") from error
     return parameters
 
 

@@ -14,9 +14,10 @@ from typing import Any, get_args
 
 from batchtune.batching import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
 from batchtune.errors import BatchingParametersError
-from batchtune.server.batching_session import BatchObserver, Deliver
+from batchtune.server.batch_record import BatchObserver
+from batchtune.server.batching_session import Deliver
 from batchtune.server.servable import Servable
-from batchtune.server.sessions import BatchingSettings, SchedulerKind, SessionPool, check_parameters
+from batchtune.server.sessions import BatchingSettings, SchedulerKind, SessionPool
 from batchtune.wire.status import StatusError
 
 _SWITCHES = ("enable_batching", "batch_scheduler")
@@ -133,5 +134,4 @@ def _settings(wanted: Mapping[str, Any], present: BatchingSettings) -> BatchingS
         given = ", ".join(name for name in PARAMETER_NAMES if name in wanted)
         raise BatchingParametersError(f"{given} given without setting enable_batching to true")
     validate(parameters)
-    check_parameters(parameters)
     return replace(present, enabled=enabled, parameters=parameters, scheduler=scheduler, per_model=False)

@@ -40,11 +40,9 @@ SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 COMPARISON = "comparison.json"
 BATCHING_PARAMETERS = "batching_parameters.txt"
-SAMPLES_SCHEMA_VERSION = 1
 
 _RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _NOT_RUNS = "reference"
-_TIME_COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns")
 
 
 class Run:
@@ -118,7 +116,9 @@ class Run:
         Raises:
             ArchiveError: missing, corrupt or of another schema.
         """
-        return _read_samples(self._samples_path(number))
+        from batchtune.load.samples_file import read_parquet
+
+        return read_parquet(self._samples_path(number))
 
     def write_search(self, summary: SearchSummary) -> None:
         """Keep what the search says of itself."""
@@ -168,28 +168,9 @@ class Run:
         return self.path / "samples" / f"{number:04d}.parquet"
 
     def _write_samples(self, number: int, samples: Samples) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from batchtune.load.samples_file import to_parquet
 
-        columns = {name: getattr(samples, name) for name in (*_TIME_COLUMNS, "status", "rows")}
-        described = {
-            "schema_version": SAMPLES_SCHEMA_VERSION,
-            "started_ns": samples.started_ns,
-            "wall_s": samples.wall_s,
-            "client_cpu_s": samples.client_cpu_s,
-            "client_cores": samples.client_cores,
-            "concurrency": samples.concurrency,
-            "offered_rps": samples.offered_rps,
-            "stopped_early": samples.stopped_early,
-            "answers_checked": samples.answers_checked,
-            "error_texts": samples.error_texts,
-            "notes": list(samples.notes),
-            "pauses_ns": list(samples.pauses_ns),
-        }
-        table = pa.table(columns).replace_schema_metadata({"batchtune": json.dumps(described)})
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        write_whole(self._samples_path(number), sink.getvalue().to_pybytes())
+        write_whole(self._samples_path(number), to_parquet(samples))
 
 
 def create_run(
@@ -305,27 +286,6 @@ def _cut_torn_line(descriptor: int, path: Path) -> None:
     data = path.read_bytes()
     if not data.endswith(b"\n"):
         os.ftruncate(descriptor, data.rfind(b"\n") + 1)
-
-
-def _read_samples(path: Path) -> Samples:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from batchtune.load.samples import Samples
-
-    try:
-        table = pq.read_table(path)
-        described = json.loads(table.schema.metadata[b"batchtune"])
-        if described.pop("schema_version") != SAMPLES_SCHEMA_VERSION:
-            raise ArchiveError(
-                f"{path}: another schema version", hint="read it with the batchtune that wrote it"
-            )
-        columns = {name: table[name].to_numpy() for name in (*_TIME_COLUMNS, "status", "rows")}
-        pauses_ns = tuple((start, length) for start, length in described.pop("pauses_ns", ()))
-        notes = tuple(described.pop("notes"))
-        return Samples(**columns, **described, notes=notes, pauses_ns=pauses_ns)
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        raise ArchiveError(f"{path}: samples cannot be read: {error}") from error
 
 
 def _json_object(path: Path) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure_streams import SimulatedServer, exact_latency, linear_tau
 
-from batchtune.measure.capacity import Capacity, CapacityPlan, find_capacity
+from batchtune.measure.capacity import CapacityPlan, find_capacity
 from batchtune.measure.isotonic import isotonic_root
-from batchtune.measure.probes import CapacityProbe, ProbeOutcome
+from batchtune.measure.probes import Capacity, CapacityProbe, ProbeOutcome
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit, Verdict
 

@@ -6,16 +6,21 @@ The search only proposes probes and hears their outcomes, so it runs on a server
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from batchtune.measure.isotonic import isotonic_root
-from batchtune.measure.probes import CapacityProbe, Evidence, ProbeKind, ProbeOutcome
-from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.measure.probes import (
+    Capacity,
+    CapacityLimit,
+    CapacityProbe,
+    Evidence,
+    ProbeKind,
+    ProbeOutcome,
+)
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Decision, Limit, strict_decision
-
-CapacityLimit = Literal["slo", "client", "schedule cap", "probe budget", "no feasible rate"]
 
 FIRST_SHARE: Final = 0.7
 STEP_UP: Final = 1.2
@@ -25,49 +30,6 @@ MOST_CONFIRMATIONS: Final = 3
 FEWEST_REQUESTS: Final = 60
 MOST_MARGIN: Final = 2.0
 SPOILT: Final = frozenset({"INVALID", "NOISY"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """The highest rate that kept the SLO (`rate_rps`: value = low) and the lowest above it that did not (high).
-
-    `limit` names what is above: the SLO, the client, the schedule's cap, or the budget of probes; high is inf when
-    nothing above was tried, and all are 0 without a feasible rate. `crossing_rps`, between low and high, is where the
-    watched quantile is expected to cross its limit: promise `low`, compare configurations by `crossing_rps`.
-    `confirmed`: strict trials with fresh seeds agree on low. `saturation_rps` comes from the burst, nan without one.
-    """
-
-    rate_rps: Estimate
-    limit: CapacityLimit
-    crossing_rps: float
-    confirmed: bool
-    saturation_rps: float
-    evidence: tuple[Evidence, ...]
-
-    @property
-    def seconds(self) -> float:
-        return math.fsum(each.outcome.seconds for each in self.evidence)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rate_rps": self.rate_rps.to_dict(),
-            "limit": self.limit,
-            "confirmed": self.confirmed,
-            "crossing_rps": number_to_json(self.crossing_rps),
-            "saturation_rps": number_to_json(self.saturation_rps),
-            "evidence": [each.to_dict() for each in self.evidence],
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Capacity:
-        return cls(
-            rate_rps=Estimate.from_dict(values["rate_rps"]),
-            limit=values["limit"],
-            confirmed=values["confirmed"],
-            crossing_rps=number_from_json(values["crossing_rps"]),
-            saturation_rps=number_from_json(values["saturation_rps"]),
-            evidence=tuple(Evidence.from_dict(each) for each in values["evidence"]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""What does a capacity search ask of one trial, and what does it hear?"""
+"""What does a search for a capacity ask of one trial, what does it hear, and what does it answer in the end?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from batchtune.measure.quantiles import Estimate, number_from_json, number_to_js
 from batchtune.measure.slo import Decision, Limit, Verdict
 
 ProbeKind = Literal["idle", "burst", "rate", "confirm"]
+CapacityLimit = Literal["slo", "client", "schedule cap", "probe budget", "no feasible rate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,49 @@ class Evidence:
                 quantile_s=Estimate.from_dict(values["quantile_s"]),
                 throughput_rps=number_from_json(values["throughput_rps"]),
             ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The highest rate that kept the SLO (`rate_rps`: value = low) and the lowest above it that did not (high).
+
+    `limit` names what is above: the SLO, the client, the schedule's cap, or the budget of probes; high is inf when
+    nothing above was tried, and all are 0 without a feasible rate. `crossing_rps`, between low and high, is where the
+    watched quantile is expected to cross its limit: promise `low`, compare configurations by `crossing_rps`.
+    `confirmed`: strict trials with fresh seeds agree on low. `saturation_rps` comes from the burst, nan without one.
+    """
+
+    rate_rps: Estimate
+    limit: CapacityLimit
+    crossing_rps: float
+    confirmed: bool
+    saturation_rps: float
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(each.outcome.seconds for each in self.evidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rate_rps": self.rate_rps.to_dict(),
+            "limit": self.limit,
+            "confirmed": self.confirmed,
+            "crossing_rps": number_to_json(self.crossing_rps),
+            "saturation_rps": number_to_json(self.saturation_rps),
+            "evidence": [each.to_dict() for each in self.evidence],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Capacity:
+        return cls(
+            rate_rps=Estimate.from_dict(values["rate_rps"]),
+            limit=values["limit"],
+            confirmed=values["confirmed"],
+            crossing_rps=number_from_json(values["crossing_rps"]),
+            saturation_rps=number_from_json(values["saturation_rps"]),
+            evidence=tuple(Evidence.from_dict(each) for each in values["evidence"]),
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchtune.batching import Configuration
-from batchtune.measure.capacity import Capacity, CapacityPlan, find_capacity
-from batchtune.measure.probes import CapacityProbe, ProbeOutcome, probe_outcome
+from batchtune.measure.capacity import CapacityPlan, find_capacity
+from batchtune.measure.probes import Capacity, CapacityProbe, ProbeOutcome, probe_outcome
 from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import Limit, primary_limit
 from batchtune.measure.verdict import counted_requests

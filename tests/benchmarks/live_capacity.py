@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from live_target import Calibrated, Case, Live, live
 from measure_streams import batch_streams, exact_latency, highest_rate
 
-from batchtune.measure.capacity import Capacity, CapacityPlan
+from batchtune.measure.capacity import CapacityPlan
+from batchtune.measure.probes import Capacity
 from batchtune.measure.slo import Limit
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
 

@@ -1,0 +1,62 @@
+"""How is what happened to each request kept? As Parquet: a row a request, what concerns them all as JSON beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchtune.errors import ArchiveError
+from batchtune.load.samples import Samples
+
+SCHEMA_VERSION = 1
+
+_COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows")
+
+
+def to_parquet(samples: Samples) -> bytes:
+    """The content of the file that `read_parquet` reads back."""
+    described = {
+        "schema_version": SCHEMA_VERSION,
+        "started_ns": samples.started_ns,
+        "wall_s": samples.wall_s,
+        "client_cpu_s": samples.client_cpu_s,
+        "client_cores": samples.client_cores,
+        "concurrency": samples.concurrency,
+        "offered_rps": samples.offered_rps,
+        "stopped_early": samples.stopped_early,
+        "answers_checked": samples.answers_checked,
+        "error_texts": samples.error_texts,
+        "notes": list(samples.notes),
+        "pauses_ns": list(samples.pauses_ns),
+    }
+    table = pa.table({name: getattr(samples, name) for name in _COLUMNS})
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({"batchtune": json.dumps(described)}), sink, compression="zstd"
+    )
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def read_parquet(path: Path) -> Samples:
+    """The samples in a file; one older than `pauses_ns` has none.
+
+    Raises:
+        ArchiveError: missing, corrupt or of another schema.
+    """
+    try:
+        table = pq.read_table(path)
+        described = json.loads(table.schema.metadata[b"batchtune"])
+        if described.pop("schema_version") != SCHEMA_VERSION:
+            raise ArchiveError(
+                f"{path}: another schema version", hint="read it with the batchtune that wrote it"
+            )
+        pauses_ns = tuple((start, length) for start, length in described.pop("pauses_ns", ()))
+        notes = tuple(described.pop("notes"))
+        columns = {name: table[name].to_numpy() for name in _COLUMNS}
+        return Samples(**columns, **described, notes=notes, pauses_ns=pauses_ns)
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ArchiveError(f"{path}: samples cannot be read: {error}") from error

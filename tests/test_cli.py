@@ -278,7 +278,24 @@ def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: s
     [
         (["--concurrency", "4", "--rate", "10"], "exclude each other"),
         (["--concurrency", "0.5"], "0.5"),
-        (["--concurrency", "8:2"], "starts above its end"),
+        (["--concurrency", "8:2"], "--concurrency: '8:2' starts above its end"),
+        (
+            ["--concurrency", "many"],
+            "--concurrency: expected a value, start:end:step or start:end:x2; was 'many'",
+        ),
+        (["--rate", "0"], "--rate: '0' is not above 0"),
+        (["--rate", "fast"], "--rate: expected a value"),
+        (
+            [
+                "--set",
+                "objective=capacity",
+                "--set",
+                "load.arrivals=poisson",
+                "--set",
+                "load.concurrency=null",
+            ],
+            "give --rate 500",
+        ),
         (["--rest-url", "http://127.0.0.1"], "--rest-url"),
         (["--rest-url", "ftp://127.0.0.1:1"], "--rest-url"),
         (["--batching-parameters-file", "no_such_file"], "no_such_file"),

@@ -214,11 +214,19 @@ def test_what_is_slow_says_so_and_what_is_quick_does_not(
     assert capsys.readouterr().err == ""
 
 
-def test_the_shell_completes_parameters() -> None:
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("simulate --set max_b", ["max_batch_size="]),
+        ("sweep s.yaml --set load.du", ["load.duration="]),
+        ("load s.yaml --set obj", ["objective="]),
+    ],
+)
+def test_the_shell_completes_parameters_and_keys(typed: str, expected: list[str]) -> None:
     asked = {
         "_BATCHTUNE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "batchtune simulate --set max_b",
-        "COMP_CWORD": "3",
+        "COMP_WORDS": f"batchtune {typed}",
+        "COMP_CWORD": str(len(typed.split())),
     }
     done = CliRunner().invoke(app, prog_name="batchtune", env=asked)
-    assert done.output.split() == ["max_batch_size="]
+    assert done.output.split() == expected

@@ -10,10 +10,22 @@ import typer
 ScenarioArgument = Annotated[
     Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
 ]
+
+
+def _keys_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of a scenario's `--set`."""
+    from batchtune.scenario.reader import dotted_keys
+
+    return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
+
+
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key of the scenario, e.g. search.budget.time=30s."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the scenario, e.g. search.budget.time=30s.",
+        autocompletion=_keys_beginning,
     ),
 ]
 ConcurrencyOption = Annotated[

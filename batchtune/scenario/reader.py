@@ -84,6 +84,15 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def dotted_keys() -> list[str]:
+    """The keys of a scenario as `--set` takes them, two deep: `name`, `load.duration`."""
+    return [
+        ".".join(filter(None, (top, below)))
+        for top in _known_keys(())
+        for below in _known_keys((top,)) or [""]
+    ]
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")

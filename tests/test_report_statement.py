@@ -145,6 +145,8 @@ def test_what_was_only_measured_claims_nothing_of_the_rest_of_the_space(found):
 def test_a_probability_is_never_called_certain(found):
     near = NearBest(probability=1.0, of="space", count=30)
     assert "all 30 points of the space with probability over 99 %." in said(replace(found, near_best=near))
+    near = NearBest(probability=0.002, of="space", count=30)
+    assert "all 30 points of the space with probability under 1 %." in said(replace(found, near_best=near))
 
 
 @pytest.mark.parametrize(

@@ -195,9 +195,9 @@ def _basis(chosen: Recommendation) -> str:
 
 
 def _near_best(near: NearBest) -> str:
-    sure = "over 99 %" if near.probability > 0.99 else percentage(near.probability)
-    if near.probability < 0.01:
-        sure = "under 1 %"
+    sure = percentage(near.probability)
+    if not 0.01 <= near.probability <= 0.99:
+        sure = "over 99 %" if near.probability > 0.5 else "under 1 %"
     if near.of == "space":
         return (
             f"It lies within 5 % of the best of all {near.count} points of the space with probability {sure}."

@@ -14,7 +14,6 @@ from batchtune.measure.quantiles import (
     Estimate,
     design_effect,
     latency_quantiles,
-    mean_estimate,
     quantile_estimate,
     rate_estimate,
     time_slices,
@@ -187,13 +186,6 @@ def test_a_rate_weighs_rows_and_counts_only_the_window() -> None:
     weights = np.array([9.0, 1.0, 2.0, 3.0, 9.0])
     assert rate_estimate(times, (10**9, 4 * 10**9), weights=weights).value == 2.0
     assert math.isnan(rate_estimate(times, (5, 5)).value)
-
-
-def test_the_mean_of_repeats_has_a_student_interval() -> None:
-    mean = mean_estimate([1.0, 2.0, 3.0])
-    assert mean.value == 2.0
-    assert mean.high == pytest.approx(2.0 + 4.302653 / math.sqrt(3))
-    assert math.isinf(mean_estimate([1.0]).high)
 
 
 @pytest.mark.parametrize("high", [2.5, math.inf])

@@ -7,7 +7,7 @@ batch finish together (`reference/measurement.md` 2.3). No shape of the latency 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,15 +216,3 @@ def _clump(times_ns: NDArray[np.int64], total: float) -> float:
         return total
     gaps = np.diff(np.sort(times_ns))
     return total / (1 + int(np.count_nonzero(gaps > gaps.mean())))
-
-
-def mean_estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent repeats with its Student t interval; one value alone has an infinite one."""
-    if not values:
-        return UNDEFINED
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return Estimate(value=mean, low=-math.inf, high=math.inf)
-    deviation = float(np.std(np.asarray(values, dtype=np.float64), ddof=1))
-    spread = t_quantile(0.975, len(values) - 1) * deviation / math.sqrt(len(values))
-    return Estimate(value=mean, low=mean - spread, high=mean + spread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def test_a_server_that_was_killed_says_so_and_is_launched_again(target: TfServin
     assert target.pid != killed
     assert target.in_force == BATCHED
     target.counters()
+
+
+def test_a_server_that_is_not_ready_in_time_says_what_it_said_last(tmp_path: Path) -> None:
+    model = write_emulated(tmp_path / "m")
+    (tmp_path / "sleeper.py").write_text(
+        "import time\nprint('loading weights', flush=True)\ntime.sleep(60)\n"
+    )
+    spec = TargetSpec(
+        model=str(model), command=[sys.executable, str(tmp_path / "sleeper.py")], ready_timeout="1s"
+    )
+    with TfServingTarget(spec) as target:
+        with pytest.raises(
+            TargetError, match="is not ready after 1 s: no connection; its last words"
+        ) as raised:
+            target.apply(Configuration(batching=None))
+        assert raised.value.message.endswith("  loading weights")
+        assert "target.ready_timeout" in raised.value.hint
+        assert not target.alive()
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def wait_until_ready(
             time.sleep(0.02)
     raise TargetError(
         f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready after {limit_s:g} s: {last}",
-        hint="see the server's log; a big model may need a longer target.ready_timeout",
+        hint="a big model may need a longer target.ready_timeout",
     )
 
 
@@ -223,9 +223,7 @@ def _readiness(status_code: int, text: str) -> str:
         return "AVAILABLE"
     failed = [message for state, message in states if state == "END" and message]
     if failed:
-        raise TargetError(
-            f"the model failed to load: {failed[0]}", hint="check target.model and the server's log"
-        )
+        raise TargetError(f"the model failed to load: {failed[0]}", hint="check target.model")
     return f"state {', '.join(state for state, _ in states) or 'unknown'}"
 
 

@@ -175,6 +175,12 @@ class TfServingTarget:
             wait_until_ready(
                 self._endpoint, limit_s=self._spec.ready_timeout_s, still_alive=self._process.raise_if_dead
             )
+        except TargetError as error:
+            if not self._process.running:
+                raise
+            tail = self._process.log_tail()
+            self._process.stop()
+            raise TargetError(f"{error.message}; its last words:\n{tail}", hint=error.hint) from error
         except BaseException:
             self._process.stop()
             raise

@@ -1,16 +1,4 @@
-"""Where is a run kept, and what is left of it after a crash?
-
-    results/<name>/<UTC>-<id>/
-        scenario.yaml            as run
-        provenance.json          on what it ran
-        trials.jsonl             the ledger, the single truth: one line a trial, on disk before the next one starts
-        samples/NNNN.parquet     every request of trial NNNN, written before its line
-        search.json              what the search says of itself, written when it ends
-        recommendation.json, batching_parameters.txt
-
-Whole files appear complete or not at all (written beside, synced, renamed). A line counts once its newline is there:
-a run killed at any instant loses at most the trial in flight, and the next append cuts the torn line off.
-"""
+"""How is one run written and read: whole files, the ledger after a kill at any instant, the latest of all?"""
 
 from __future__ import annotations
 
@@ -116,7 +104,7 @@ class Run:
         Raises:
             ArchiveError: missing, corrupt or of another schema.
         """
-        from batchtune.load.samples_file import read_parquet
+        from batchtune.archive.samples_file import read_parquet
 
         return read_parquet(self._samples_path(number))
 
@@ -168,7 +156,7 @@ class Run:
         return self.path / "samples" / f"{number:04d}.parquet"
 
     def _write_samples(self, number: int, samples: Samples) -> None:
-        from batchtune.load.samples_file import to_parquet
+        from batchtune.archive.samples_file import to_parquet
 
         write_whole(self._samples_path(number), to_parquet(samples))
 

@@ -1,0 +1,35 @@
+"""Where is a run kept, and what is left of it after a crash?
+
+    results/<name>/<UTC>-<id>/
+        scenario.yaml            as run
+        provenance.json          on what it ran
+        trials.jsonl             the ledger, the single truth: one line a trial, on disk before the next one starts
+        samples/NNNN.parquet     every request of trial NNNN, written before its line
+        search.json              what the search says of itself, written when it ends
+        recommendation.json, batching_parameters.txt
+
+Whole files appear complete or not at all (written beside, synced, renamed). A line counts once its newline is there:
+a run killed at any instant loses at most the trial in flight, and the next append cuts the torn line off.
+"""
+
+from batchtune.archive.run import (
+    BATCHING_PARAMETERS,
+    LEDGER,
+    SEARCH,
+    Run,
+    batching_file,
+    create_run,
+    latest_run,
+    open_run,
+)
+
+__all__ = [
+    "BATCHING_PARAMETERS",
+    "LEDGER",
+    "SEARCH",
+    "Run",
+    "batching_file",
+    "create_run",
+    "latest_run",
+    "open_run",
+]

@@ -175,6 +175,7 @@ def test_a_narrow_terminal_loses_the_least_wanted_columns_first_and_no_digit():
 
 def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
     assert trial_line(point(8, server=SERVER)).endswith("mean batch 13.6 rows, limited by device")
+    assert trial_line(point(8, server=SERVER), head="8 clients").startswith("8 clients: ")
     noisy = trial_line(point(8, STEAL, server=SERVER))
     assert noisy.endswith(f"limited by device, {STEAL.text}")
     assert "limited" not in trial_line(point(8))

@@ -75,8 +75,8 @@ How sure: 13 trials in 26.0 s (calibration 8.00 s, race 6.00 s, confirmation
 a  the device is emulated by its service time — judge the tool by this, not a
    model or a device
 b  (server defaults) 1000 requests are too few to bound p99 from above — measure
-   for longer: at least 368 requests, and several times that when they share
-   batches
+   for longer: 368 independent requests are the least, and those that share
+   batches count as fewer
 Deploy: tensorflow_model_server --enable_batching --batching_parameters_file=results/fake/20261121T000000Z-abcdef/batching_parameters.txt
 """
 

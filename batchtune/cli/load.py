@@ -14,12 +14,12 @@ from batchtune.cli.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.live import LiveAggregate
 from batchtune.measure.host import HostGuard
 from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario, TlsSpec
+from batchtune.scenario.units import counted
 from batchtune.target.endpoint import TlsOptions
 from batchtune.target.external import ExternalTarget, external_endpoint
 from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
@@ -65,7 +65,7 @@ def run_load(wanted: LoadRequest, *, output: Literal["table", "json", "csv"], qu
         try:
             for point in _measured(scenario, wanted, view):
                 points.append(point)
-                view.event(trial_line(point))
+                view.event(trial_line(point, head=_load_of(point)))
         except KeyboardInterrupt:
             interrupted = True
     match output:
@@ -97,15 +97,15 @@ def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[T
     try:
         with LoadFleet(processes=scenario.load.processes) as fleet:
             target.apply(configuration)
+            plans = list(_plans(scenario, wanted, configuration))
             bench = Bench(
                 scenario,
                 target,
                 fleet,
-                on_live=lambda _plan, live: _show(view, live),
+                on_live=lambda plan, live: view.live(f"{_place(plan, plans)}{live_line(live)}"),
                 guard=HostGuard(),
                 client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
             )
-            plans = list(_plans(scenario, wanted, configuration))
             repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
             for plan in plans:
                 point = bench.run(plan).trial
@@ -189,5 +189,12 @@ def _tls(spec: TlsSpec | None) -> TlsOptions | None:
     )
 
 
-def _show(view: View, live: LiveAggregate) -> None:
-    view.live(live_line(live))
+def _place(plan: Plan, plans: Sequence[Plan]) -> str:
+    return f"point {plan.number} of {len(plans)}: " if len(plans) > 1 else ""
+
+
+def _load_of(point: Trial) -> str | None:
+    """The load of one point; None where the scenario's own says it."""
+    if point.rate_rps is not None:
+        return f"{point.rate_rps:,.6g} requests/s offered"
+    return None if point.concurrency is None else counted(point.concurrency, "client")

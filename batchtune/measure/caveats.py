@@ -92,7 +92,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     "few_requests": _Known(
         "latency",
         "{requests} requests are too few to bound {quantile} from above",
-        "measure for longer: at least {needed} requests, and several times that when they share batches",
+        "measure for longer: {needed} independent requests are the least, and those that share batches count as fewer",
     ),
     "correlated": _Known(
         "latency",

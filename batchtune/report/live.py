@@ -45,9 +45,9 @@ def sweep_view(*, quiet: bool, stream: TextIO = sys.stderr) -> View:
     return _LiveView() if stream.isatty() else _PlainView(stream)
 
 
-def trial_line(trial: Trial) -> str:
-    """One finished trial in one line."""
-    head = f"trial {trial.number} [{trial.source}] {trial.configuration.label()}"
+def trial_line(trial: Trial, *, head: str | None = None) -> str:
+    """One finished trial in one line; `head` says which it is, if not its number and its configuration."""
+    head = head or f"trial {trial.number} [{trial.source}] {trial.configuration.label()}"
     if trial.measurement is None:
         return f"{head}: {trial.state}: {trial.failure}"
     measured = trial.measurement

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from simulated_fleet import simulated_server, true_capacities
+from strategy_driver import Driver
 from tune_fakes import scenario_of
 
 from batchtune.batching import Configuration
@@ -16,9 +17,10 @@ from batchtune.scenario.spec import Scenario
 from batchtune.tune.beliefs import Beliefs, Cell, Measured
 from batchtune.tune.calibration_probes import searched_sizes
 from batchtune.tune.guided import BLOCK
+from batchtune.tune.insight import Insight
 from batchtune.tune.progress import Watcher
 from batchtune.tune.space import Space
-from batchtune.tune.summary import SearchSummary
+from batchtune.tune.summary import Findings, SearchSummary
 from batchtune.tune.sweep import sweep
 from batchtune.tune.trial import Trial
 from batchtune.twin.simulate import Device
@@ -192,6 +194,42 @@ def test_what_was_measured_moves_what_is_believed_of_neighbours():
     distances = [space.distance(found[0].point, one.point) for one in found]
     near, far = np.argsort(distances)[1], np.argmax(distances)
     assert beliefs.expected[near] < beliefs.expected[far] - 0.02 < 0.0
+
+
+def test_a_bound_that_is_kept_says_nothing_and_one_that_is_broken_moves_neighbours_too():
+    space, found = cells(capacity_scenario())
+    predicted = np.zeros((len(found), 8))
+
+    def believed(**seen) -> Beliefs:
+        measured = {0: Measured(**seen)} if seen else {}
+        return Beliefs(found, space, predicted=predicted, measured=measured, seed=1, error=0.1)
+
+    nothing = believed().expected
+    kept = believed(merit=0.5, sd=0.2, says="at least", bound=-0.6).expected
+    assert kept == pytest.approx(nothing, abs=0.01)
+    distances = [space.distance(found[0].point, one.point) for one in found]
+    near, far = np.argsort(distances)[1], np.argmax(distances)
+    for side, says in ((-1.0, "at most"), (1.0, "at least")):
+        told = believed(merit=side * 0.4, sd=0.1, says=says, bound=side * 0.3)
+        assert side * told.expected[0] > 0.3
+        assert np.quantile(side * told.merits[0], 0.02) > 0.25
+        assert side * told.expected[near] > side * told.expected[far] + 0.02 > 0.0
+
+
+def test_a_point_that_differs_in_the_timeout_alone_and_not_to_the_twin_is_settled():
+    scenario = capacity_scenario()
+    trials, _ = searched(scenario, device(serial=True))
+    driver = Driver(scenario)
+    driver.trials.extend(one for one in trials if one.source in ("probe", "calibration", "guide"))
+    insight = Insight(driver, Findings())
+    (guides,) = (one.point for one in trials if one.source == "guide")
+    points = {at: cell.point for at, cell in enumerate(insight.cells) if cell.point is not None}
+    (measured,) = (at for at, point in points.items() if point == guides)
+    settled = insight.settled()
+    # Without waiting a batch fills behind the one that runs; behind a busy device 2 ms of waiting change nothing.
+    assert {points[at]["batch_timeout_micros"] for at in settled} >= {0, 2000}
+    assert measured in settled
+    assert {points[at]["max_batch_size"] for at in settled} == {guides["max_batch_size"]}
 
 
 def test_the_probability_of_being_near_the_best_grows_as_rivals_are_measured():

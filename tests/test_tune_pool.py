@@ -12,7 +12,7 @@ from tune_fakes import planted, scenario_of
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import SloSpec
 from batchtune.tune.confirmation import confirmation_arms
-from batchtune.tune.pool import pool
+from batchtune.tune.pool import CAPACITY_STEP, pool
 from batchtune.tune.ranking import leaders
 from batchtune.tune.trial import Probe
 
@@ -28,14 +28,16 @@ def sizes(ranked) -> list[int]:
     return [one.configuration.batching.max_batch_size for one in ranked]
 
 
-def capacity_found(number, rate, p95_s=0.049):
+def capacity_found(number, rate, p95_s=0.049, batch=8):
     probes = (Probe(rate_rps=rate, met=True, latency_s={"p95": p95_s}, error_ratio=0.0),)
-    trial = planted(number, batching=size(8), throughput=rate, p95_s=p95_s)
+    trial = planted(number, batching=size(batch), throughput=rate, p95_s=p95_s)
     return replace(trial, objective=Estimate(value=rate, low=rate, high=rate * 1.05), probes=probes)
 
 
-def fresh_at(number, rate, p95_s):
-    trial = planted(number, batching=size(8), throughput=rate, p95_s=p95_s, source="confirm", block=number)
+def fresh_at(number, rate, p95_s, batch=8):
+    trial = planted(
+        number, batching=size(batch), throughput=rate, p95_s=p95_s, source="confirm", block=number
+    )
     return replace(trial, rate_rps=rate, objective=Estimate(value=rate, low=rate, high=rate))
 
 
@@ -111,6 +113,24 @@ def test_a_capacity_that_a_fresh_run_misses_is_claimed_a_step_lower_and_given_up
     (only,) = pool(trials, scenario=CAPACITY)
     assert only.feasible
     assert only.value == pytest.approx(1400)
+
+
+def test_a_rival_whose_fresh_run_missed_stays_at_a_lower_claim_while_it_may_still_win():
+    trials = [
+        capacity_found(1, 2000.0),
+        capacity_found(2, 2200.0, batch=16),
+        fresh_at(3, 2000.0, 0.045),
+        fresh_at(4, 2200.0, 0.06, batch=16),
+    ]
+
+    def arms(ledger):
+        pooled = pool(ledger, scenario=CAPACITY)
+        asked = confirmation_arms(pooled, scenario=CAPACITY, references=[], runs_affordable=3)
+        return {one.batching.max_batch_size for one in asked}
+
+    assert arms(trials) == {8, 16}
+    behind = [*trials, fresh_at(5, 2200.0 / CAPACITY_STEP, 0.06, batch=16)]
+    assert arms(behind) == {8}
 
 
 def test_a_capacity_without_any_answer_is_pooled_for_another_slo_too():

@@ -197,4 +197,12 @@ def test_a_capacity_lies_between_what_was_held_and_what_was_missed():
     assert only_missed.held_rps == 0.0
     assert only_missed.crossing_rps < 700.0
     assert locate([Rung(rate_rps=1000.0, margin=-0.2)]).claim_rps == 1000.0
+
+
+def test_a_near_miss_tells_where_the_capacity_is_and_a_far_one_only_on_which_side():
+    near, far = (locate([Rung(rate_rps=1000.0, margin=margin)]) for margin in (0.1, 1.5))
+    assert (near.says, far.says) == ("about", "at most")
+    assert 950.0 < near.crossing_rps < 1000.0 == far.bound_rps
+    held = locate([Rung(rate_rps=1000.0, margin=-1.5)])
+    assert (held.says, held.bound_rps) == ("at least", 1000.0)
     assert locate([]) is None

@@ -36,6 +36,7 @@ _PRIOR_WEIGHT = 6.0
 _PRIOR_SD_ALONE = 0.5
 _LENGTH = 0.5
 _COMMON_SHARE = 0.4
+_BOUND_SD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +49,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A merit that was measured: its value and its standard deviation; or a bound, of which `says` tells the side."""
+    """A merit that was measured: its value and its standard deviation.
+
+    Or a bound, of which `says` tells the side; `merit` is then where beyond it the merit probably lies.
+    """
 
     merit: float
     sd: float
     says: Literal["about", "at least", "at most"] = "about"
+    bound: float = math.nan
 
 
 class Beliefs:
@@ -78,16 +83,9 @@ class Beliefs:
         self._measured = measured
         self._random = np.random.default_rng(seed)
         prior = self._prior(predicted, np.array([one.merit for one in measured.values()]), draws)
-        at = [
-            one
-            for one in measured
-            if predicted is None or _tells(measured[one], float(np.median(prior[one])))
-        ]
-        merits = np.array([measured[one].merit for one in at])
         usual = _PRIOR_ERROR if error is None or math.isnan(error) else min(max(error, _LEAST_ERROR), 0.3)
-        scale = self._scale(prior, predicted, at, merits, usual)
-        self.error = scale
-        self.merits = self._posterior(prior, scale, at, merits)
+        self.error = self._scale(prior, predicted, usual)
+        self.merits = self._posterior(prior, self.error)
 
     def _prior(
         self, predicted: NDArray[np.float64] | None, merits: NDArray[np.float64], draws: int
@@ -102,37 +100,54 @@ class Beliefs:
         return known[:, np.arange(draws) % known.shape[1]]
 
     def _scale(
-        self,
-        prior: NDArray[np.float64],
-        predicted: NDArray[np.float64] | None,
-        at: list[int],
-        merits: NDArray[np.float64],
-        usual: float,
+        self, prior: NDArray[np.float64], predicted: NDArray[np.float64] | None, usual: float
     ) -> float:
-        """How far the twin's medians are off, moderated by what its errors elsewhere say."""
+        """How far the twin's medians are off, moderated by what its errors elsewhere say; a bound that is kept says
+        nothing."""
         if predicted is None:
             return _PRIOR_SD_ALONE
-        off = merits - np.median(prior[at], axis=1) if at else np.zeros(0)
+        told = {at: one for at, one in self._measured.items() if _tells(one, float(np.median(prior[at])))}
+        merits = np.array([one.merit if one.says == "about" else one.bound for one in told.values()])
+        off = merits - np.median(prior[list(told)], axis=1) if told else np.zeros(0)
         # Points far from the best do not matter, and the twin was not asked to be right there.
         off = off[merits >= merits.max() - 1.0] if len(off) else off
         off = np.clip(off, -0.5, 0.5)
         squares = _PRIOR_WEIGHT * usual**2 + float(off @ off)
         return math.sqrt(squares / (_PRIOR_WEIGHT + len(off)))
 
-    def _posterior(
-        self, prior: NDArray[np.float64], scale: float, at: list[int], merits: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def _posterior(self, prior: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
         count, draws = prior.shape
         covariance = scale**2 * self._kernel
         root = np.linalg.cholesky(covariance + 1e-6 * scale**2 * np.eye(count))
-        sampled = prior + root @ self._random.standard_normal((count, draws))
-        if not at:
-            return sampled
-        noise = np.array([self._measured[one].sd for one in at])
-        seen = merits[:, np.newaxis] + noise[:, np.newaxis] * self._random.standard_normal((len(at), draws))
-        known = covariance[np.ix_(at, at)] + np.diag(noise**2)
-        found: NDArray[np.float64] = sampled + covariance[:, at] @ np.linalg.solve(known, seen - sampled[at])
+        found: NDArray[np.float64] = prior + root @ self._random.standard_normal((count, draws))
+        at = [cell for cell, one in self._measured.items() if one.says == "about"]
+        if at:
+            noise = np.array([self._measured[cell].sd for cell in at])
+            merits = np.array([self._measured[cell].merit for cell in at])
+            seen = merits[:, np.newaxis] + noise[:, np.newaxis] * self._random.standard_normal(
+                (len(at), draws)
+            )
+            known = covariance[np.ix_(at, at)] + np.diag(noise**2)
+            found = found + covariance[:, at] @ np.linalg.solve(known, seen - found[at])
+            covariance = covariance - covariance[:, at] @ np.linalg.solve(known, covariance[at])
+        for cell, one in self._measured.items():
+            if one.says != "about":
+                self._bound(found, covariance, cell, one)
         return found
+
+    def _bound(
+        self, found: NDArray[np.float64], covariance: NDArray[np.float64], cell: int, one: Measured
+    ) -> None:
+        """Move the draws that lie on the wrong side to where beyond the bound it probably lies, their neighbours along
+        with them; the others stay."""
+        side = 1.0 if one.says == "at least" else -1.0
+        wrong = np.flatnonzero(side * (found[cell] - one.bound) < 0.0)
+        if not len(wrong):
+            return
+        probably = one.merit + one.sd * self._random.standard_normal(len(wrong))
+        moved = side * np.maximum(side * probably, side * one.bound) - found[cell, wrong]
+        variance = covariance[cell, cell]
+        found[:, wrong] += np.outer(covariance[:, cell] / (variance + _BOUND_SD**2), moved)
 
     @cached_property
     def _kernel(self) -> NDArray[np.float64]:
@@ -164,10 +179,11 @@ class Beliefs:
         ahead = self.merits.max(axis=0) - self.merits[cell]
         return float(np.mean(ahead <= -math.log1p(-margin)))
 
-    def gain_left(self) -> float:
-        """What the best unmeasured cell is expected to add to the best measured one, in logs (expected improvement)."""
+    def gain_left(self, settled: frozenset[int] = frozenset()) -> float:
+        """What the best cell neither measured nor `settled` is expected to add to the best measured one, in logs
+        (expected improvement)."""
         at = list(self._measured)
-        others = [one for one in range(len(self.cells)) if one not in self._measured]
+        others = [one for one in range(len(self.cells)) if one not in self._measured and one not in settled]
         if not others or not at:
             return math.inf if others else 0.0
         incumbent = self.merits[max(at, key=lambda one: self.expected[one])]
@@ -202,6 +218,6 @@ def _tells(seen: Measured, predicted: float) -> bool:
         case "about":
             return True
         case "at least":
-            return predicted < seen.merit
+            return predicted < seen.bound
         case "at most":
-            return predicted > seen.merit
+            return predicted > seen.bound

@@ -95,22 +95,24 @@ def confirmation_arms(
         and one not in claims
         and _gain_is_open(one, claims[-1], pooled=pooled, scenario=scenario)
     ]
+    others = [one for one in ranked if one not in claims and one.configuration not in references]
     close = sorted(
-        (
-            one
-            for one in ranked
-            if one not in claims
-            and one.configuration not in references
-            and indistinct(claims[-1], one, pooled=pooled, scenario=scenario)
-        ),
+        (one for one in others if _may_win(one, claims[-1], pooled, scenario=scenario)),
         key=lambda one: merit(one.value, scenario),
         reverse=True,
     )
     # A rival once begun stays while it may still win: leaders that take turns would else never finish.
-    rivals = [one for one in close if one.confirmations]
+    rivals = [one for one in close if one.confirmations or one.missed_fresh]
     if not rivals and runs_affordable >= CONFIRMATIONS * (len(claims) + 1) + len(compared) - 1:
         rivals = close[:1]
     return [one.configuration for one in (*claims, *rivals, *compared)]
+
+
+def _may_win(one: Pooled, leader: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
+    """Whether it is too close to the leader to call; after a miss, whether its next lower claim is still ahead."""
+    if one.missed_fresh:
+        return merit(one.value, scenario) > merit(leader.value, scenario)
+    return indistinct(leader, one, pooled=pooled, scenario=scenario)
 
 
 def _wanted(one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int:

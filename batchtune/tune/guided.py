@@ -29,7 +29,7 @@ from batchtune.tune.references import (
 from batchtune.tune.search import Sampler
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.summary import Findings
-from batchtune.tune.trial import NO_CANDIDATES, Source, Trial
+from batchtune.tune.trial import Source, Trial
 
 BLOCK = 5
 """Proposals between two calibrations; one in each is the sampler's own."""
@@ -120,6 +120,7 @@ def _references(outlook: Outlook, insight: Insight, only: Source | None = None) 
         at = insight.place(configuration)
         if at is not None and only in (None, source):
             yield from _located(outlook, insight, at, source, _REASONS[source])
+            insight.believe()
 
 
 def _located(outlook: Outlook, insight: Insight, at: int, source: Source, reason: str) -> Strategy:
@@ -177,7 +178,7 @@ def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]
     small = 0
     while outlook.may_propose() and outlook.remaining_s() > max(ends_below_s, 0.0):
         insight.look()
-        small = small + 1 if insight.believed.gain_left() < GAIN_WANTED else 0
+        small = small + 1 if insight.believed.gain_left(insight.settled()) < GAIN_WANTED else 0
         if small >= 2:
             return f"another trial is expected to add less than {percentage(GAIN_WANTED, 1)}"
         for turn, is_twins in enumerate(_turns(insight)):
@@ -219,10 +220,7 @@ def _proposal(outlook: Outlook, insight: Insight, sampler: Sampler, *, is_twins:
     failed = {one.configuration: one.point for one in trials if one.state == "failed"}
     enqueue: list[dict[str, Any]] = []
     if is_twins:
-        tried = {one.configuration for one in trials if one.source not in NO_CANDIDATES}
-        without = frozenset(
-            at for at, cell in enumerate(insight.cells) if cell.configuration in tried or cell.point is None
-        )
+        without = insight.settled() | {at for at, cell in enumerate(insight.cells) if cell.point is None}
         enqueue = [dict(insight.cells[at].point or {}) for at in insight.believed.top_two(1, without=without)]
     proposal = sampler.propose(pool(trials, scenario=outlook.scenario), failed=failed, enqueue=enqueue)
     if proposal is None:

@@ -33,6 +33,8 @@ HOPELESS = 5.0
 AS_GOOD = 0.02
 """A shorter timeout that is believed to cost less than this, in logs, is taken instead."""
 
+TIMEOUT = "batch_timeout_micros"
+
 PAYS_FROM = 1.05
 """Batching that makes no size this much cheaper per row than one row alone cannot pay."""
 
@@ -167,19 +169,37 @@ class Insight:
 
     def simplest(self, at: int) -> int:
         """The same size and threads with the shortest timeout that is believed to be as good."""
-        knob = "batch_timeout_micros"
-        point = self.cells[at].point
-        if point is None or knob not in point:
-            return at
         least = self.expected(at) - AS_GOOD
-        alike = [
+        alike = [one for one in self._siblings(at) if self.expected(one) >= least]
+        return min(alike, key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at)
+
+    def settled(self) -> frozenset[int]:
+        """The cells that were measured, and those that differ from one in the timeout only and not to the twin: another
+        proposal of theirs would tell nothing new."""
+        tried = {one.configuration for one in self._outlook.trials if one.source not in NO_CANDIDATES}
+        measured = {at for at, cell in enumerate(self.cells) if cell.configuration in tried}
+        if self._predicted is None:
+            return frozenset(measured)
+        predicted = np.median(self._predicted, axis=1).tolist()
+        alike = {
+            one
+            for at in measured
+            for one in self._siblings(at)
+            if abs(predicted[one] - predicted[at]) < AS_GOOD
+        }
+        return frozenset(measured | alike)
+
+    def _siblings(self, at: int) -> list[int]:
+        """The cells that differ from this one in the timeout only, itself included; none outside the space."""
+        point = self.cells[at].point
+        if point is None or TIMEOUT not in point:
+            return []
+        wanted = {**point, TIMEOUT: None}
+        return [
             one
             for one, cell in enumerate(self.cells)
-            if cell.point is not None
-            and {**cell.point, knob: None} == {**point, knob: None}
-            and self.expected(one) >= least
+            if cell.point is not None and {**cell.point, TIMEOUT: None} == wanted
         ]
-        return min(alike, key=lambda one: in_force(self.cells[one].configuration, knob))
 
     def words(self, at: int) -> str:
         """What the objective of a cell is expected to be, in words."""

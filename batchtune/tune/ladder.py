@@ -28,6 +28,9 @@ saturation the quantile grows at least this much faster than the rate."""
 
 _LEAST_SD = 0.015
 
+_NEAR = 0.3
+"""A margin this small, on either side, tells where the crossing is; a larger one only on which side of the rate."""
+
 _OF_SATURATION = 0.93
 """The capacity as a share of what an overwhelmed server answers, roughly."""
 
@@ -53,13 +56,15 @@ class Located:
     """Where the capacity lies: the highest rate held (0: none), where the limit is expected to be crossed, and the
     standard deviation of the logarithm of that.
 
-    `says`: what the crossing is worth: "about" it, "at least" that much (nothing was missed), "at most" (nothing held).
+    `says`: what the crossing is worth: "about" it; "at least" `bound_rps`, the highest rate held, easily and nothing
+    missed; "at most" that, the lowest rate missed, by far and nothing held.
     """
 
     held_rps: float
     crossing_rps: float
     sd: float
     says: Literal["about", "at least", "at most"] = "about"
+    bound_rps: float = math.nan
     bracketed: bool
 
     @property
@@ -100,20 +105,28 @@ def locate(rungs: Sequence[Rung]) -> Located | None:
             held_rps=top.rate_rps,
             crossing_rps=top.rate_rps * math.exp(ahead),
             sd=0.03 + ahead,
-            says="at least",
+            says="about" if -top.margin <= _NEAR else "at least",
+            bound_rps=top.rate_rps,
             bracketed=False,
         )
     if not held:
         bottom = min(missed, key=lambda one: one.rate_rps)
         behind = min(_ELASTICITY * bottom.margin, 0.4)
         crossing, sd = bottom.rate_rps * math.exp(-behind), 0.03 + behind
-        says: Literal["about", "at most"] = "at most"
+        says: Literal["about", "at most"] = "about" if bottom.margin <= _NEAR else "at most"
         if (
             bottom.margin >= MOST_MARGIN and bottom.answered_rps
         ):  # what an overwhelmed server answers is its most
             crossing = min(_OF_SATURATION * bottom.answered_rps, bottom.rate_rps)
             sd, says = 0.04, "about"
-        return Located(held_rps=0.0, crossing_rps=crossing, sd=sd, says=says, bracketed=False)
+        return Located(
+            held_rps=0.0,
+            crossing_rps=crossing,
+            sd=sd,
+            says=says,
+            bound_rps=bottom.rate_rps,
+            bracketed=False,
+        )
     return _between(rungs, held, missed)
 
 

@@ -53,6 +53,7 @@ class Pooled:
     are geometric means of each quantile. A configuration with `failures`, runs in which the server refused, died or
     answered nothing, is not feasible whatever its other runs show. `search_value` is the objective over the runs of the
     search alone (over all, without any): hours or neighbours may have changed between search and confirmation.
+    `missed_fresh`: fresh runs missed the SLO at the capacity claimed; `value` is the next lower claim.
     """
 
     configuration: Configuration
@@ -65,6 +66,7 @@ class Pooled:
     latency_s: dict[str, float]
     constraints: dict[str, float]
     point: dict[str, Any] | None
+    missed_fresh: bool = False
 
     @property
     def repeats(self) -> tuple[RunFigures, ...]:
@@ -229,7 +231,9 @@ def _confirmed_capacity(
     if not as_searched:
         return claim
     lower = min(run.value for run in confirmed) / CAPACITY_STEP
-    return found[0] if lower < CAPACITY_GIVEN_UP * claim.value else replace(claim, value=lower)
+    if lower < CAPACITY_GIVEN_UP * claim.value:
+        return found[0]
+    return replace(claim, value=lower, missed_fresh=True)
 
 
 def _alike(searched: list[RunFigures], confirmed: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:

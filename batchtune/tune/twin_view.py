@@ -120,8 +120,12 @@ def _located(trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell])
     for at, cell in enumerate(cells):
         located = locate(rungs_of(by_configuration.get(cell.configuration, ()), scenario.slo))
         if located is not None:
-            merit_there = math.log(located.crossing_rps)
-            found[at] = Measured(merit=merit_there, sd=located.sd, says=located.says)
+            found[at] = Measured(
+                merit=math.log(located.crossing_rps),
+                sd=located.sd,
+                says=located.says,
+                bound=math.log(located.bound_rps),
+            )
     return found
 
 

@@ -9,12 +9,14 @@ from typing import Final
 import numpy as np
 
 from batchtune.twin.fit import Solution, simulated, solve_again
+from batchtune.twin.fitted import Fitted
 from batchtune.twin.law import law_of
-from batchtune.twin.model import FitError
+from batchtune.twin.model import NEAR_SATURATION, FitError
 from batchtune.twin.observed import THROUGHPUT_BETWEEN_SD, Seen
 
 FOLDS_MAX: Final = 10
 FEWEST: Final = 4
+ENOUGH: Final = 0.75
 ALIKE: Final = 2.0 * THROUGHPUT_BETWEEN_SD
 """Where measurements spread less than this, their order is chance."""
 
@@ -22,9 +24,11 @@ ALIKE: Final = 2.0 * THROUGHPUT_BETWEEN_SD
 def left_out_error(seen: Sequence[Seen], full: Solution) -> FitError:
     """Leave one trial out at a time (of many: a tenth of them), fit the rest, predict it.
 
-    Runs of one configuration under one traffic are left out together: a repeat is no test.
+    Runs of one configuration under one traffic are left out together: a repeat is no test. Neither is one that alone
+    shows the largest batches or the most threads: without it the rest would have to extrapolate, which the fit to all
+    does not.
     """
-    groups = _groups(seen)
+    groups = [group for group in _groups(seen) if _is_within(group, seen)]
     if len(groups) < FEWEST:
         return FitError(
             p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
@@ -40,8 +44,30 @@ def left_out_error(seen: Sequence[Seen], full: Solution) -> FitError:
         for one in (one for group in fold for one in group):
             shown = simulated(one, [reading])
             for name in found.keys() & one.targets.keys():
+                if name == "p95" and _is_overloaded(one, reading):
+                    continue
                 found[name].append((float(shown[name][0]), one.targets[name]))
-    return _error(found, left_out=len(seen))
+    return _error(found, left_out=sum(map(len, groups)))
+
+
+def _is_within(group: Sequence[Seen], seen: Sequence[Seen]) -> bool:
+    """Whether the others saw batches as large and as many threads, as nearly as ENOUGH."""
+    away = {id(one) for one in group}
+    rest = [one for one in seen if id(one) not in away]
+    if not rest:
+        return False
+    rows, threads = _extent(group)
+    rows_left, threads_left = _extent(rest)
+    return rows_left >= ENOUGH * rows and threads_left >= ENOUGH * threads
+
+
+def _is_overloaded(one: Seen, reading: Fitted) -> bool:
+    """Whether so near to saturation, by this reading, that a latency is the growth of the queue and no test."""
+    return one.rate_rps > NEAR_SATURATION * reading.saturation_rps(one.batcher, one.traffic)
+
+
+def _extent(seen: Sequence[Seen]) -> tuple[int, int]:
+    return max(max(one.rows_seen) for one in seen), max(one.threads_seen for one in seen)
 
 
 def _groups(seen: Sequence[Seen]) -> list[list[Seen]]:

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
-from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.samples import Status
@@ -23,7 +21,8 @@ from batchtune.scenario.spec import Scenario
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
 from batchtune.tune.load_run import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
 from batchtune.tune.space import in_force
-from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Source, Trial, is_feasible, violations
+from batchtune.tune.strategy import Ask
+from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
 
 PROBE_WARM_UP_S = 0.3
 """Warm-up of the rule's short probes, when the scenario's is longer."""
@@ -37,24 +36,11 @@ OVERLOAD = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A trial that is to be run.
-
-    `rate_rps`, `concurrency` and `duration_s` (the measured part) replace the scenario's. `hint_rps` is where a search
-    for the capacity begins; `repeat_of` the number of the spoilt trial that this one repeats.
-    """
+class Plan(Ask):
+    """A trial that is to be run; `repeat_of` is the number of the spoilt trial that this one repeats."""
 
     number: int
-    configuration: Configuration
-    source: Source
-    reason: str
     seed: int
-    point: dict[str, Any] | None = None
-    block: int | None = None
-    rate_rps: float | None = None
-    concurrency: int | None = None
-    duration_s: float | None = None
-    hint_rps: float | None = None
     repeat_of: int | None = None
 
 

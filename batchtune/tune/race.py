@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -256,15 +256,8 @@ def _ask(survivor: Survivor, reason: str, *, block: int) -> Ask:
 
 
 def _ladder_ask(outlook: Outlook, survivor: Survivor, rate_rps: float, block: int, reason: str) -> Ask:
-    return Ask(
-        configuration=survivor.configuration,
-        source="race",
-        reason=reason,
-        point=survivor.point,
-        block=block,
-        rate_rps=rate_rps,
-        duration_s=min(outlook.scenario.load.duration_s, RUNG_S),
-    )
+    duration_s = min(outlook.scenario.load.duration_s, RUNG_S)
+    return replace(_ask(survivor, reason, block=block), rate_rps=rate_rps, duration_s=duration_s)
 
 
 def _merit(trial: Trial, scenario: Scenario) -> float:

@@ -34,8 +34,8 @@ from batchtune.tune.trial import Source, Trial
 BLOCK = 5
 """Proposals between two calibrations; one in each is the sampler's own."""
 
-HASTY_FIRST = 3
-"""So many proposals of the twin come before the defaults when there is time for few."""
+HASTY_REFERENCES: dict[int, Source] = {1: "no_batching", 3: "defaults"}
+"""After so many proposals of the twin a reference point is measured when there is time for few trials."""
 
 SURVIVORS = 5
 
@@ -101,13 +101,13 @@ def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
 
 
 def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
-    """No batching, what the twin proposes first, the defaults, and what else there is time for."""
+    """What the twin proposes first, no batching, more of its proposals, the defaults, and what else there is time for."""
     sampler = _sampler(outlook)
-    yield from _references(outlook, insight, only="no_batching")
     turns = [False] * BLOCK if insight.trust == "off" else [True] * (BLOCK - 1) + [False]
     for turn, is_twins in enumerate(turns):
-        if turn == HASTY_FIRST and outlook.may_propose():
-            yield from _references(outlook, insight, only="defaults")
+        reference = HASTY_REFERENCES.get(turn)
+        if reference is not None and outlook.may_propose():
+            yield from _references(outlook, insight, only=reference)
         ask = _proposal(outlook, insight, sampler, is_twins=is_twins) if outlook.may_propose() else None
         if ask is None:
             return

@@ -37,7 +37,7 @@ from batchtune.tune.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
 FAILURES_MAX = 3
 """So many failed trials in a row mean that it is not the configurations that are at fault."""
 
-RESERVE_SHARE = 1.0 / 3.0
+RESERVE_SHARE = 0.25
 """Confirmations set aside at most this share of the time: of a small budget the search needs the most."""
 
 REPEATS_MAX = 2

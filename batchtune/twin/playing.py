@@ -52,7 +52,9 @@ def play(
 ) -> Played:
     """Simulate; the first tenth is warm-up. `requests` None: enough for a p95.
 
-    A think time is played as a delay of the answer and taken off the latencies again.
+    A think time is played as a delay of the answer and taken off the latencies again. The clients of a closed loop
+    begin while the first request runs: N of them that fit into a batch then go round in two halves for ever, as they
+    do with a real server. Sent at one instant they would all join the first batch, and every one after it.
     """
     count = requests or min(replicas * enough_requests(batcher, traffic), MOST_REQUESTS_OF_POOL)
     if traffic.clients is not None:
@@ -96,6 +98,7 @@ def _play_closed(
         batcher,
         devices,
         warm_up_s=warm_up_s,
+        spread_s=float(devices[0].tau_s[1]),
         quantiles=tuple(quantiles),
         replicas=replicas,
         routing=routing,

@@ -38,11 +38,12 @@ class OpenTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedTraffic:
-    """`clients` that send, wait, send again, `requests` in all."""
+    """`clients` that send, wait, send again, `requests` in all; they begin one after another over `spread_s`."""
 
     clients: int
     requests: int
     rows: Rows
+    spread_s: float = 0.0
     replicas: int = 1
     routing: Routing = "round_robin"
     seed: int = 1
@@ -78,6 +79,7 @@ def run_closed(
 ) -> Outcome:
     requests = _new_requests(traffic.requests, traffic.rows)
     planned = min(traffic.clients, traffic.requests)
+    requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
     return _run_general(traffic, requests, planned, batcher, device, count_from_s)
 
 

@@ -242,17 +242,24 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     devices: Sequence[Device],
     *,
     warm_up_s: float,
+    spread_s: float = 0.0,
     quantiles: Sequence[float] = (0.5, 0.95, 0.99),
     replicas: int = 1,
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """`simulate_closed` on each device, summed up."""
+    """`simulate_closed` on each device, summed up; the clients begin one after another over `spread_s`."""
     from batchtune.twin.run_summary import summarise
     from batchtune.twin.runs import ClosedTraffic, run_closed
 
     traffic = ClosedTraffic(
-        clients=clients, requests=requests, rows=rows, replicas=replicas, routing=routing, seed=seed
+        clients=clients,
+        requests=requests,
+        rows=rows,
+        spread_s=spread_s,
+        replicas=replicas,
+        routing=routing,
+        seed=seed,
     )
     outcomes = (run_closed(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
     return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)

@@ -17,14 +17,19 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
 from batchtune.twin.calibrate import Observation, calibrate, usable
+from batchtune.twin.fit import draws_around, laws_to_try
 from batchtune.twin.fitted import crowding
 from batchtune.twin.model import FitError, Twin, trust_of
+from batchtune.twin.observed import seen_of
 from batchtune.twin.service_time import fit_service_time, is_nondecreasing
 from batchtune.twin.simulate import Device
 from batchtune.twin.traffic import Traffic
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 POISSON = Traffic(rate_rps=1.0)
+UNTESTED = FitError(
+    p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
+)
 
 
 def probes(device: Device, *, tells: bool = True, noise: float = 0.02, seed: int = 3) -> list[Observation]:
@@ -69,6 +74,29 @@ def test_contention_is_recovered() -> None:
     found = calibrate(probes(device_of(contention=0.3)), test=False).best_fit
     assert not found.serial
     assert found.contention == pytest.approx(0.3, abs=0.15)
+
+
+def test_laws_that_fit_about_as_well_share_the_draws() -> None:
+    seen = [seen_of(one.batcher, one.traffic or POISSON, one.measurement) for one in probes(device_of())]
+    fitted = laws_to_try(seen)
+    equal = [fitted[0], replace(fitted[1], misfit=fitted[0].misfit)]
+    for solutions, least, most in ((equal, 3, 5), (fitted, 0, 0)):
+        drawn = draws_around(solutions, UNTESTED, count=8, rng=np.random.default_rng(1))
+        other = sum(one.serial == solutions[1].law.serial for one in drawn.fits)
+        assert least <= other <= most
+
+
+def test_a_closed_loop_is_read_by_its_latency_not_by_how_many_batches_ended_in_time() -> None:
+    observation = probes(device_of())[3]
+    counted = observation.measurement.throughput_rps
+    more = Estimate(value=1.07 * counted.value, low=counted.low, high=1.1 * counted.high)
+    lucky = replace(observation, measurement=replace(observation.measurement, throughput_rps=more))
+    ours, theirs = (
+        seen_of(one.batcher, one.traffic or POISSON, one.measurement).targets["throughput"]
+        for one in (observation, lucky)
+    )
+    assert ours == theirs
+    assert ours == pytest.approx(math.log(counted.value), abs=0.02)
 
 
 def test_a_serial_device_is_told_from_one_that_overlaps(serial_twin: Twin) -> None:
@@ -228,6 +256,17 @@ def test_capacity_is_where_the_limit_is_met(serial_twin: Twin) -> None:
 
 def test_no_rate_keeps_a_limit_below_one_execution(serial_twin: Twin) -> None:
     assert not serial_twin.capacity(batcher_of(32), POISSON, replace(P95, seconds=0.001), 0.01).any()
+
+
+@pytest.mark.parametrize(("threads", "rows"), [(1, 4.0), (2, 8 / 3)])
+def test_few_clients_go_round_in_parts_of_a_batch_though_threads_get_up_slowly(
+    threads: int, rows: float, serial_twin: Twin
+) -> None:
+    """Measured with the emulated parallel device: 8 clients, batches of up to 24 and 64 rows without a timeout."""
+    slow = replace(serial_twin.best_fit, serial=False, contention=0.0, wake_s=4e-4)
+    twin = replace(serial_twin, best_fit=slow)
+    found = twin.predict(batcher_of(24, 0.0, threads), Traffic(clients=8), only_best=True)
+    assert found.mean_batch_rows[0] == pytest.approx(rows, rel=0.03)
 
 
 def test_think_time_slows_a_closed_loop_and_is_no_latency(serial_twin: Twin) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from batchtune.measure.measurement import Measurement
@@ -41,14 +43,7 @@ def observed(
     """What a run would have measured; `noise`: log sd of the whole run's speed; `tells`: the server has counters."""
     rng = rng or np.random.default_rng(7)
     slower = float(np.exp(noise * rng.standard_normal()))
-    known = Device(
-        tau_s=device.tau_s * slower,
-        contention=device.contention,
-        serial=device.serial,
-        jitter_ratio=device.jitter_ratio,
-        delay_s=device.delay_s,
-        front_end_s=device.front_end_s,
-    )
+    known = replace(device, tau_s=device.tau_s * slower)
     rows = traffic.rows[0]
     if traffic.clients is not None:
         run = simulate_closed(traffic.clients, requests, rows, batcher, known, seed=11)

@@ -17,7 +17,7 @@ from batchtune.batching import Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec import Scenario
-from batchtune.twin.fit import Draws, best_of, draws_around, laws_to_try
+from batchtune.twin.fit import Draws, draws_around, laws_to_try
 from batchtune.twin.left_out import left_out_error
 from batchtune.twin.model import FitError, Twin
 from batchtune.twin.observed import Seen, merged, seen_of
@@ -78,8 +78,8 @@ def calibrate(
         TwinError: nothing that can be fitted, with a hint.
     """
     seen = _seen(observations)
-    fitted = best_of(laws_to_try(seen))
-    error = left_out_error(seen, fitted) if test else _untested()
+    fitted = laws_to_try(seen)
+    error = left_out_error(seen, fitted[0]) if test else _untested()
     drawn: Draws = draws_around(fitted, error, count=draws, rng=np.random.default_rng(seed))
     return Twin(
         best_fit=drawn.best,

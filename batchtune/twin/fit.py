@@ -25,6 +25,9 @@ CONVERGED: Final = 0.003
 FIT_REQUESTS: Final = (2_000, 8_000)
 """Fewest and most requests of a simulation within the fit."""
 
+_GOLDEN: Final = 0.6180339887498949
+"""Multiples of it fill the interval from 0 to 1 evenly, however many there are."""
+
 _STEP: Final = 0.12
 _FACTOR_STEP: Final = 0.04
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
@@ -34,12 +37,14 @@ _QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
 class Solution:
     """A law with the vector that fits best, `misfit` (sum of squares, priors included) and its covariance.
 
+    `scale`: by how much the squares exceed what was expected of them, at least 1; it is in the covariance.
     `slopes`: of the residuals of each measurement, (targets, parameters).
     """
 
     law: Law
     theta: NDArray[np.float64]
     misfit: float
+    scale: float
     covariance: NDArray[np.float64]
     slopes: tuple[NDArray[np.float64], ...]
 
@@ -54,13 +59,9 @@ class Draws:
     fits: tuple[Fitted, ...]
 
 
-def best_of(solutions: Sequence[Solution]) -> Solution:
-    return min(solutions, key=lambda one: one.misfit)
-
-
 def laws_to_try(seen: Sequence[Seen]) -> list[Solution]:
-    """Each law that the measurements allow, fitted."""
-    return [solve(law, seen) for law in laws(seen)]
+    """Each law that the measurements allow, fitted; the best first."""
+    return sorted((solve(law, seen) for law in laws(seen)), key=lambda one: one.misfit)
 
 
 def solve(law: Law, seen: Sequence[Seen]) -> Solution:
@@ -82,8 +83,15 @@ def solve(law: Law, seen: Sequence[Seen]) -> Solution:
     together = np.concatenate(slopes)
     spare = max(len(residuals) - len(theta), 0.5 * len(residuals))
     curvature = together.T @ together + np.diag(1.0 / law.sd**2)
-    covariance = np.asarray(np.linalg.inv(curvature), dtype=np.float64) * max(1.0, misfit / spare)
-    return Solution(law=law, theta=theta, misfit=misfit, covariance=covariance, slopes=tuple(slopes))
+    scale = max(1.0, misfit / spare)
+    return Solution(
+        law=law,
+        theta=theta,
+        misfit=misfit,
+        scale=scale,
+        covariance=np.asarray(np.linalg.inv(curvature), dtype=np.float64) * scale,
+        slopes=tuple(slopes),
+    )
 
 
 def solve_again(
@@ -96,16 +104,23 @@ def solve_again(
     return law.reading(theta)
 
 
-def draws_around(solution: Solution, error: FitError, *, count: int, rng: np.random.Generator) -> Draws:
+def draws_around(
+    solutions: Sequence[Solution], error: FitError, *, count: int, rng: np.random.Generator
+) -> Draws:
     """`count` readings from the normal approximation, each slower or faster as a whole as runs differ.
 
-    The spread of a run is at least the usual one between runs, and as large as the error on trials left out.
+    Each law has as many of them, evenly mixed, as it is likely. The spread of a run is at least the usual one between
+    runs, and as large as the error on trials left out.
     """
     known = [one for one in (error.throughput_ratio, 0.7 * error.p95_ratio) if not np.isnan(one)]
     run_sd = max([THROUGHPUT_BETWEEN_SD, *known])
-    root = np.linalg.cholesky(solution.covariance + 1e-12 * np.eye(len(solution.theta)))
+    up_to = np.cumsum(_likely(solutions))
     fits = []
-    for _ in range(count):
+    for at in range(count):
+        solution = solutions[
+            min(int(np.searchsorted(up_to, at * _GOLDEN % 1.0, side="right")), len(up_to) - 1)
+        ]
+        root = np.linalg.cholesky(solution.covariance + 1e-12 * np.eye(len(solution.theta)))
         theta = solution.theta + root @ rng.standard_normal(len(solution.theta))
         theta[:CONTENTION] = (
             np.clip(theta[:CONTENTION] - solution.theta[:CONTENTION], -2.0, 2.0)
@@ -114,7 +129,14 @@ def draws_around(solution: Solution, error: FitError, *, count: int, rng: np.ran
         reading = solution.law.reading(theta)
         slower = np.full(len(reading.service_time.rows), np.exp(run_sd * rng.standard_normal()))
         fits.append(replace(reading, service_time=reading.service_time.scaled(slower)))
-    return Draws(best=solution.reading, fits=tuple(fits))
+    return Draws(best=solutions[0].reading, fits=tuple(fits))
+
+
+def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
+    """The probability of each law, all equally likely before; a poor best fit makes none surer than it deserves."""
+    off = np.array([one.misfit for one in solutions]) / min(one.scale for one in solutions)
+    weights = np.exp(-0.5 * (off - off.min()))
+    return np.asarray(weights / weights.sum())
 
 
 def simulated(seen: Seen, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:

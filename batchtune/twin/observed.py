@@ -108,8 +108,10 @@ def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float],
         if one is not None and math.isfinite(one.value) and one.value > 0.0:
             targets[name] = math.log(one.value)
             sds[name] = math.hypot(between, _within(one))
-    if traffic.closed:
-        targets["throughput"] = math.log(measured.throughput_rps.value)
+    if traffic.clients is not None:
+        # Little's law: a count of answers in a short run of large batches is off by up to a batch.
+        cycle_s = measured.latency_mean_s + traffic.think_s
+        targets["throughput"] = math.log(traffic.clients / cycle_s)
         sds["throughput"] = math.hypot(THROUGHPUT_BETWEEN_SD, _within(measured.throughput_rps))
     batch_rows = None if measured.server is None else measured.server.mean_batch_rows
     if batch_rows:

@@ -17,7 +17,8 @@ from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.law import CONTENTION, SCALARS, WAKE, Law, laws
 from batchtune.twin.model import FitError
 from batchtune.twin.observed import THROUGHPUT_BETWEEN_SD, Seen
-from batchtune.twin.playing import Played, enough_requests, play
+from batchtune.twin.playing import enough_requests, play
+from batchtune.twin.simulate import Summary
 
 STEPS: Final = 8
 DAMPING: Final = 0.02
@@ -152,7 +153,7 @@ def simulated(seen: Seen, readings: Sequence[Fitted]) -> dict[str, NDArray[np.fl
     return _logs(played)
 
 
-def _logs(played: Played) -> dict[str, NDArray[np.float64]]:
+def _logs(played: Summary) -> dict[str, NDArray[np.float64]]:
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {name: np.log(played.latency_s[:, at]) for at, name in enumerate(_QUANTILES)}
         found["throughput"] = np.log(played.throughput_rps)

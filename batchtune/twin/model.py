@@ -15,8 +15,8 @@ from batchtune.measure.slo import Limit
 from batchtune.scenario.units import percentage
 from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.highest_rate import highest_rates
-from batchtune.twin.playing import Played, play
-from batchtune.twin.simulate import Batcher, Device, Routing
+from batchtune.twin.playing import play
+from batchtune.twin.simulate import Batcher, Device, Routing, Summary
 from batchtune.twin.traffic import Traffic, traffic_of
 
 __all__ = ["Device", "FitError", "Fitted", "Prediction", "Traffic", "Trust", "Twin", "traffic_of", "trust_of"]
@@ -248,7 +248,7 @@ class Twin:
         )
 
     def _extrapolations(
-        self, batcher: Batcher, traffic: Traffic, played: Played, replicas: int
+        self, batcher: Batcher, traffic: Traffic, played: Summary, replicas: int
     ) -> tuple[str, ...]:
         found = []
         rows_most = int(played.batch_rows_max.max())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchtune.twin.simulate import Batcher, Device, Routing, Summary, closed_summary, open_summary
 from batchtune.twin.traffic import Traffic
@@ -27,19 +26,6 @@ MOST_REQUESTS_OF_POOL = 100_000
 """Several replicas all count for the quantile, so that each need not see as many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """Per device, shape (devices,); `latency_s` (devices, quantiles); `batch_rows_max` of the largest batch."""
-
-    throughput_rps: NDArray[np.float64]
-    latency_s: NDArray[np.float64]
-    mean_latency_s: NDArray[np.float64]
-    mean_batch_rows: NDArray[np.float64]
-    error_ratio: NDArray[np.float64]
-    busy_ratio: NDArray[np.float64]
-    batch_rows_max: NDArray[np.int64]
-
-
 def play(
     batcher: Batcher,
     traffic: Traffic,
@@ -49,7 +35,7 @@ def play(
     requests: int | None = None,
     replicas: int = 1,
     routing: Routing = "round_robin",
-) -> Played:
+) -> Summary:
     """Simulate; the first tenth is warm-up. `requests` None: enough for a p95.
 
     A think time is played as a delay of the answer and taken off the latencies again. The clients of a closed loop
@@ -65,7 +51,7 @@ def play(
         count *= _LONGER_WHEN_REFUSED
         return _play_closed(batcher, traffic, devices, count, quantiles, 0.0, replicas, routing)
     due_s = traffic.due_s(count)
-    summary = open_summary(
+    return open_summary(
         due_s,
         traffic.rows_of(len(due_s)),
         batcher,
@@ -76,7 +62,6 @@ def play(
         routing=routing,
         seed=traffic.seed,
     )
-    return _played(summary, 0.0)
 
 
 def _play_closed(
@@ -88,7 +73,7 @@ def _play_closed(
     warm_up_s: float,
     replicas: int,
     routing: Routing,
-) -> Played:
+) -> Summary:
     if traffic.think_s:
         devices = [replace(one, delay_s=one.delay_s + traffic.think_s) for one in devices]
     summary = closed_summary(
@@ -104,7 +89,11 @@ def _play_closed(
         routing=routing,
         seed=traffic.seed,
     )
-    return _played(summary, traffic.think_s)
+    return replace(
+        summary,
+        latency_s=summary.latency_s - traffic.think_s,
+        mean_latency_s=summary.mean_latency_s - traffic.think_s,
+    )
 
 
 def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
@@ -124,15 +113,3 @@ def _closed_warm_up_s(batcher: Batcher, traffic: Traffic, device: Device, count:
     rows = max(int(min(rows, in_flight_rows)), 1)
     per_batch_s = float(device.tau_s[rows]) / max(batcher.batch_threads, 1)
     return WARM_UP_SHARE * count * traffic.mean_rows / rows * per_batch_s
-
-
-def _played(summary: Summary, think_s: float) -> Played:
-    return Played(
-        throughput_rps=summary.throughput_rps,
-        latency_s=summary.latency_s - think_s,
-        mean_latency_s=summary.mean_latency_s - think_s,
-        mean_batch_rows=summary.mean_batch_rows,
-        error_ratio=summary.error_ratio,
-        busy_ratio=summary.busy_ratio,
-        batch_rows_max=summary.batch_rows_max,
-    )

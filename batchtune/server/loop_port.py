@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from batchtune.server.batching_session import Completion
+from batchtune.wire.status import StatusError
 
 _SAMPLE_INTERVAL_S = 0.05
 
@@ -66,3 +67,5 @@ def _complete(completions: list[Completion]) -> None:
             done(outputs, error)
         except Exception:
             _logger.exception("an answer could not be given")
+            if error is None:
+                _complete([(done, None, StatusError("INTERNAL", "the server failed to write the answer"))])

@@ -9,12 +9,15 @@ are readable already.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from batchtune.server.served_models import Outputs, Servable
 from batchtune.wire.status import StatusError
+
+_logger = logging.getLogger(__name__)
 
 
 class Submitted(Protocol):
@@ -61,3 +64,6 @@ class LoopTurn:
                 servable.submit(signature_name, inputs, output_names, deadline_ns, call.done)
             except StatusError as error:
                 call.fail(error)
+            except Exception:  # the requests of other clients follow
+                _logger.exception("a request for signature %s could not be submitted", signature_name)
+                call.fail(StatusError("INTERNAL", "the server failed to handle the request"))

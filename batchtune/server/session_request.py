@@ -107,7 +107,7 @@ class _Join:
             return _complete(self._whole, None, self._error)
         try:
             return _complete(self._whole, self._concatenated(), None)
-        except ValueError as failure:
+        except (ValueError, MemoryError) as failure:
             error = StatusError("INTERNAL", f"Tensor concat operation failed: {failure}")
             return _complete(self._whole, None, error)
 

@@ -1,0 +1,67 @@
+"""Does every request get an answer, also where the server itself has a fault?"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.server.loop_port import LoopPort
+from batchtune.server.loop_turn import LoopTurn
+from batchtune.wire.status import StatusError
+
+
+def test_an_answer_that_cannot_be_written_becomes_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Any] = []
+
+    def unwritable(outputs: Any, error: StatusError | None) -> None:
+        if error is None:
+            raise TypeError("no such dtype")
+        told.append(error.code)
+
+    def hopeless(_outputs: Any, _error: Any) -> None:
+        raise RuntimeError("fails twice")
+
+    async def scenario() -> None:
+        port = LoopPort(asyncio.get_running_loop())
+        finished = asyncio.Event()
+        port.deliver([(hopeless, {}, None), (unwritable, {}, None), (lambda *_: finished.set(), {}, None)])
+        await asyncio.wait_for(finished.wait(), 20)
+
+    asyncio.run(scenario())
+    assert told == ["INTERNAL"]
+    assert caplog.text.count("an answer could not be given") == 3
+
+
+class Call:
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def done(self, outputs: Any, error: StatusError | None) -> None:
+        self.ended.append("OK" if error is None else error.code)
+
+    def fail(self, error: StatusError) -> None:
+        self.ended.append(error.code)
+
+
+def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> None:
+    calls = [Call(), Call(), Call()]
+
+    def submit(name: str, _inputs: Any, _names: Any, _deadline_ns: Any, done: Any) -> None:
+        if name == "refused":
+            raise StatusError("UNAVAILABLE", "full")
+        if name == "surprise":
+            raise ZeroDivisionError
+        done({}, None)
+
+    async def scenario() -> None:
+        turn, servable = LoopTurn(), SimpleNamespace(submit=submit)
+        for call, name in zip(calls, ("surprise", "refused", "taken"), strict=True):
+            turn.submit(call, servable, name, {"x": np.zeros(1)}, None, None)  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # the turn ends
+
+    asyncio.run(scenario())
+    assert [call.ended for call in calls] == [["INTERNAL"], ["UNAVAILABLE"], ["OK"]]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +124,42 @@ def test_an_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
     with pytest.raises(StatusError) as raised:
         run(model, input=X[:, :2])
     assert raised.value.code == "INVALID_ARGUMENT"
+
+
+def emptied(archive: bytes) -> bytes:
+    """A .pt2 file whose parts say nothing."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(written, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, b"{}" if name.endswith(".json") else old.read(name))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda _: b"", lambda _: b"garbage", lambda good: good[: len(good) // 2], emptied]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_is_no_exported_program_is_named(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),)), path)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(StatusError, match=r"model\.pt2: ") as refused:
+        load_model(tmp_path, BackendOptions(device="cpu"))
+    assert refused.value.code == "INVALID_ARGUMENT"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_that_gives_more_than_tensors_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    class Partly(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any) -> Any:
+            return x * 2, None
+
+    torch.export.save(torch.export.export(Partly(), (torch.ones(2, 3),)), tmp_path / "model.pt2")
+    with pytest.raises(StatusError, match="output_1 is no tensor"):
+        load_model(tmp_path, BackendOptions(device="cpu"))
 
 
 def test_a_program_exported_on_the_cpu_moves_with_the_constants_it_makes() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.server.loaded_model import BackendOptions, load_model
+from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
 from batchtune.server.metrics import Metrics
 from batchtune.server.model_config import (
     AllVersions,
@@ -152,6 +152,21 @@ def test_a_version_that_cannot_be_loaded_does_not_replace_one_that_answers(
     shutil.rmtree(tmp_path / "m" / "2")
     add_version(tmp_path / "m", 3)
     wait_until(lambda: repository.find("m").version == 3)
+
+
+def test_a_framework_that_fails_in_its_own_words_holds_up_nothing(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_directory: Path, _options: BackendOptions) -> LoadedModel:
+        raise ZeroDivisionError("in C++")
+
+    add_version(tmp_path / "m", 1)
+    monkeypatch.setitem(globals(), "load_model", load)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    with pytest.raises(StatusError, match="did not become available"):
+        repository.wait_until_loaded()
+    failed = repository.statuses("m")[0]
+    assert (failed.error_code, failed.error_message) == ("INTERNAL", "ZeroDivisionError: in C++")
 
 
 def test_a_failed_load_is_tried_again(tmp_path: Path, make: Make) -> None:

@@ -138,7 +138,7 @@ class ModelServer:
                 limit=limit,
             )
             self._control.attach(servable)
-        except StatusError:
+        except Exception:
             model.close()
             raise
         return servable

@@ -7,6 +7,7 @@ TF Serving's availability-preserving policy does.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # At the start such a failure is final: the files are wrong, not late.
 _FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
 _LONGEST_WAIT_S = 3600.0
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +226,11 @@ class ModelRepository:
             servable = self._open_servable(model.name, version, model.base_path / str(version))
         except StatusError as error:
             self._note_failure(model.name, entry, error)
+            return
+        except Exception as error:  # what a framework says of a file is its own affair
+            _logger.exception("model %s version %d failed to load", model.name, version)
+            failure = StatusError("INTERNAL", f"{type(error).__name__}: {error}")
+            self._note_failure(model.name, entry, failure)
             return
         entry.attempts = 0
         self._book.publish(entry, servable=servable, status=VersionStatus(version=version, state="AVAILABLE"))

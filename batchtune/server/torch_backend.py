@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from batchtune.server.declared_tensors import FaultError, check_keys, read_yaml, tensor_specs
 from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors, out_of_memory
@@ -64,7 +65,7 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
             forward = forward_in(torch, options.torch_dtype, device, load, inputs=inputs, outputs=outputs)
             device.wait(device.new_event())
         device.free_cache()
-    except (RuntimeError, OSError, ValueError, KeyError) as error:
+    except (*FAILURES, OSError, AttributeError, BadZipFile) as error:
         if device.is_out_of_memory(error):
             raise out_of_memory(f"{path}: {error}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -177,17 +178,19 @@ def _declared(path: Path) -> tuple[Specs, Specs] | None:
 
 def _derived(program: Any) -> tuple[Specs, Specs]:
     """The inputs and outputs of an exported program; outputs are called output_0, output_1, …"""
-    nodes = {node.name: node for node in program.graph.nodes}
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
-    inputs = tuple(_spec(name, nodes[name].meta["val"]) for name in signature.user_inputs)
+    inputs = tuple(_spec(str(name), values.get(name)) for name in signature.user_inputs)
     outputs = tuple(
-        _spec(f"output_{index}", nodes[name].meta["val"]) for index, name in enumerate(signature.user_outputs)
+        _spec(f"output_{index}", values.get(name)) for index, name in enumerate(signature.user_outputs)
     )
     return inputs, outputs
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    """A size that torch.export left symbolic may take any value."""
+    """A size that torch.export left symbolic may take any value. Raises ValueError for what is no tensor."""
+    if not hasattr(value, "shape"):
+        raise ValueError(f"{name} is no tensor; export a module that takes and gives tensors only")
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return TensorSpec(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=shape)
 

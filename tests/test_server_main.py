@@ -335,7 +335,7 @@ def can_connect(port: int) -> bool:
         (
             ["--enable_batching", "--batching_parameters_file={bad}"],
             2,
-            "error: Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
+            "error: {bad}: Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
         ),
         (["--enable_batching", "--batching_parameters_file={none}"], 2, "No such file or directory"),
         (["--model_base_path={none}"], 1, "Could not find base path {none} for servable default"),

@@ -176,6 +176,21 @@ def test_every_scheduler_can_be_put_in_force(scheduler: str) -> None:
     serve(scenario, batching())
 
 
+@pytest.mark.parametrize("wanted", [{}, {"batch_timeout_micros": 0}])
+def test_a_streaming_scheduler_without_a_timeout_is_refused(wanted: dict[str, int]) -> None:
+    """A request that no others follow would never be answered."""
+
+    async def scenario(server: Server) -> None:
+        before = server.control.in_force()
+        with pytest.raises(StatusError, match="batch_timeout_micros must be positive") as refused:
+            await server.replace({"batch_scheduler": "streaming", "max_batch_size": 8, **wanted})
+        assert refused.value.code == "INVALID_ARGUMENT"
+        assert server.control.in_force() == before
+        await server.request()
+
+    serve(scenario, batching(max_batch_size=4))
+
+
 def test_the_number_of_threads_changes_too() -> None:
     async def scenario(server: Server) -> None:
         await server.replace({"max_batch_size": 1, "num_batch_threads": 3, "max_enqueued_batches": 100})

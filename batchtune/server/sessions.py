@@ -30,6 +30,7 @@ from batchtune.server.batching_session import (
     UnbatchedSession,
 )
 from batchtune.server.loaded_model import Runner
+from batchtune.server.queue_options import invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduler import QueueOptions, SharedBatchScheduler
 from batchtune.wire.status import StatusError
@@ -126,6 +127,11 @@ class SessionPool:
                 return _DrainedSession(
                     UnbatchedSession(signature=signature, runner=run, threads=self._handlers)
                 )
+            if self.settings.scheduler == "streaming" and not parameters.batch_timeout_micros:
+                raise invalid_argument(
+                    "batch_timeout_micros must be positive for the streaming scheduler: it never runs a batch that "
+                    "neither fills up nor times out"
+                )
             session = BatchingSession(
                 signature=signature,
                 runner=run,
@@ -182,10 +188,10 @@ class _DrainedSession:
         done: Done,
     ) -> None:
         def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
+            done(outputs, error)
             self._unanswered -= 1
             if self._closing and not self._unanswered:
                 self._drained.set()
-            done(outputs, error)
 
         self._session.submit(inputs, output_names, deadline_ns, finish)
         self._unanswered += 1

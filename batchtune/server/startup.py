@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchtune.batching import BatchingParameters, parse_tfserving_text, text_proto, validate
-from batchtune.errors import UsageError
+from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.concurrency_limit import ConcurrencyLimit
 from batchtune.server.flags import ServerFlags
 from batchtune.server.loaded_model import BackendOptions
@@ -50,7 +50,10 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {_reason(error)}", hint="give a text BatchingParameters file") from error
     parameters = parse_tfserving_text(text, source=str(path))
-    validate(parameters)
+    try:
+        validate(parameters)
+    except BatchingParametersError as error:
+        raise BatchingParametersError(f"{path}: {error.message}", hint=error.hint) from error
     return parameters
 
 

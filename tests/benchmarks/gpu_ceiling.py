@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,6 +127,4 @@ def seconds(run: Callable[[], Any], on_gpu: bool) -> float:
             run()
         settle()
         rounds.append((time.perf_counter() - started_s) / repeats)
-    with suppress(RuntimeError):
-        settle()
     return statistics.median(rounds)

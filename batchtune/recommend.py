@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from batchtune.batching import Configuration
-from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.errors import NoFeasibleConfigurationError, TargetError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
@@ -162,14 +162,19 @@ def recommend(
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
+        TargetError: every trial failed.
     """
     promised = slo or scenario.slo
     pooled = pool(trials, scenario=scenario, slo=promised)
     ranked = leaders(pooled, scenario=scenario)
     if not ranked:
+        why = explain_miss(pooled, trials, promised)
+        if trials and all(one.state == "failed" for one in trials):
+            raise TargetError(
+                why, hint="the failed trials are in the ledger; see whether the server works by hand"
+            )
         raise NoFeasibleConfigurationError(
-            explain_miss(pooled, trials, promised),
-            hint="relax the SLO, lower the load, or widen the search space",
+            why, hint="relax the SLO, lower the load, or widen the search space"
         )
     references = _references(trials, pooled)
     no_batching = references.get("no_batching")

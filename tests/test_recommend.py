@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import pytest
 from tune_fakes import planted, scenario_of
 
-from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.errors import NoFeasibleConfigurationError, TargetError
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import Recommendation, recommend
@@ -179,7 +179,7 @@ def test_an_interrupted_sweep_of_two_trials_still_recommends_and_says_how_weakly
 
 def test_only_failures_are_told_with_the_last_reason():
     ledger = [planted(n, throughput=1, p95_s=1, failure=f"reason {n}") for n in (1, 2)]
-    with pytest.raises(NoFeasibleConfigurationError, match="2 trials failed; the last: reason 2"):
+    with pytest.raises(TargetError, match="2 trials failed; the last: reason 2"):
         recommend(ledger, scenario=SCENARIO)
     with pytest.raises(NoFeasibleConfigurationError, match="no trial is finished"):
         recommend([], scenario=SCENARIO)

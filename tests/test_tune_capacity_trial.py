@@ -53,6 +53,18 @@ def test_a_plan_knows_how_many_requests_fill_a_batch() -> None:
     assert full(Configuration(batching=None)) == 1
 
 
+@pytest.mark.parametrize(("budget", "seconds"), [("20s", 8.0), ("100s", 20.0), ("1h", 45.0)])
+def test_one_search_leaves_most_of_the_time_to_the_others(budget: str, seconds: float) -> None:
+    scenario = scenario_of(
+        load={"arrivals": "poisson"},
+        objective="capacity",
+        slo={"p95": "20ms"},
+        search={"strategy": "rule", "budget": {"time": budget}, "space": {"max_batch_size": [1, 16]}},
+    )
+    plan = capacity_plan(scenario, SIXTEEN, source="no_batching", hint_rps=None, seed=1)
+    assert plan.seconds_max == seconds
+
+
 def test_every_probe_at_a_rate_is_watched_for_batches_and_confirmations_strictly() -> None:
     limit = Limit(name="p95", quantile=0.95, seconds=0.02)
     plan = CapacityPlan(limit=limit, concurrency=64, confirm_s=1.0, batch_requests_max=16)

@@ -12,7 +12,7 @@ from typing import Any
 from batchtune.archive import Run, open_run
 from batchtune.batching import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.parameters import did_you_mean
-from batchtune.errors import NoFeasibleConfigurationError, TwinError, UsageError
+from batchtune.errors import NoFeasibleConfigurationError, TargetError, TwinError, UsageError
 from batchtune.recommend import recommend
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.knobs import KNOBS, configuration_of
@@ -101,7 +101,7 @@ def _base(trials: Sequence[Trial], scenario: Scenario) -> tuple[Configuration, s
     try:
         if not any(one.source == "variant" for one in trials):
             return recommend(trials, scenario=scenario).configuration, "the recommended configuration"
-    except NoFeasibleConfigurationError:
+    except (NoFeasibleConfigurationError, TargetError):
         pass
     return scenario.configuration({}), "the scenario's own configuration"
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run
 from batchtune.batching import format_cortex, format_flags, format_triton
 from batchtune.cli.options import Dialect
-from batchtune.errors import NoFeasibleConfigurationError, UsageError
+from batchtune.errors import NoFeasibleConfigurationError, TargetError, UsageError
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.reader import parse_duration_s
@@ -61,11 +61,12 @@ def conclude(
     """Recommend from the trials, keep that in the run, print it.
 
     Raises:
-        NoFeasibleConfigurationError: nothing measured meets the SLO; with `json` the document says so too.
+        NoFeasibleConfigurationError, TargetError: nothing measured meets the SLO, or nothing worked; with `json` the
+            document says so too.
     """
     try:
         chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
-    except NoFeasibleConfigurationError as error:
+    except (NoFeasibleConfigurationError, TargetError) as error:
         if json:
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
         raise

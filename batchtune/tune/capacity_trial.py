@@ -21,6 +21,12 @@ from batchtune.tune.trial import Probe, Source
 WARM_UP_MAX_S = 0.5
 """Probes follow each other on a warm server."""
 
+SECONDS = (8.0, 45.0)
+"""Fewest and most seconds of a search; between them it takes"""
+
+BUDGET_SHARE = 0.2
+"""at most this share of the time that the whole sweep has."""
+
 BURST_CLIENTS = (8, 256)
 """Fewest and most clients of the first burst."""
 
@@ -48,7 +54,7 @@ def capacity_plan(
     if limit is None:
         raise ValueError("a capacity needs a latency limit")
     quick = source == "sampler"
-    duration_s = scenario.load.duration_s
+    duration_s, budget_s = scenario.load.duration_s, scenario.search.time_budget_s or math.inf
     return CapacityPlan(
         limit=limit,
         concurrency=_burst_clients(scenario, configuration),
@@ -59,6 +65,7 @@ def capacity_plan(
         burst_s=min(duration_s, 1.0),
         confirmations=0,
         probes_max=5 if quick else 8,
+        seconds_max=min(max(BUDGET_SHARE * budget_s, SECONDS[0]), SECONDS[1]),
         seed=seed,
         batch_requests_max=_batch_requests_max(scenario, configuration),
     )

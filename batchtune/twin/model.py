@@ -128,15 +128,12 @@ class Twin:
 
     @property
     def draws(self) -> tuple[Device, ...]:
-        return self.devices(self.rows_max)
+        """Every reading as the simulator's device, with τ up to `rows_max` rows."""
+        return tuple(fit.device(self.rows_max) for fit in self.fits)
 
     @property
     def trust(self) -> Trust:
         return trust_of(self.error)
-
-    def devices(self, rows_max: int) -> tuple[Device, ...]:
-        """Every reading as the simulator's device, with τ up to `rows_max` rows."""
-        return tuple(fit.device(rows_max) for fit in self.fits)
 
     def explain(self) -> str:
         """The trust gate's verdict in one sentence, for a report."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,10 +107,6 @@ def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]
     """τ(b) = fixed + per row · b, with knots at these sizes: for a server that tells no times."""
     rows = sorted(set(sizes))
     return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * one for one in rows))
-
-
-def is_nondecreasing(service_time: ServiceTime) -> bool:
-    return all(later >= earlier for earlier, later in pairwise(service_time.seconds))
 
 
 def _pooled(

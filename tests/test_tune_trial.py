@@ -65,3 +65,12 @@ def test_a_line_that_lacks_a_key_is_no_trial(missing):
 def test_a_line_of_another_schema_is_no_trial():
     with pytest.raises(ValueError, match="schema_version 2 where 1 is read"):
         Trial.from_dict({**planted(1, throughput=1.0, p95_s=1.0).to_dict(), "schema_version": 2})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"number": "x"}, {"seed": True}, {"seconds": None}, {"state": "done"}, {"source": "luck"}]
+)
+def test_a_value_of_another_type_is_no_trial(wrong):
+    values = {**planted(1, throughput=1.0, p95_s=1.0).to_dict(), **wrong}
+    with pytest.raises(ValueError, match=f"not a trial.*{next(iter(wrong))} is"):
+        Trial.from_dict(values)

@@ -101,7 +101,7 @@ def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
 
 
 def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
-    """What the twin proposes first, no batching, more of its proposals, the defaults, and what else there is time for."""
+    """What the twin proposes first, no batching, more proposals, the defaults, and what else there is time for."""
     sampler = _sampler(outlook)
     turns = [False] * BLOCK if insight.trust == "off" else [True] * (BLOCK - 1) + [False]
     for turn, is_twins in enumerate(turns):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from batchtune.batching import Configuration
 from batchtune.load.samples import Samples
@@ -41,6 +41,16 @@ REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
 
 State = Literal["complete", "failed", "interrupted"]
+
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "number": (int,),
+    "seed": (int,),
+    "seconds": (int, float),
+    "reason": (str,),
+    "started_utc": (str,),
+    "feasible": (bool,),
+    "constraints": (dict,),
+}
 
 WORST_VIOLATION = 10.0
 """Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
@@ -140,7 +150,7 @@ class Trial:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: another schema version, or a key that is missing.
+            ValueError: another schema version, a key that is missing, or a value of the wrong type.
         """
         if values.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(
@@ -148,6 +158,7 @@ class Trial:
             )
         fields = {name: value for name, value in values.items() if name != "schema_version"}
         try:
+            _check(fields)
             fields["configuration"] = Configuration.from_dict(values["configuration"])
             if values["objective"] is not None:
                 fields["objective"] = Estimate.from_dict(values["objective"])
@@ -165,6 +176,17 @@ class FinishedTrial:
 
     trial: Trial
     samples: Samples | None
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Raise a TypeError for a plain value of another type than ours."""
+    for name, kinds in _PLAIN.items():
+        value = values[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{name} is {value!r}")
+    for name, known in (("source", get_args(Source)), ("state", get_args(State))):
+        if values[name] not in known:
+            raise TypeError(f"{name} is {values[name]!r}, none of {', '.join(known)}")
 
 
 def violations(

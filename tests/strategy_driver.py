@@ -46,6 +46,9 @@ class Driver:
     def fresh_run_s(self) -> float:
         return 1.0
 
+    def thinking(self, _text: str) -> None:
+        pass
+
     def refer(self) -> Driver:
         """Measure the reference points, as a sweep does before any strategy."""
         self._drive(reference_points(self), kept=[])

@@ -59,6 +59,22 @@ def searched(
     return found, told[0]
 
 
+def test_what_goes_on_between_trials_is_told():
+    clock, target, fleet = simulated_server(device())
+    said: list[str] = []
+    list(
+        sweep(
+            capacity_scenario(time="15s"),
+            target,
+            fleet,
+            watcher=Watcher(on_thinking=said.append),
+            now_s=clock,
+        )
+    )
+    assert said
+    assert all(one.startswith("the twin is fitted to ") and one.endswith(" trials") for one in said)
+
+
 def regret(scenario: Scenario, trials: list[Trial], known: Device) -> float:
     truth = true_capacities(scenario, known)
     return 1.0 - truth[recommend(trials, scenario=scenario).configuration] / max(truth.values())

@@ -86,7 +86,7 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
             target,
             fleet,
             finished=tuple(trials),
-            watcher=Watcher(on_progress=view.progress, on_summary=keep),
+            watcher=Watcher(on_progress=view.progress, on_thinking=view.live, on_summary=keep),
             guard=HostGuard(),
             client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
+from batchtune.scenario.units import counted
 from batchtune.tune.beliefs import Beliefs, Cell
 from batchtune.tune.pool import pool
 from batchtune.tune.ranking import leaders
@@ -70,6 +71,7 @@ class Insight:
         if self._look_s > LOOK_SHARE * left_s:
             self.believe()
             return
+        self._outlook.thinking(f"the twin is fitted to {counted(len(self._outlook.trials), 'trial')}")
         seed = self._scenario.search.seed
         found = calibrated(self._outlook.trials, self._scenario, seed=seed, test=test)
         if found is not None and self.twin is not None and not test:

@@ -68,3 +68,7 @@ class Outlook(Protocol):
     def fresh_run_s(self) -> float:
         """What one fresh run for confirmation takes."""
         ...
+
+    def thinking(self, text: str) -> None:
+        """Say what goes on before the next trial, when it may take over a second."""
+        ...

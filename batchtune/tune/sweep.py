@@ -161,6 +161,10 @@ class _Sweep:
             return load.warm_up_s + load.duration_s + 0.5
         return self._trial_s()
 
+    def thinking(self, text: str) -> None:
+        """Tell the watcher what goes on before the next trial."""
+        self._watcher.on_thinking(text)
+
     def _drive(self, asking: Strategy) -> Iterator[FinishedTrial]:
         """Answer what the strategy asks for, from the interrupted sweep or by a trial, until it or the time ends."""
         try:

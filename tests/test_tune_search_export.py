@@ -1,11 +1,20 @@
-"""Trials in an Optuna storage: journal file, SQLite, and what cannot be had."""
+"""Trials in an Optuna storage: journal file, SQLite, a real PostgreSQL, and what cannot be had."""
 
 from __future__ import annotations
 
+import getpass
 import math
+import os
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
+import uuid
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import optuna
 import pytest
@@ -14,7 +23,12 @@ from tune_fakes import planted, scenario_of
 
 from batchtune.errors import UsageError
 from batchtune.tune.grid import grid_strategy
-from batchtune.tune.search_export import export_study, open_storage, study_name_of
+from batchtune.tune.search_export import export_study, opened_storage, study_name_of
+
+try:
+    import psycopg
+except ImportError:
+    psycopg = None
 
 SPACE = {"max_batch_size": [1, 4, 16], "batch_timeout_micros": [0, 1000]}
 
@@ -35,17 +49,58 @@ def measured():
     return scenario, driver.trials
 
 
-@pytest.fixture(params=["journal:///", "plain path", "sqlite:///"])
+@pytest.fixture(scope="module")
+def postgres():
+    """The URL of a server of our own, on loopback; skipped where Debian's PostgreSQL or the driver is missing."""
+    if psycopg is None:
+        pytest.skip("psycopg is missing")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    if not programs:
+        pytest.skip("PostgreSQL is missing; Debian's package postgresql has it")
+    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    user = "postgres" if as_user else getpass.getuser()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def control(*arguments: str) -> None:
+        command = [*as_user, str(programs[-1]), "-D", folder, "-w", *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+
+    with tempfile.TemporaryDirectory() as home:
+        folder = f"{home}/data"
+        if as_user:
+            shutil.chown(home, user)
+        control("init", "-o", f"-A trust -U {user} --no-sync")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={home} -c fsync=off"
+        control("start", "-l", f"{home}/log", "-o", options)
+        try:
+            yield f"postgresql://{user}@127.0.0.1:{port}"
+        finally:
+            control("stop", "-m", "immediate")
+
+
+@pytest.fixture(params=["journal:///", "plain path", "sqlite:///", "postgresql://"])
 def url(request, tmp_path):
+    if request.param == "postgresql://":
+        server, name = request.getfixturevalue("postgres"), f"study_{uuid.uuid4().hex}"
+        with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"{server}/{name}"
     name = {"sqlite:///": "study.db"}.get(request.param, "study.log")
     return f"{tmp_path / name}" if request.param == "plain path" else f"{request.param}{tmp_path / name}"
 
 
-def loaded(url: str, name: str) -> optuna.Study:
-    return optuna.load_study(study_name=name, storage=open_storage(url))
+@pytest.fixture
+def loaded():
+    """Opens studies of a URL by name, and closes their storages in the end."""
+    with ExitStack() as stack:
+        yield lambda url, name: optuna.load_study(
+            study_name=name, storage=stack.enter_context(opened_storage(url))
+        )
 
 
-def test_every_trial_but_probes_is_there_with_its_parameters_values_and_reasons(measured, url):
+def test_every_trial_but_probes_is_there_with_its_parameters_values_and_reasons(measured, url, loaded):
     scenario, trials = measured
     done = export_study(trials, scenario, url)
     study = loaded(url, done.study_name)
@@ -67,7 +122,7 @@ def test_every_trial_but_probes_is_there_with_its_parameters_values_and_reasons(
     assert study.user_attrs == {"scenario": "fake", "objective": "throughput, requests/s"}
 
 
-def test_no_batching_has_no_parameters_and_the_defaults_their_own_values(measured, url):
+def test_no_batching_has_no_parameters_and_the_defaults_their_own_values(measured, url, loaded):
     scenario, trials = measured
     by_source = {
         one.user_attrs["source"]: one
@@ -77,7 +132,7 @@ def test_no_batching_has_no_parameters_and_the_defaults_their_own_values(measure
     assert by_source["defaults"].params == {"max_batch_size": 1000, "batch_timeout_micros": 0}
 
 
-def test_exporting_again_adds_only_what_is_new(measured, url):
+def test_exporting_again_adds_only_what_is_new(measured, url, loaded):
     scenario, trials = measured
     first = export_study(trials[:8], scenario, url)
     again = export_study(trials[:8], scenario, url)
@@ -89,7 +144,7 @@ def test_exporting_again_adds_only_what_is_new(measured, url):
     assert numbers == sorted(set(numbers))
 
 
-def test_the_best_trial_keeps_the_promises(url):
+def test_the_best_trial_keeps_the_promises(url, loaded):
     """A trial that misses one is not the best however fast; both Optuna 5 and the dashboard are told."""
     scenario = scenario_of(search={"space": SPACE})
     fast = planted(1, throughput=900, p95_s=0.2, batching={"max_batch_size": 16, "batch_timeout_micros": 0})
@@ -102,7 +157,7 @@ def test_the_best_trial_keeps_the_promises(url):
     assert study.trials[0].system_attrs["constraints"] == [pytest.approx(3.0), pytest.approx(-1.0)]
 
 
-def test_of_a_spoilt_trial_and_its_repeat_the_repeat_counts(tmp_path):
+def test_of_a_spoilt_trial_and_its_repeat_the_repeat_counts(tmp_path, loaded):
     scenario = scenario_of(search={"space": SPACE})
     spoilt = planted(1, throughput=900, p95_s=0.01, batching={"max_batch_size": 4})
     repeat = replace(planted(2, throughput=500, p95_s=0.01, batching={"max_batch_size": 4}), repeat_of=1)
@@ -121,7 +176,7 @@ def test_two_sweeps_of_one_scenario_are_two_studies(tmp_path):
     assert study_name_of([one], scenario) == "fake-20260101T000000"
 
 
-def test_undefined_figures_make_a_failed_trial_and_no_attribute(tmp_path):
+def test_undefined_figures_make_a_failed_trial_and_no_attribute(tmp_path, loaded):
     scenario = scenario_of(search={"space": SPACE, "sampler": "nsga2"})
     undefined = planted(1, throughput=900, p95_s=math.inf, batching={"max_batch_size": 4})
     fine = planted(2, throughput=900, p95_s=0.01, batching={"max_batch_size": 1})
@@ -133,7 +188,7 @@ def test_undefined_figures_make_a_failed_trial_and_no_attribute(tmp_path):
     assert [one.name for one in study.directions] == ["MAXIMIZE", "MINIMIZE"]
 
 
-def test_words_and_lists_of_sizes_are_exported_as_text(tmp_path):
+def test_words_and_lists_of_sizes_are_exported_as_text(tmp_path, loaded):
     space = {"max_batch_size": [4, 8], "allowed_batch_sizes": ["none", [4, 8]], "flag": [True, False]}
     scenario = scenario_of(search={"space": space})
     driver = Driver(scenario_of(search={"strategy": "grid", "repeats": 1, "space": space}))
@@ -144,7 +199,7 @@ def test_words_and_lists_of_sizes_are_exported_as_text(tmp_path):
     assert {one.params["flag"] for one in study.trials} == {"True", "False"}
 
 
-def test_an_exported_study_can_be_gone_on_with(measured, tmp_path):
+def test_an_exported_study_can_be_gone_on_with(measured, tmp_path, loaded):
     scenario, trials = measured
     path = f"sqlite:///{tmp_path / 'x.db'}"
     study = loaded(path, export_study(trials, scenario, path).study_name)
@@ -162,7 +217,7 @@ def test_an_exported_study_can_be_gone_on_with(measured, tmp_path):
         (
             "postgresql://me:secret@h/x",
             "no driver is installed for postgresql://",
-            "pip install psycopg2-binary",
+            "pip install 'psycopg[binary]'",
         ),
         ("study", "no storage: 'study'", "give one of journal:///PATH"),
         ("/no/such/x.log", "no such directory: /no/such", "create it first"),
@@ -173,9 +228,9 @@ def test_an_exported_study_can_be_gone_on_with(measured, tmp_path):
 def test_a_storage_that_cannot_be_had_is_told_with_a_hint_and_without_the_password(
     url, message, hint, monkeypatch
 ):
-    monkeypatch.setitem(sys.modules, "psycopg2", None)
-    with pytest.raises(UsageError) as caught:
-        open_storage(url)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UsageError) as caught, opened_storage(url):
+        pass
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert "secret" not in caught.value.message + caught.value.hint

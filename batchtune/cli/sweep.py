@@ -43,9 +43,10 @@ def run_sweep(
     """
     scenario = read_scenario(path, overrides=overrides)
     if optuna_storage is not None:
-        from batchtune.tune.search_export import open_storage
+        from batchtune.tune.search_export import opened_storage
 
-        open_storage(optuna_storage)  # a mistake is to be told before the sweep, not after it
+        with opened_storage(optuna_storage):
+            pass  # a mistake is to be told before the sweep, not after it
     run = _resumed(resume, scenario) if resume else None
     trials = run.trials() if run else []
     interrupted = False

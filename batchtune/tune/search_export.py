@@ -7,7 +7,8 @@ and calibration are left out, because they were measured under loads of their ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,8 +35,8 @@ _JOURNAL = "journal://"
 _KINDS = "journal:///PATH or a file that ends in .log, sqlite:///PATH, postgresql://USER@HOST/NAME"
 _STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError)
 _DRIVERS = {
-    "postgresql": "psycopg2-binary",
-    "postgresql+psycopg": "'psycopg[binary]'",
+    "postgresql": "'psycopg[binary]'",
+    "postgresql+psycopg2": "psycopg2-binary",
     "mysql": "mysqlclient",
 }
 _OBJECTIVES = {
@@ -67,21 +68,23 @@ def export_study(
     """
     if not trials:
         raise UsageError("there are no trials to export")
-    storage = open_storage(url)
     name = study_name or study_name_of(trials, scenario)
     goals = directions(scenario.search.sampler, maximise=scenario.objective != "latency")
-    try:
-        study = optuna.create_study(study_name=name, storage=storage, directions=goals, load_if_exists=True)
-        known = {one.user_attrs.get(NUMBER) for one in study.get_trials(deepcopy=False)}
-        kept = [one for one in without_superseded(trials) if one.source not in NO_CANDIDATES]
-        knobs = _knobs(kept, scenario)
-        new = [one for one in kept if one.number not in known]
-        study.add_trials([_exported(one, scenario, knobs) for one in new])
-        if not known:
-            study.set_user_attr("scenario", scenario.name)
-            study.set_user_attr("objective", _OBJECTIVES[scenario.objective])
-    except _STORAGE_ERRORS as error:
-        raise _refused(error) from error
+    with opened_storage(url) as storage:
+        try:
+            study = optuna.create_study(
+                study_name=name, storage=storage, directions=goals, load_if_exists=True
+            )
+            known = {one.user_attrs.get(NUMBER) for one in study.get_trials(deepcopy=False)}
+            kept = [one for one in without_superseded(trials) if one.source not in NO_CANDIDATES]
+            knobs = _knobs(kept, scenario)
+            new = [one for one in kept if one.number not in known]
+            study.add_trials([_exported(one, scenario, knobs) for one in new])
+            if not known:
+                study.set_user_attr("scenario", scenario.name)
+                study.set_user_attr("objective", _OBJECTIVES[scenario.objective])
+        except _STORAGE_ERRORS as error:
+            raise _refused(error) from error
     return Export(study_name=name, trials=len(known | {one.number for one in new}), added=len(new))
 
 
@@ -91,17 +94,29 @@ def study_name_of(trials: Sequence[Trial], scenario: Scenario) -> str:
     return f"{scenario.name}-{started:%Y%m%dT%H%M%S}"
 
 
-def open_storage(url: str) -> optuna.storages.BaseStorage:
-    """The storage behind a URL, or the journal file of that path; call it early, to learn early of a mistake.
+@contextmanager
+def opened_storage(url: str) -> Iterator[optuna.storages.BaseStorage]:
+    """The storage behind a URL, or the journal file of that path; its connections are closed in the end.
 
     Raises:
         UsageError: no such kind of storage, no driver for it, no connection to it.
     """
+    storage = _storage(url)
+    try:
+        yield storage
+    finally:
+        if isinstance(storage, optuna.storages.RDBStorage):
+            storage.remove_session()
+            storage.engine.dispose()
+
+
+def _storage(url: str) -> optuna.storages.BaseStorage:
     if "://" not in url or url.startswith(_JOURNAL):
         return _journal(url)
-    scheme = url.partition("://")[0]
+    scheme, _, rest = url.partition("://")
     try:
-        return optuna.storages.RDBStorage(url)
+        # Which driver plain postgresql:// means has changed between versions of SQLAlchemy.
+        return optuna.storages.RDBStorage(f"postgresql+psycopg://{rest}" if scheme == "postgresql" else url)
     except ImportError as error:
         driver = _DRIVERS.get(scheme)
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from batchtune.scenario.reader import (
     read_variants,
 )
 from batchtune.scenario.spec import ListSpace, RangeSpace, Scenario
+from batchtune.scenario.specbase import require_cpus
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -114,6 +116,17 @@ def test_a_scenario_written_is_read_back_equal(text: str) -> None:
     jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(written))
 
 
+def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_others_are_read() -> None:
+    first = min(os.sched_getaffinity(0))
+    elsewhere = parse_scenario(changed(SMALL, ("concurrency: 8", "concurrency: 8\n  cpus: [4096]")))
+    assert elsewhere.load.cpus == (4096,)
+    assert elsewhere.target.cpus is None
+    require_cpus("load.cpus", None)
+    require_cpus("load.cpus", (first,))
+    with pytest.raises(ScenarioError, match=r"load\.cpus: this process may run on CPUs .*, not on 4096"):
+        require_cpus("load.cpus", elsewhere.load.cpus)
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -165,7 +178,7 @@ def test_a_scenario_written_is_read_back_equal(text: str) -> None:
         (
             changed(SMALL, ("target: {model: imdb_transformer}", "target:")),
             "s.yaml:2: target: expected keys and values; was None",
-            "known are: kind, model, framework, device, command, flags, ready_timeout, tls",
+            "known are: kind, model, framework, device, command, flags, ready_timeout, cpus, tls",
         ),
         (
             changed(SMALL, ("    max_batch_size: [1, 2, 4]", "    {}")),

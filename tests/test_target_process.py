@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -30,6 +31,14 @@ def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     assert len(family) == 2
     wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+
+
+def test_a_server_is_kept_on_its_cpus_and_we_are_not(tmp_path: Path) -> None:
+    ours = os.sched_getaffinity(0)
+    one = min(ours)
+    with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log", cpus=[one]) as server:
+        assert psutil.Process(server.pid).cpu_affinity() == [one]
+    assert os.sched_getaffinity(0) == ours
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:

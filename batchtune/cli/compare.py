@@ -18,6 +18,7 @@ from batchtune.measure.host import HostGuard
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.live import live_line, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
+from batchtune.scenario.spec import LoadSpec
 from batchtune.scenario.units import counted
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 from batchtune.tune.bench import Bench
@@ -115,7 +116,7 @@ def _check(variants: Sequence[Variant], view: View) -> None:
 
 @dataclass(slots=True)
 class _Benches:
-    """A launched server for each distinct target, a fleet for each number of processes, a bench for each variant.
+    """A launched server for each distinct target, a fleet for each number and place of processes, a bench a variant.
 
     All start on first use and live until the end; the host guard and what the client can do at most are shared.
     """
@@ -125,7 +126,7 @@ class _Benches:
     blocks: int
     _guard: HostGuard = field(default_factory=HostGuard)
     _targets: dict[str, TfServingTarget] = field(default_factory=dict)
-    _fleets: dict[int, LoadFleet] = field(default_factory=dict)
+    _fleets: dict[tuple[int, tuple[int, ...] | None], LoadFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
     _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
     _turn: Turn | None = None
@@ -135,7 +136,7 @@ class _Benches:
 
     def of(self, variant: Variant) -> Bench:
         if variant.name not in self._benches:
-            fleet = self._fleet(variant.scenario.load.processes)
+            fleet = self._fleet(variant.scenario.load)
             self._benches[variant.name] = Bench(
                 variant.scenario,
                 self._target(variant),
@@ -164,10 +165,12 @@ class _Benches:
             self._targets[variant.server_key] = self.stack.enter_context(target)
         return self._targets[variant.server_key]
 
-    def _fleet(self, processes: int) -> LoadFleet:
-        if processes not in self._fleets:
-            self._fleets[processes] = self.stack.enter_context(LoadFleet(processes=processes))
-        return self._fleets[processes]
+    def _fleet(self, load: LoadSpec) -> LoadFleet:
+        key = (load.processes, load.cpus)
+        if key not in self._fleets:
+            fleet = LoadFleet(processes=load.processes, cpus=load.cpus)
+            self._fleets[key] = self.stack.enter_context(fleet)
+        return self._fleets[key]
 
 
 def _exit_code(comparison: Comparison) -> int:

@@ -95,7 +95,7 @@ def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[T
     configuration = _configuration(scenario, wanted)
     target = _target(scenario, wanted, view)
     try:
-        with LoadFleet(processes=scenario.load.processes) as fleet:
+        with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
             target.apply(configuration)
             plans = list(_plans(scenario, wanted, configuration))
             bench = Bench(

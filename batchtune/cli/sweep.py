@@ -81,7 +81,7 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
     def keep(found: SearchSummary) -> None:
         run.write_search(found if earlier is None else found.continuing(earlier))
 
-    with LoadFleet(processes=scenario.load.processes) as fleet:
+    with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
         finished_trials = sweep(
             scenario,
             target,

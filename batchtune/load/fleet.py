@@ -27,6 +27,7 @@ from batchtune.load.job import LoadJob, WorkerJob, split
 from batchtune.load.live import LiveAggregate, LiveView
 from batchtune.load.samples import Samples, merge
 from batchtune.scenario.arrivals import Schedule
+from batchtune.scenario.specbase import require_cpus
 
 START_DELAY_NS: Final = 20_000_000
 LIVE_INTERVAL_S: Final = 0.25
@@ -67,6 +68,7 @@ class LoadFleet:
     def __init__(self, *, processes: int = 1, cpus: Sequence[int] | None = None) -> None:
         if processes < 1:
             raise ValueError("a fleet needs at least one process")
+        require_cpus("load.cpus", cpus)
         self.processes = processes
         self._cpus = tuple(cpus) if cpus is not None else None
         self._workers: list[_Worker] = []

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from batchtune.scenario.specbase import FileName, Spec
+from batchtune.scenario.specbase import Cpus, FileName, Spec
 from batchtune.scenario.units import Count, PositiveSeconds, RateRps, Ratio, Seconds, Whole, problem
 
 ArrivalKind = Literal["closed", "constant", "poisson", "gamma", "on_off", "ramp", "steps", "trace"]
@@ -119,6 +119,11 @@ class LoadSpec(Spec):
     )
     processes: Count = Field(
         default=1, description="client processes; one core sends about 100,000 requests/s"
+    )
+    cpus: Cpus | None = Field(
+        default=None,
+        description="CPUs of the client processes, one each in turn; absent: all. See target.cpus",
+        examples=[[1]],
     )
 
     @property

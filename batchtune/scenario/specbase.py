@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
-from batchtune.scenario.units import problem
+from batchtune.errors import ScenarioError
+from batchtune.scenario.units import Whole, problem
 
 
 class Spec(BaseModel):
@@ -35,5 +38,30 @@ def _nearby_model(value: str, info: ValidationInfo) -> str:
     return value
 
 
+Cpus = Annotated[tuple[Whole, ...], Field(min_length=1)]
 FileName = Annotated[str, AfterValidator(_existing_file)]
 ModelName = Annotated[str, AfterValidator(_nearby_model)]
+
+
+def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
+    """Check that this machine has the CPUs that a scenario asks for under this key; a run is read on any machine.
+
+    Raises:
+        ScenarioError: it has not, or keeps no process on some of its CPUs.
+    """
+    if cpus is None:
+        return
+    if not hasattr(os, "sched_getaffinity"):
+        raise ScenarioError(
+            f"{key}: this system keeps no process on some of its CPUs", hint=f"leave {key} out"
+        )
+    usable = os.sched_getaffinity(0)
+    missing = set(cpus) - usable
+    if missing:
+        raise ScenarioError(
+            f"{key}: this process may run on CPUs {_listed(usable)}, not on {_listed(missing)}"
+        )
+
+
+def _listed(cpus: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(cpus)))

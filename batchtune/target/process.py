@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,17 +20,38 @@ from batchtune.errors import TargetError
 _TAIL_BYTES = 16_384
 
 
+@contextlib.contextmanager
+def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
+    """What this thread starts meanwhile inherits these CPUs."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class ServerProcess:
     """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
 
-    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright.
+    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `cpus` are those that
+    it may run on, None: all.
     """
 
     def __init__(
-        self, command: Sequence[str], *, log_path: Path, environment: dict[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        log_path: Path,
+        environment: dict[str, str] | None = None,
+        cpus: Sequence[int] | None = None,
     ) -> None:
         self.command = tuple(command)
         self.log_path = log_path
+        self._cpus = cpus
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +67,7 @@ class ServerProcess:
             raise TargetError(
                 f"cannot start {self.command[0]!r}: no such program", hint="check target.command"
             )
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
                 self._process = subprocess.Popen(
                     [*prefix, *self.command],

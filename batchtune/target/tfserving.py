@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Self
 from batchtune.batching import Configuration, format_tfserving_text, to_dict
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec import Scenario, TargetSpec
+from batchtune.scenario.specbase import require_cpus
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.telemetry import Counters, read_counters
@@ -44,6 +45,7 @@ class TfServingTarget:
     """A launched server, as the scenario's `target` describes it; a context manager that stops it."""
 
     def __init__(self, spec: TargetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
+        require_cpus("target.cpus", spec.cpus)
         self._spec = spec
         self._flags = {name.lstrip("-"): _flag_text(value) for name, value in spec.flags.items()}
         self._on_event = on_event
@@ -169,7 +171,11 @@ class TfServingTarget:
             *(f"--{name}={value}" for name, value in sorted(flags.items())),
         ]
         self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
-        self._process = ServerProcess([*self._program(), *arguments], log_path=self._directory / "server.log")
+        self._process = ServerProcess(
+            [*self._program(), *arguments],
+            log_path=self._directory / "server.log",
+            cpus=self._spec.cpus,
+        )
         self._process.start()
         try:
             wait_until_ready(

@@ -61,10 +61,11 @@ def rows_per_request(measured: Measurement) -> float | None:
 def _verdict(
     configuration: Configuration, measured: Measurement, scenario: Scenario | None = None
 ) -> Bottleneck:
+    cpus = None if scenario is None else scenario.target.cpus
     settings = settings_of(
         configuration,
         rows_per_request=rows_per_request(measured) or 1.0,
-        server_cores=float(len(os.sched_getaffinity(0))),
+        server_cores=float(len(cpus or os.sched_getaffinity(0))),
         flags={} if scenario is None else scenario.target.flags,
         protocol="grpc" if scenario is None else scenario.request.protocol,
     )

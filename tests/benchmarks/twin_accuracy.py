@@ -303,6 +303,13 @@ def to_json(recorded: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def apart(scenario: Scenario) -> Scenario:
+    """Server and client on CPUs of their own."""
+    target = scenario.target.model_copy(update={"cpus": (0,)})
+    load = scenario.load.model_copy(update={"cpus": (1,)})
+    return scenario.model_copy(update={"target": target, "load": load})
+
+
 def from_json(values: dict[str, Any]) -> dict[str, Any]:
     def point(one: dict[str, Any]) -> Point:
         return {**one["point"], "configuration": Configuration.from_dict(one["point"]["configuration"])}
@@ -321,6 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="emulated", choices=["emulated", "emulated-parallel", "imdb"])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--apart", action="store_true", help="server on the first CPU, client on the second")
     parser.add_argument("--held-out", type=int, default=30)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--again", type=Path)
@@ -331,8 +339,10 @@ def main() -> None:
     recorded = from_json(json.loads(kept.read_text())) if kept else {}
     with tempfile.TemporaryDirectory() as directory:
         scenario = scenario_of(asked.model, Path(directory))
+        if asked.apart:
+            scenario = apart(scenario)
         if not asked.replay:
-            with launched_target(scenario) as target, LoadFleet() as fleet:
+            with launched_target(scenario) as target, LoadFleet(cpus=scenario.load.cpus) as fleet:
                 target.apply(configuration_of(1))
                 meter = Meter(scenario, target, fleet, asked.seed)
                 if asked.again:

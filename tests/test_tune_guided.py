@@ -271,6 +271,9 @@ def test_top_two_picks_differ_and_leave_out_what_was_measured():
     assert len(set(picks)) == 6
     assert len(found) - 1 not in picks
     assert math.isinf(beliefs.gain_left())
+    best = int(np.argmax(beliefs.expected))
+    assert beliefs.highest(1) == [best]
+    assert best not in beliefs.highest(3, without=frozenset({best}))
 
 
 def test_a_point_that_keeps_the_slo_at_no_rate_is_never_the_best():

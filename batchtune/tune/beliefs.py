@@ -205,6 +205,11 @@ class Beliefs:
                 break
         return found
 
+    def highest(self, count: int, *, without: frozenset[int] = frozenset()) -> list[int]:
+        """So many different cells, those expected to be best first."""
+        order = np.argsort(-self.expected, kind="stable")
+        return [int(cell) for cell in order if int(cell) not in without][:count]
+
     def contenders(self, count: int, *, keep: float = 0.1) -> list[int]:
         """At most so many cells by their probability of being near the best; beyond two only those from `keep` on."""
         near = (self.merits.max(axis=0) - self.merits <= -math.log1p(-NEAR)).mean(axis=1)

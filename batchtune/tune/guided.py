@@ -108,7 +108,9 @@ def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
         reference = HASTY_REFERENCES.get(turn)
         if reference is not None and outlook.may_propose():
             yield from _references(outlook, insight, only=reference)
-        ask = _proposal(outlook, insight, sampler, is_twins=is_twins) if outlook.may_propose() else None
+        if not outlook.may_propose():
+            return
+        ask = _proposal(outlook, insight, sampler, is_twins=is_twins, explores=False)
         if ask is None:
             return
         yield ask
@@ -215,13 +217,17 @@ def _turns(insight: Insight) -> list[bool]:
             return [False] * BLOCK
 
 
-def _proposal(outlook: Outlook, insight: Insight, sampler: Sampler, *, is_twins: bool) -> Ask | None:
+def _proposal(
+    outlook: Outlook, insight: Insight, sampler: Sampler, *, is_twins: bool, explores: bool = True
+) -> Ask | None:
+    """The twin's: the best of one draw, or unless it `explores` what is expected to be best; else the sampler's."""
     trials = outlook.trials
     failed = {one.configuration: one.point for one in trials if one.state == "failed"}
     enqueue: list[dict[str, Any]] = []
     if is_twins:
         without = insight.settled() | {at for at, cell in enumerate(insight.cells) if cell.point is None}
-        enqueue = [dict(insight.cells[at].point or {}) for at in insight.believed.top_two(1, without=without)]
+        pick = insight.believed.top_two if explores else insight.believed.highest
+        enqueue = [dict(insight.cells[at].point or {}) for at in pick(1, without=without)]
     proposal = sampler.propose(pool(trials, scenario=outlook.scenario), failed=failed, enqueue=enqueue)
     if proposal is None:
         return None

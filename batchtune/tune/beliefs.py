@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
+from batchtune.tune.confidence import NEAR
 from batchtune.tune.space import Space
-
-NEAR = 0.05
-"""Points this close to the best may be called equal."""
 
 FEWEST = 2
 """Contenders named whatever their chances."""
@@ -165,7 +163,7 @@ class Beliefs:
         kernel: NDArray[np.float64] = _COMMON_SHARE + (1.0 - _COMMON_SHARE) * near
         return kernel
 
-    @property
+    @cached_property
     def expected(self) -> NDArray[np.float64]:
         """The median merit of each cell."""
         return np.median(self.merits, axis=1)
@@ -174,10 +172,10 @@ class Beliefs:
         """The cell that is best in most respects: the highest median."""
         return int(np.argmax(self.expected))
 
-    def near_best(self, cell: int, *, margin: float = NEAR) -> float:
-        """The probability that no cell is better than this one by more than `margin`."""
+    def near_best(self, cell: int) -> float:
+        """The probability that no cell is better than this one by more than NEAR."""
         ahead = self.merits.max(axis=0) - self.merits[cell]
-        return float(np.mean(ahead <= -math.log1p(-margin)))
+        return float(np.mean(ahead <= -math.log1p(-NEAR)))
 
     def gain_left(self, settled: frozenset[int] = frozenset()) -> float:
         """What the best cell neither measured nor `settled` is expected to add to the best measured one, in logs

@@ -246,11 +246,10 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     """The leader and the few that may be better, side by side; returns why it ended."""
     believed = [insight.leader(), *insight.believed.contenders(SURVIVORS)]
     racing = dict.fromkeys(insight.simplest(at) for at in believed if not insight.hopeless(at))
-    survivors = []
-    for at in list(racing)[:SURVIVORS]:
-        cell = insight.cells[at]
-        point = None if cell.point is None else dict(cell.point)
-        survivors.append(Survivor(configuration=cell.configuration, point=point))
+    survivors = [
+        Survivor(configuration=insight.cells[at].configuration, point=_point(insight, at))
+        for at in list(racing)[:SURVIVORS]
+    ]
     if not survivors:
         return "nothing keeps the SLO"
     rate_rps = None
@@ -260,9 +259,13 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
 
 
 def _ask(insight: Insight, at: int, source: Source, reason: str) -> Ask:
-    cell = insight.cells[at]
-    point = None if cell.point is None else dict(cell.point)
-    return Ask(configuration=cell.configuration, source=source, reason=reason, point=point)
+    configuration = insight.cells[at].configuration
+    return Ask(configuration=configuration, source=source, reason=reason, point=_point(insight, at))
+
+
+def _point(insight: Insight, at: int) -> dict[str, Any] | None:
+    point = insight.cells[at].point
+    return None if point is None else dict(point)
 
 
 def _one_rate(outlook: Outlook, ask: Ask, rate_rps: float) -> Ask:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.server.json_complaints import complaint as rapidjson_complaint
 from batchtune.server.json_text import DEBUG_BYTES, debug_text, parse_json, to_bytes, type_name
 from batchtune.wire.status import StatusError
 
@@ -26,28 +27,76 @@ def complaint(body: bytes) -> str:
     [
         (b"", "The document is empty"),
         (b" \n", "The document is empty. at offset: 2"),
-        (b"nul", "Invalid value. at offset: 0"),
+        (b"}", "The document is empty. at offset: 0"),
+        (b"nul", "Invalid value. at offset: 3"),
+        (b'{"a":[trie]}', "Invalid value. at offset: 8"),
+        (b'{"a":[-]}', "Invalid value. at offset: 7"),
+        (b'{"a":[-Infi]}', "Invalid value. at offset: 11"),
+        (b'{"a":[1.]}', "Miss fraction part in number. at offset: 8"),
+        (b'{"a":[-20e+]}', "Miss exponent in number. at offset: 11"),
+        (b'{"a":1.5e', "Miss exponent in number. at offset: 9"),
+        (b'{"a":[1.5.]}', "Missing a comma or ']' after an array element. at offset: 9"),
+        (b'{"a":[1e5e]}', "Missing a comma or ']' after an array element. at offset: 9"),
+        (b'\xef\xbb\xbf{"a" 1}', "Missing a colon after a name of object member. at offset: 8"),
         (b"{", "Missing a name for object member. at offset: 1"),
         (b"{a:1}", "Missing a name for object member. at offset: 1"),
         (b'{"a":1,}', "Missing a name for object member. at offset: 7"),
         (b'{"a"', "Missing a colon after a name of object member. at offset: 4"),
         (b'{"a":', "Invalid value. at offset: 5"),
-        (b'{"a":1 "b"', "Missing a comma or } after an object member. at offset: 7"),
-        (b'{"a":[1],"b":{"c":1 2}}', "Missing a comma or } after an object member. at offset: 20"),
-        (b"[1 2]", "Missing a comma or ] after an array element. at offset: 3"),
-        (b'{"a{[":[{}, "]" 2]}', "Missing a comma or ] after an array element. at offset: 16"),
+        (b'{"a":1 "b"', "Missing a comma or '}' after an object member. at offset: 7"),
+        (b'{"a":[1],"b":{"c":1 2}}', "Missing a comma or '}' after an object member. at offset: 20"),
+        (b"[1 2]", "Missing a comma or ']' after an array element. at offset: 3"),
+        (b'{"a{[":[{}, "]" 2]}', "Missing a comma or ']' after an array element. at offset: 16"),
         (b"[1,]", "Invalid value. at offset: 3"),
         (b'{"a":"x', "Missing a closing quotation mark in string. at offset: 7"),
         (b'{"a":"\x01"}', "Invalid escape character in string. at offset: 6"),
         (rb'{"a":"\x"}', "Invalid escape character in string. at offset: 6"),
-        (rb'{"a":"\u12g"}', "Incorrect hex digit after \\u escape in string. at offset: 7"),
+        (b'{"a":"x\x00"}', "Missing a closing quotation mark in string. at offset: 7"),
+        (b'{"a":"x\\', "Invalid escape character in string. at offset: 7"),
+        (rb'{"a":"\u12g"}', "Incorrect hex digit after \\u escape in string. at offset: 6"),
+        (b'{"a":[1,2}\\ud800', "Missing a comma or ']' after an array element. at offset: 9"),
         (rb'{"a":"\ud800"}', "The surrogate pair in string is invalid. at offset: 6"),
+        (rb'{"a":"\\\ud800"}', "The surrogate pair in string is invalid. at offset: 8"),
         (b"[1e999]", "Number too big to be stored in double. at offset: 1"),
+        (b'{"\xc3\xa9": 1e999}', "Number too big to be stored in double. at offset: 7"),
+        (b'{"a": [NaN, "1e999", 1e999]}', "Number too big to be stored in double. at offset: 21"),
+        (b'["x", -Infinity}', "Missing a comma or ']' after an array element. at offset: 15"),
         ('{"é":é}'.encode(), "Invalid value. at offset: 6"),
     ],
 )
 def test_complaints_name_the_byte(body: bytes, text: str) -> None:
     assert complaint(body) == text
+
+
+def test_a_number_too_big_is_refused_beside_a_bare_infinity() -> None:
+    assert complaint(b'{"a":[Inf,1e400]}').startswith("Number too big to be stored in double.")
+
+
+def test_a_body_is_complained_of_only_up_to_its_end() -> None:
+    assert parse_json(rb'{"a": NaN} "\ud800"').keys() == {"a"}
+
+
+def test_words_of_a_decoder_to_come_are_called_unspecific() -> None:
+    error = json.JSONDecodeError("Something nobody has met yet", "[1 2]", 3)
+    assert rapidjson_complaint(error) == ("Unspecific syntax error.", 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "document", "comma", "words"),
+    [
+        (
+            "Illegal trailing comma before end of object",
+            '{"a":1 ,\n}',
+            7,
+            ("Missing a name for object member.", 9),
+        ),
+        ("Illegal trailing comma before end of array", "[1,]", 2, ("Invalid value.", 3)),
+    ],
+)
+def test_python_3_13_points_at_the_comma(
+    message: str, document: str, comma: int, words: tuple[str, int]
+) -> None:
+    assert rapidjson_complaint(json.JSONDecodeError(message, document, comma)) == words
 
 
 def test_what_rapidjson_accepts_beyond_json_is_accepted() -> None:

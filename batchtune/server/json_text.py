@@ -15,30 +15,28 @@ from typing import Any
 
 import orjson
 
+from batchtune.server.json_complaints import LONE_SURROGATE, NUMBER_TOO_BIG, STRING, complaint
 from batchtune.wire.status import StatusError
 
 DEBUG_BYTES = 256
 """JSON shown in an error message is cut at the first token past this many bytes."""
 
-# Possessive and closed by the end of the text too: linear even on a hostile body.
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)'
-_BARE_INFINITY = re.compile(_STRING + r"|\bInf\b", re.DOTALL)
-_STRUCTURE = re.compile(_STRING + r"|[^\[\]{}\"]+", re.DOTALL)
+_BARE_INFINITY = re.compile(STRING + r"|Inf(?!i)", re.DOTALL)
 _LONE_SURROGATE = re.compile(
-    r"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
+    r"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
 )
-_MESSAGES = {
-    "Expecting value": "Invalid value.",
-    "Expecting property name enclosed in double quotes": "Missing a name for object member.",
-    "Illegal trailing comma before end of object": "Missing a name for object member.",
-    "Illegal trailing comma before end of array": "Invalid value.",
-    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
-    "Invalid control character at": "Invalid escape character in string.",
-    "Invalid \\escape: ": "Invalid escape character in string.",
-    "Invalid \\escape": "Invalid escape character in string.",
-    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
-}
-_decoder = json.JSONDecoder()
+_TOO_BIG = re.compile(STRING + r"|[-0-9][-+.0-9eE]+", re.DOTALL)
+
+
+def _finite(text: str) -> float:
+    """A number of the text; raises OverflowError beyond double."""
+    value = float(text)
+    if math.isinf(value):
+        raise OverflowError
+    return value
+
+
+_decoder = json.JSONDecoder(parse_float=_finite)
 
 
 def parse_json(body: bytes) -> Any:
@@ -51,7 +49,7 @@ def parse_json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         if error.msg.startswith("number is infinity"):
-            raise _parse_error("Number too big to be stored in double.", error.pos) from error
+            raise _parse_error(NUMBER_TOO_BIG, _byte_offset(body.decode(), error.pos)) from error
         return _parse_leniently(body)
 
 
@@ -89,63 +87,47 @@ def to_bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise _parse_error("The surrogate pair in string is invalid.", 0) from error
+        raise _parse_error(LONE_SURROGATE, 0) from error
 
 
 def _parse_leniently(body: bytes) -> Any:
-    text = body.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    start = len(text) - len(text.lstrip(" \t\r\n"))
+    text = body.decode("utf-8", "surrogateescape")
+    start = len(text) - len(text.lstrip(" \t\r\n\ufeff"))
     if start == len(text):
-        raise _parse_error("The document is empty" + ("." if body else ""), start if body else None)
-    surrogate = _LONE_SURROGATE.search(text) if "\\u" in text else None
-    if surrogate is not None:
-        raise _parse_error("The surrogate pair in string is invalid.", _byte_offset(text, surrogate.start()))
+        raise _parse_error("The document is empty" + ("." if body else ""), len(body) if body else None)
     try:
-        return _decode(text, start)
+        value, end = _decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        raise _parse_error(_message(text, error), _byte_offset(text, _offset(text, error))) from error
+        if text.startswith(("Inf", "-Inf"), error.pos):
+            spelled_out = _BARE_INFINITY.sub(lambda one: "Infinity" if one[0] == "Inf" else one[0], text)
+            if spelled_out != text:
+                return _parse_leniently(spelled_out.encode("utf-8", "surrogateescape"))
+        _check_surrogates(text, len(text) if error.msg.startswith("Unterminated") else error.pos)
+        message, at = complaint(error)
+        raise _parse_error(message, _byte_offset(text, at)) from error
     except RecursionError as error:
         raise _parse_error("Nested too deeply.", len(body)) from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise _parse_error("Number too big to be stored in double.", len(body)) from error
+    except (OverflowError, ValueError) as error:  # ValueError: an integer of more digits than Python reads
+        raise _parse_error(NUMBER_TOO_BIG, _byte_offset(text, _number_too_big(text))) from error
+    _check_surrogates(text, end)
+    return value
 
 
-def _decode(text: str, start: int) -> Any:
-    try:
-        return _decoder.raw_decode(text, start)[0]
-    except json.JSONDecodeError as error:
-        if not text.startswith(("Inf", "-Inf"), error.pos):
-            raise
-    spelled_out = _BARE_INFINITY.sub(lambda match: "Infinity" if match[0] == "Inf" else match[0], text)
-    return _decoder.raw_decode(spelled_out, start)[0]
+def _check_surrogates(text: str, end: int) -> None:
+    lone = _LONE_SURROGATE.search(text, 0, end) if "\\u" in text else None
+    if lone is not None:
+        raise _parse_error(LONE_SURROGATE, _byte_offset(text, lone.start(1)))
 
 
-def _message(text: str, error: json.JSONDecodeError) -> str:
-    if error.msg.startswith("Unterminated string"):
-        return "Missing a closing quotation mark in string."
-    if error.msg == "Expecting ',' delimiter":
-        inside = _innermost_container(text[: error.pos])
-        return (
-            "Missing a comma or } after an object member."
-            if inside == "{"
-            else "Missing a comma or ] after an array element."
-        )
-    return _MESSAGES.get(error.msg, "Unspecific syntax error.")
-
-
-def _offset(text: str, error: json.JSONDecodeError) -> int:
-    """rapidjson notices a missing quotation mark at the end of the text, Python at the string's start."""
-    return len(text) if error.msg.startswith("Unterminated string") else error.pos
-
-
-def _innermost_container(prefix: str) -> str:
-    """The bracket that is still open at the end of well-formed `prefix`, "" for none."""
-    depth = 0
-    for bracket in reversed(_STRUCTURE.sub("", prefix)):
-        depth += 1 if bracket in "]}" else -1
-        if depth < 0:
-            return bracket
-    return ""
+def _number_too_big(text: str) -> int:
+    """Where the first number stands that no double can hold."""
+    for number in _TOO_BIG.finditer(text):
+        try:
+            if number[0][0] != '"' and math.isinf(float(number[0])):
+                return number.start()
+        except ValueError:  # no number after all
+            continue
+    return len(text)
 
 
 def _byte_offset(text: str, offset: int) -> int:

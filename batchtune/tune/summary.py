@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from batchtune.measure.quantiles import number_from_json, number_to_json
+from batchtune.tune.declared import check_declared
 
 SCHEMA_VERSION = 1
 
@@ -68,7 +69,7 @@ class SearchSummary:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: another schema version, or no summary at all.
+            ValueError: another schema version, a value of the wrong type, or no summary at all.
         """
         if values.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(
@@ -77,9 +78,11 @@ class SearchSummary:
         try:
             errors = {name: number_from_json(one) for name, one in values.get("twin_error", {}).items()}
             given = {name: value for name, value in values.items() if name != "schema_version"}
-            return cls(**{**given, "twin_error": errors})
+            summary = cls(**{**given, "twin_error": errors})
+            check_declared(summary)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not a summary of a search: {error}") from error
+        return summary
 
 
 @dataclass(slots=True, kw_only=True)

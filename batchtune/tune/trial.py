@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from batchtune.batching import Configuration
 from batchtune.load.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.tune.declared import check_declared
 
 SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
@@ -41,16 +42,6 @@ REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
 
 State = Literal["complete", "failed", "interrupted"]
-
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "number": (int,),
-    "seed": (int,),
-    "seconds": (int, float),
-    "reason": (str,),
-    "started_utc": (str,),
-    "feasible": (bool,),
-    "constraints": (dict,),
-}
 
 WORST_VIOLATION = 10.0
 """Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
@@ -158,16 +149,17 @@ class Trial:
             )
         fields = {name: value for name, value in values.items() if name != "schema_version"}
         try:
-            _check(fields)
             fields["configuration"] = Configuration.from_dict(values["configuration"])
             if values["objective"] is not None:
                 fields["objective"] = Estimate.from_dict(values["objective"])
             if values["measurement"] is not None:
                 fields["measurement"] = Measurement.from_dict(values["measurement"])
             fields["probes"] = tuple(Probe.from_dict(probe) for probe in values["probes"])
-            return cls(**fields)
+            trial = cls(**fields)
+            check_declared(trial)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a trial: {error!r}") from error
+        return trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,17 +168,6 @@ class FinishedTrial:
 
     trial: Trial
     samples: Samples | None
-
-
-def _check(values: Mapping[str, Any]) -> None:
-    """Raise a TypeError for a plain value of another type than ours."""
-    for name, kinds in _PLAIN.items():
-        value = values[name]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError(f"{name} is {value!r}")
-    for name, known in (("source", get_args(Source)), ("state", get_args(State))):
-        if values[name] not in known:
-            raise TypeError(f"{name} is {values[name]!r}, none of {', '.join(known)}")
 
 
 def violations(

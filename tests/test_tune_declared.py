@@ -1,0 +1,88 @@
+"""What is read from a file is what its dataclass declares, at every depth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from tune_fakes import planted
+
+from batchtune.tune.declared import check_declared
+from batchtune.tune.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    ratio: float | None
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    count: int = 1
+    name: str = "x"
+    inner: Inner | None = None
+    many: tuple[Inner, ...] = ()
+    pair: tuple[str, int] = ("x", 1)
+    by_rows: Mapping[int, float] | None = None
+    free: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        Outer(),
+        Outer(inner=Inner(ratio=1), many=(Inner(ratio=None), Inner(ratio=0.5, kind="b"))),
+        Outer(by_rows={1: 2, 3: 4.5}, free={"anything": [None, {"at": "all"}]}),
+    ],
+)
+def test_what_is_declared_passes(right: Outer) -> None:
+    check_declared(right)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"count": "1"}, "count is '1'"),
+        ({"count": True}, "count is True"),
+        ({"count": 1.5}, "count is 1.5"),
+        ({"name": None}, "name is None"),
+        ({"inner": {"ratio": 1.0}}, "inner is {'ratio': 1.0}"),
+        ({"inner": Inner(ratio="x")}, "inner.ratio is 'x'"),
+        ({"inner": Inner(ratio=True)}, "inner.ratio is True"),
+        ({"inner": Inner(ratio=1.0, kind="c")}, "inner.kind is 'c'"),
+        ({"inner": Inner(ratio=1.0, kind=["a"])}, r"inner.kind is \['a'\]"),
+        ({"many": [Inner(ratio=1.0)]}, "many is "),
+        ({"many": (Inner(ratio=1.0), None)}, r"many\[1\] is None"),
+        ({"pair": ("x", "y")}, r"pair\[1\] is 'y'"),
+        ({"by_rows": {"1": 2.0}}, "by_rows: a key is '1'"),
+        ({"by_rows": {1: None}}, "by_rows.1 is None"),
+        ({"free": []}, r"free is \[\]"),
+    ],
+)
+def test_what_is_not_is_named_by_its_place(wrong: dict[str, Any], place: str) -> None:
+    with pytest.raises(TypeError, match=f"^{place}"):
+        check_declared(Outer(**wrong))
+
+
+@pytest.mark.parametrize("value", [{"value": 1.0}, [1, 2], "x", -0.5j])
+def test_no_value_of_a_trial_is_taken_for_what_it_is_not(value: object) -> None:
+    """Whatever stands where a number stood, the line is refused: nothing later stumbles over it."""
+    whole = planted(1, throughput=1.0, p95_s=1.0, batching={"max_batch_size": 8}).to_dict()
+    measurement = whole["measurement"]
+    numbers = [
+        (block, name)
+        for block in (whole, measurement, measurement["server"] or {})
+        for name, one in block.items()
+        if isinstance(one, int | float)
+    ]
+    assert len(numbers) > 15
+    for block, name in numbers:
+        kept, block[name] = block[name], value
+        with pytest.raises(ValueError, match=r"not a trial|could not convert|schema_version"):
+            Trial.from_dict(whole)
+        block[name] = kept
+    assert Trial.from_dict(json.loads(json.dumps(whole))).number == 1

@@ -1,4 +1,4 @@
-"""Which words does the command line take, and which exit code does each ending have?
+"""Which words does the command line take?
 
 Nothing heavy is imported here: every command imports the rooms it needs, so that `--help` answers at once.
 """
@@ -6,11 +6,9 @@ Nothing heavy is imported here: every command imports the rooms it needs, so tha
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import traceback
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,7 +28,6 @@ from batchtune.cli.options import (
     Strategy,
     examples,
 )
-from batchtune.errors import BatchtuneError
 
 app = typer.Typer(
     name="batchtune",
@@ -41,23 +38,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-
-def main() -> NoReturn:
-    """The console script: run a command and exit with its code (see batchtune.errors); SIGTERM acts as Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        app()
-    except BatchtuneError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            typer.echo(f"hint: {error.hint}", err=True)
-        sys.exit(error.exit_code)
-    except Exception:  # noqa: BLE001 - the last line of defence: an unexpected failure is our bug, and says so
-        traceback.print_exc()
-        typer.echo("error: this is a bug in batchtune; please report it with the lines above", err=True)
-        sys.exit(70)
-    sys.exit(0)
 
 
 @app.callback(invoke_without_command=True)

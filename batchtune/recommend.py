@@ -38,7 +38,7 @@ from batchtune.tune.prediction import (
     reference_of,
 )
 from batchtune.tune.ranking import leaders
-from batchtune.tune.reason import cannot_pay, explain_gain, explain_miss
+from batchtune.tune.reason import advise_miss, cannot_pay, explain_gain, explain_miss
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
@@ -173,9 +173,7 @@ def recommend(
             raise TargetError(
                 why, hint="the failed trials are in the ledger; see whether the server works by hand"
             )
-        raise NoFeasibleConfigurationError(
-            why, hint="relax the SLO, lower the load, or widen the search space"
-        )
+        raise NoFeasibleConfigurationError(why, hint=advise_miss(pooled))
     references = _references(trials, pooled)
     no_batching = references.get("no_batching")
     batched = next((one for one in ranked if one.configuration.batching is not None), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
@@ -67,10 +70,31 @@ def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
     run = new_run(tmp_path)
     run.append(finished[0].trial, None)
     (run.path / "samples").rmdir()
-    with pytest.raises(ArchiveError, match=r"trial 2 cannot be kept: .*No such file or directory") as raised:
+    (run.path / "samples").write_text("no folder")
+    with pytest.raises(ArchiveError, match=r"trial 2 cannot be kept: .*exists") as raised:
         run.append(finished[1].trial, finished[1].samples)
     assert raised.value.hint.endswith(f"--resume {run.path}")
     assert [one.number for one in run.trials()] == [1]
+
+
+def test_a_run_whose_samples_were_removed_goes_on(tmp_path, finished):
+    run = new_run(tmp_path)
+    (run.path / "samples").rmdir()
+    run.append(finished[1].trial, finished[1].samples)
+    assert run.samples(finished[1].trial.number).rows.sum() > 0
+
+
+def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
+    run = new_run(tmp_path)
+    run.append(finished[0].trial, finished[0].samples)
+    (kept,) = (run.path / "samples").iterdir()
+    whole = kept.read_bytes()
+    foreign = pa.BufferOutputStream()
+    pq.write_table(pa.table({"due_ns": [1]}), foreign)
+    for corrupt in (b"", b"no parquet", whole[:100], whole[:-1], foreign.getvalue().to_pybytes()):
+        kept.write_bytes(corrupt)
+        with pytest.raises(ArchiveError, match=kept.name):
+            run.samples(finished[0].trial.number)
 
 
 def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished):
@@ -104,6 +128,8 @@ def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):
         b"17",
         b'{"schema_version": 99}',
         b'{"schema_version": 1}',
+        re.sub(rb'"misses":\d+', b'"misses":"many"', lines[1]),
+        re.sub(rb'"errors":{[^}]*}', b'"errors":[]', lines[1]),
     ):
         ledger.write_bytes(b"\n".join([lines[0], corrupt, *lines[2:]]))
         with pytest.raises(ArchiveError, match=rf"{LEDGER}:2: not a trial"):

@@ -233,6 +233,43 @@ def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     assert not servers_of(scenario.parent)
 
 
+def test_a_killed_sweep_goes_on_where_it_was_and_says_what_was_lost(scenario: Path) -> None:
+    process = start("sweep", scenario, cwd=scenario.parent)
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        ledgers = list((scenario.parent / "results").glob("*/*/trials.jsonl"))
+        if ledgers and ledgers[0].read_bytes().count(b"\n") >= 2:
+            break
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not left_behind(process.pid)
+    (ledger,) = ledgers
+    kept = ledger.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    ledger.write_bytes(kept + b'{"schema_version":1,"number":')
+    line = kept.count(b"\n") + 1
+
+    done = batchtune("sweep", scenario, "--resume", ledger.parent, cwd=scenario.parent)
+    assert done.returncode == 0, done.stderr
+    assert f"note: {ledger}:{line}: the last line is incomplete and was left out" in done.stderr
+    assert ledger.read_bytes().startswith(kept)
+    numbers = [json.loads(one)["number"] for one in ledger.read_text().splitlines()]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+    provenance = ledger.parent / "provenance.json"
+    document = json.loads(provenance.read_text())
+    provenance.write_text(json.dumps({**document, "cpu": {**document["cpu"], "model": "another"}}))
+    elsewhere = batchtune("sweep", scenario, "--resume", ledger.parent, cwd=scenario.parent)
+    assert elsewhere.returncode == 2
+    assert "another machine" in elsewhere.stderr
+    assert "cpu.model" in elsewhere.stderr
+    provenance.write_text("{")
+    unknown = batchtune("sweep", scenario, "--resume", ledger.parent, cwd=scenario.parent)
+    assert unknown.returncode == 2
+    assert f"{provenance}: not JSON" in unknown.stderr
+
+
 def test_loading_prints_one_row_a_point(scenario: Path) -> None:
     done = batchtune("load", scenario, "--concurrency", "1:4:x2", "--json", cwd=scenario.parent)
     assert done.returncode in (0, 6), done.stderr  # 6: this host was too noisy for every point

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,14 @@ from tune_fakes import planted, scenario_of
 
 from batchtune.archive import SEARCH, Run, create_run
 from batchtune.cli.recommend import formatted, run_recommend
-from batchtune.errors import ArchiveError, NoFeasibleConfigurationError
+from batchtune.errors import (
+    ArchiveError,
+    BatchingParametersError,
+    NoFeasibleConfigurationError,
+    UsageError,
+)
 from batchtune.recommend import recommend as choose
+from batchtune.report.statement import print_recommendation
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.summary import SearchSummary
 
@@ -112,6 +119,67 @@ def test_each_dialect_says_no_batching_in_its_own_words(dialect, expected):
     text = formatted(choose([alone], scenario=SCENARIO), dialect)
     assert expected in text
     assert text.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("batching", "advice"),
+    [
+        ({"max_batch_size": 8, "batch_timeout_micros": 0}, "batch_interval: 1us"),
+        ({"max_batch_size": 8}, "batch_interval: 1us"),
+        ({"max_batch_size": 1, "batch_timeout_micros": 10}, "leave server_side_batching out"),
+        ({"max_batch_size": 2000, "batch_timeout_micros": 10}, "up to 1024"),
+    ],
+)
+def test_what_a_dialect_cannot_say_is_refused_before_anything_is_said(tmp_path, capsys, batching, advice):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    run.append(planted(1, batching=batching, throughput=900, p95_s=0.01), None)
+    file = tmp_path / "cortex.yaml"
+    for write in (None, file):
+        with pytest.raises(BatchingParametersError) as raised:
+            run_recommend(run.path, {}, dialect="cortex", write=write, results=tmp_path, json=False)
+        assert raised.value.exit_code == 2
+        assert advice in raised.value.hint
+    assert capsys.readouterr().out == ""
+    assert not file.exists()
+    assert not (run.path / "recommendation.json").exists()
+
+
+def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
+    file = tmp_path / "config.pbtxt"
+    file.write_text("kept")
+    for here, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "such", "No such file")):
+        with pytest.raises(UsageError, match=f"--write: .*{reason}"):
+            run_recommend(run.path, {}, dialect="triton", write=here, results=tmp_path, json=False)
+    assert run_recommend(run.path, {}, dialect="triton", write=file, results=tmp_path, json=False) == 0
+    assert file.read_text().startswith("max_batch_size: 14\n")
+    assert {one.name for one in tmp_path.iterdir()} == {"config.pbtxt", run.path.parent.name}
+    assert "dynamic_batching" not in capsys.readouterr().out
+
+
+def test_flags_of_the_server_are_not_lost(tmp_path, capsys):
+    flags = {"num_intra_op": "1", "odd": "two words"}
+    trial = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 10}, throughput=900, p95_s=0.01)
+    configuration = replace(trial.configuration, flags=tuple(flags.items()))
+    chosen = choose([replace(trial, configuration=configuration)], scenario=SCENARIO)
+    assert formatted(chosen, "flags").endswith(" --num_intra_op=1 '--odd=two words'\n")
+    assert "# --num_intra_op=1 has no counterpart in Triton\n" in formatted(chosen, "triton")
+    assert "# --odd=two words has no counterpart in Cortex\n" in formatted(chosen, "cortex")
+    print_recommendation(chosen, scenario=SCENARIO, parameters_file=tmp_path / "a b.txt")
+    assert f"'--batching_parameters_file={tmp_path}/a b.txt' --num_intra_op=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dialect", ["triton", "cortex"])
+def test_threads_that_are_left_to_the_server_are_pointed_out(dialect):
+    batching = {"max_batch_size": 8, "batch_timeout_micros": 10}
+    text = formatted(
+        choose([planted(1, batching=batching, throughput=900, p95_s=0.01)], scenario=SCENARIO), dialect
+    )
+    assert "# num_batch_threads is absent" in text
+
+
+def test_nothing_to_recommend_names_the_run(run):
+    with pytest.raises(NoFeasibleConfigurationError, match=f"^{run.path}: no configuration"):
+        recommend(run, p95="1ms")
 
 
 def test_tritons_queue_is_counted_in_requests_of_so_many_rows():

@@ -185,11 +185,13 @@ def test_only_failures_are_told_with_the_last_reason():
         recommend([], scenario=SCENARIO)
 
 
-def test_a_budget_that_went_to_probes_is_called_too_small():
+def test_where_only_probes_were_made_the_sweep_is_to_go_on():
     probes = [planted(1, batching=None, throughput=440, p95_s=0.002, source="probe")]
-    said = "no trial is finished: the budget went to 1 probe; raise search.budget"
-    with pytest.raises(NoFeasibleConfigurationError, match=said):
+    with pytest.raises(NoFeasibleConfigurationError, match="no trial is finished, only 1 probe") as raised:
         recommend(probes, scenario=SCENARIO)
+    assert "--resume" in raised.value.hint
+    assert "search.budget" in raised.value.hint
+    assert "SLO" not in raised.value.hint
 
 
 def test_a_configuration_that_failed_once_is_not_recommended():

@@ -138,11 +138,14 @@ def test_three_failures_in_a_row_end_the_sweep_with_the_last_reason():
 def test_an_interrupt_passes_through_and_everything_measured_stays():
     clock = FakeClock()
     target = FakeTarget(clock)
-    running = sweep(scenario_of(), target, FakeFleet(target, interrupt_after=5), now_s=clock)
+    said = []
+    fleet = FakeFleet(target, interrupt_after=5)
+    running = sweep(scenario_of(), target, fleet, now_s=clock, watcher=Watcher(on_summary=said.append))
     kept = [next(running).trial for _ in range(5)]
     with pytest.raises(KeyboardInterrupt):
         next(running)
     assert recommend(kept, scenario=scenario_of()).confirmations == 0
+    assert [one.stop_reason for one in said] == ["it was interrupted"]
 
 
 def test_a_resumed_sweep_runs_what_is_missing_and_proposes_the_same():

@@ -21,6 +21,7 @@ from batchtune.archive.run import (
     create_run,
     latest_run,
     open_run,
+    write_whole,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "create_run",
     "latest_run",
     "open_run",
+    "write_whole",
 ]

@@ -158,7 +158,9 @@ class Run:
     def _write_samples(self, number: int, samples: Samples) -> None:
         from batchtune.archive.samples_file import to_parquet
 
-        write_whole(self._samples_path(number), to_parquet(samples))
+        path = self._samples_path(number)
+        path.parent.mkdir(exist_ok=True)  # of an old run somebody may have removed them: they are large
+        write_whole(path, to_parquet(samples))
 
 
 def create_run(

@@ -37,6 +37,10 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
     lines = [
         f"# {name} has no counterpart in Cortex" for name in to_dict(parameters) if name not in _TRANSLATED
     ]
+    if parameters.num_batch_threads is None:
+        lines.append(
+            "# num_batch_threads is absent, in TF Serving one per CPU; Cortex's default is one process"
+        )
     lines += [
         "server_side_batching:",
         f"  max_batch_size: {size}",
@@ -97,11 +101,16 @@ def _holders(document: object) -> Iterator[Mapping[str, Any]]:
 
 def _check_limits(size: int, micros: int, source: str) -> None:
     if not 2 <= size <= 1024:
-        raise BatchingParametersError(f"{source}: max_batch_size: Cortex accepts 2 to 1024; was {size}")
+        raise BatchingParametersError(
+            f"{source}: max_batch_size: Cortex accepts 2 to 1024; was {size}",
+            hint="leave server_side_batching out: batches of one row are none"
+            if size < 2
+            else "search max_batch_size up to 1024",
+        )
     if micros <= 0:
         raise BatchingParametersError(
             f"{source}: batch_interval: Cortex accepts only an interval above 0; was {micros} µs",
-            hint="use a batch_timeout_micros of at least 1",
+            hint="search a batch_timeout_micros of at least 1, or write batch_interval: 1us by hand",
         )
 
 

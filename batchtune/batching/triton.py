@@ -47,7 +47,9 @@ def format_triton(
         requests = min(requests, _UINT32_MAX)
         lines.append(f"  default_queue_policy {{ max_queue_size: {requests} }}")
     lines.append("}")
-    if parameters.num_batch_threads is not None:
+    if parameters.num_batch_threads is None:
+        lines.append("# num_batch_threads is absent, in TF Serving one per CPU; Triton's own default applies")
+    else:
         lines.append(f"instance_group [{{ count: {parameters.num_batch_threads} kind: {kind} }}]")
     return "".join(f"{line}\n" for line in lines)
 

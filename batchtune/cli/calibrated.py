@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from batchtune.archive import Run, open_run
 from batchtune.batching import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.parameters import did_you_mean
+from batchtune.cli.recommend import kept_trials
 from batchtune.errors import NoFeasibleConfigurationError, TargetError, TwinError, UsageError
 from batchtune.recommend import recommend
 from batchtune.report.twin import note_when_slow
@@ -46,9 +46,7 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     """
     run = open_run(path, root=results)
     scenario = run.scenario()
-    trials = run.trials()
-    for note in run.notes:
-        print(f"note: {note}", file=sys.stderr)
+    trials = kept_trials(run)
     measured = [one for one in without_superseded(trials) if one.measurement is not None]
     if not measured:
         raise TwinError(

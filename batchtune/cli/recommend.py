@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json as json_text
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run
+from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run, write_whole
 from batchtune.batching import format_cortex, format_flags, format_triton
 from batchtune.cli.options import Dialect
-from batchtune.errors import NoFeasibleConfigurationError, TargetError, UsageError
+from batchtune.errors import ArchiveError, NoFeasibleConfigurationError, TargetError, UsageError
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.reader import parse_duration_s
@@ -34,18 +35,25 @@ def run_recommend(
     run = open_run(path, root=results)
     scenario = run.scenario()
     slo = _slo(limits_s, scenario) if limits_s else None
-    trials = run.trials()
+    trials = kept_trials(run)
     if any(trial.source == "variant" for trial in trials):
         raise UsageError(
             f"{run.path} compares variants; there is nothing to choose from",
             hint="name the run of a sweep, or read comparison.json in that folder",
         )
+    try:
+        conclude(run, scenario, trials, slo=slo, json=json, write=write, dialect=dialect)
+    except (NoFeasibleConfigurationError, TargetError) as error:
+        raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
+    return 0
+
+
+def kept_trials(run: Run) -> list[Trial]:
+    """The trials of a run; what could not be read of it is told on stderr."""
+    trials = run.trials()
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)
-    chosen = conclude(run, scenario, trials, slo=slo, json=json, write=write, dialect=dialect)
-    if dialect != "tfserving" and write is None and not json:
-        print(formatted(chosen, dialect))
-    return 0
+    return trials
 
 
 def conclude(
@@ -57,12 +65,13 @@ def conclude(
     json: bool = False,
     write: Path | None = None,
     dialect: Dialect = "tfserving",
-) -> Recommendation:
-    """Recommend from the trials, keep that in the run, print it.
+) -> None:
+    """Recommend from the trials, keep that in the run, print it, and below it the parameters in another dialect.
 
     Raises:
         NoFeasibleConfigurationError, TargetError: nothing measured meets the SLO, or nothing worked; with `json` the
             document says so too.
+        BatchingParametersError: the dialect cannot say it; nothing was printed or written.
     """
     try:
         chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
@@ -70,15 +79,17 @@ def conclude(
         if json:
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
         raise
+    text = "" if json and write is None else formatted(chosen, dialect)
     run.write_recommendation(chosen)
     if write is not None:
-        _write(write, formatted(chosen, dialect))
+        _write(write, text)
     if json:
         print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2))
     else:
         file = write if write is not None and dialect == "tfserving" else run.path / BATCHING_PARAMETERS
         print_recommendation(chosen, scenario=scenario, parameters_file=file)
-    return chosen
+        if dialect != "tfserving" and write is None:
+            print(text)
 
 
 def formatted(chosen: Recommendation, dialect: Dialect) -> str:
@@ -87,18 +98,26 @@ def formatted(chosen: Recommendation, dialect: Dialect) -> str:
     Raises:
         BatchingParametersError: the dialect cannot say it.
     """
-    batching = chosen.configuration.batching
+    batching, flags = chosen.configuration.batching, chosen.configuration.flags
     match dialect:
         case "json":
             return json_text.dumps(chosen.configuration.to_dict(), indent=2) + "\n"
         case "triton":
-            return format_triton(batching, rows_per_request=chosen.rows_per_request)
+            text = format_triton(batching, rows_per_request=chosen.rows_per_request)
+            return _without_counterpart(flags, "Triton") + text
         case "cortex":
-            return format_cortex(batching)
+            return _without_counterpart(flags, "Cortex") + format_cortex(batching)
         case "flags":
-            return format_flags(batching) + "\n"
+            return (
+                " ".join([format_flags(batching), *(shlex.quote(f"--{one}={said}") for one, said in flags)])
+                + "\n"
+            )
         case "tfserving":
             return batching_file(chosen)
+
+
+def _without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
+    return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)
 
 
 def parse_limits_s(limits: Mapping[str, str | None]) -> dict[str, float]:
@@ -131,7 +150,13 @@ def _slo(limits_s: Mapping[str, float], scenario: Scenario) -> SloSpec:
 
 
 def _write(path: Path, text: str) -> None:
+    """Whole or not at all; what is no plain file, such as /dev/stdout, is written to as it is."""
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.is_file() or not path.exists():
+            write_whole(path.resolve(), text.encode())
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--write: {error}") from error
+    except ArchiveError as error:
+        raise UsageError(f"--write: {error.message}") from error

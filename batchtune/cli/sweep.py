@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive import Run, create_run, open_run
-from batchtune.cli.recommend import conclude
+from batchtune.cli.recommend import conclude, kept_trials
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
+from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec import Scenario
@@ -48,7 +49,7 @@ def run_sweep(
         with opened_storage(optuna_storage):
             pass  # a mistake is to be told before the sweep, not after it
     run = _resumed(resume, scenario) if resume else None
-    trials = run.trials() if run else []
+    trials = kept_trials(run) if run else []
     interrupted = False
     with sweep_view(quiet=quiet) as view, launched_target(scenario, on_event=view.event) as target:
         try:
@@ -65,7 +66,8 @@ def run_sweep(
     if optuna_storage is not None and trials:
         _export(trials, scenario, optuna_storage)
     if interrupted:
-        print(f"interrupted; {counted(len(trials), 'trial')} kept in {run.path}", file=sys.stderr)
+        kept = f"{counted(len(trials), 'trial')} kept in {run.path}"
+        print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
     try:
         conclude(run, scenario, trials, json=json)
     except BatchtuneError as error:
@@ -110,7 +112,7 @@ def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
 
 
 def _resumed(path: Path, scenario: Scenario) -> Run:
-    """The run to go on with; only its budget may differ from what is asked now."""
+    """The run to go on with; only its budget may differ from what is asked now, and the machine must be the same."""
     run = open_run(path)
     asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, run.scenario()))
     differing = sorted(key for key in asked if asked[key] != earlier[key])
@@ -118,5 +120,11 @@ def _resumed(path: Path, scenario: Scenario) -> Run:
         raise UsageError(
             f"{path} was run with another scenario; it differs in: {', '.join(differing)}",
             hint="resume with the scenario of that run, or start a new run without --resume",
+        )
+    elsewhere = comparable(collect(scenario.load.seed), run.provenance())
+    if elsewhere:
+        raise UsageError(
+            f"{path} was run on another machine or system: {'; '.join(elsewhere)}",
+            hint="figures of two machines do not mix: start a new run without --resume",
         )
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -242,9 +243,12 @@ def _alternative(other: Alternative) -> str:
 
 
 def _deployment(configuration: Configuration, parameters_file: Path) -> str:
+    flags = [f"--{name}={value}" for name, value in configuration.flags]
     if configuration.batching is None:
-        return "Deploy: start the server without --enable_batching"
-    return f"Deploy: tensorflow_model_server --enable_batching --batching_parameters_file={parameters_file}"
+        told = f", with {shlex.join(flags)}" if flags else ""
+        return f"Deploy: start the server without --enable_batching{told}"
+    words = ["--enable_batching", f"--batching_parameters_file={parameters_file}", *flags]
+    return f"Deploy: tensorflow_model_server {shlex.join(words)}"
 
 
 def _others(chosen: Recommendation) -> list[Reference]:

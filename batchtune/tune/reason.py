@@ -66,13 +66,20 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
         failures = [trial.failure for trial in trials if trial.failure]
         if failures:
             return f"nothing to recommend: {counted(len(failures), 'trial')} failed; the last: {failures[-1]}"
-        spent = f": the budget went to {counted(len(trials), 'probe')}; raise search.budget" if trials else ""
-        return f"nothing to recommend: no trial is finished{spent}"
+        probes = f", only {counted(len(trials), 'probe')}" if trials else ""
+        return f"nothing to recommend: no trial is finished{probes}"
     nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
     missed = {name: value for name, value in nearest.constraints.items() if value > 0}
     told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
     label = nearest.configuration.label()
     return f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {label}, {told}"
+
+
+def advise_miss(pooled: Sequence[Pooled]) -> str:
+    """What to do next where nothing can be recommended."""
+    if not pooled:
+        return "go on with that sweep (--resume), with a larger search.budget where it was spent"
+    return "relax the SLO, lower the load, or widen the search space"
 
 
 def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:

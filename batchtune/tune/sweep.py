@@ -131,6 +131,9 @@ class _Sweep:
         try:
             yield from self._drive(strategy_of(self, self._findings))
             yield from self._drive(confirmations(self))
+        except (KeyboardInterrupt, GeneratorExit):
+            self._findings.stop_reason = "it was interrupted"
+            raise
         finally:
             self._watcher.on_summary(self._summary())
 

@@ -371,9 +371,12 @@ def test_a_failed_run_keeps_no_tensors() -> None:
 
 
 class FakeStream:
-    """One of the 32 of its priority; what is drawn later may be the same stream."""
+    """One of the 32 of its priority; what is drawn later may be the same stream.
 
-    synchronize: Callable[[], None]
+    It takes no weak references: PyTorch 2.11's takes them, and crashes the process when it dies before they do.
+    """
+
+    __slots__ = ("cuda_stream", "device", "name", "synchronize")
 
     def __init__(self, name: str, device: Any, *, cuda_stream: int) -> None:
         self.name = name
@@ -511,12 +514,12 @@ def test_no_two_lanes_have_the_same_stream() -> None:
     for count in (10, 5, 10, 20):
         for model in models:
             model.prepare((2,), count)
-        held = [lane.stream.name for model in models for lane in lanes_of(model)]
+        held = [lane.stream.stream.name for model in models for lane in lanes_of(model)]
         if count <= 16:
             assert len(set(held)) == len(held) == 2 * count
     recorded = [lane for model in models for lane in lanes_of(model) if lane.graphs]
-    assert len({lane.stream.name for lane in recorded}) == len(recorded) == 32
-    assert {lane.stream.name.endswith("priority") for lane in recorded} == {False}
+    assert len({lane.stream.stream.name for lane in recorded}) == len(recorded) == 32
+    assert {lane.stream.stream.name.endswith("priority") for lane in recorded} == {False}
     for model in models:
         np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
 

@@ -61,7 +61,8 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
             raise StatusError("FAILED_PRECONDITION", f"{path}: TorchScript needs a signature.yaml beside it")
         inputs, outputs = declared
         # Lanes do not wait for the stream on which weights are copied and converted.
-        with device.on(device.new_stream()):
+        stream = device.new_stream()
+        with device.on(stream):
             forward = forward_in(torch, options.torch_dtype, device, load, inputs=inputs, outputs=outputs)
             device.wait(device.new_event())
         device.free_cache()

@@ -26,8 +26,20 @@ Forward = Callable[[Sequence[Tensor]], list[Tensor]]
 # PyTorch has 32 streams of each priority for a device, and hands them out in turn, over and over: a second owner's work
 # would end up in what the first one records.
 _STREAMS = 32
-_OWNED_STREAMS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_OWNED_STREAMS: WeakValueDictionary[int, _OwnStream] = WeakValueDictionary()
 _OWNING = threading.Lock()
+
+
+class _OwnStream:
+    """A stream of PyTorch that nobody else is given while this lives.
+
+    Weak references point here and never at PyTorch's own object: until 2.11 at least it leaves them dangling.
+    """
+
+    __slots__ = ("__weakref__", "stream")
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
 
 
 class Graph(Protocol):
@@ -210,10 +222,10 @@ class CudaDevice:
         """One that nobody else has; where there is none left, one of those on which nothing is recorded."""
         with _OWNING:
             for _ in range(_STREAMS):
-                stream = self._torch.cuda.Stream(self.name)
-                if _OWNED_STREAMS.setdefault(stream.cuda_stream, stream) is stream:
-                    return stream
-        return self._torch.cuda.Stream(self.name, priority=-1)
+                own = _OwnStream(self._torch.cuda.Stream(self.name))
+                if _OWNED_STREAMS.setdefault(own.stream.cuda_stream, own) is own:
+                    return own
+        return _OwnStream(self._torch.cuda.Stream(self.name, priority=-1))
 
     def new_event(self) -> Any:
         return self._torch.cuda.Event(blocking=True)  # the thread sleeps; else it would spin
@@ -222,7 +234,7 @@ class CudaDevice:
         return self._torch.cuda.graph_pool_handle()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self._torch.cuda.stream(stream)
+        context: AbstractContextManager[Any] = self._torch.cuda.stream(stream.stream)
         return context
 
     def wait(self, event: Any) -> None:

@@ -44,10 +44,10 @@ def get(rest: RunningRest, path: str, method: str = "GET", **headers: str) -> re
     return requests.request(method, rest.url + path, headers=headers, timeout=10)
 
 
-def wait_until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 10
+def wait_until(condition: Callable[[], Any], *, limit_s: float = 10) -> None:
+    end = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < end, "the condition was not met within 10 s"
+        assert time.monotonic() < end, f"the condition was not met within {limit_s} s"
         time.sleep(0.005)
 
 
@@ -80,7 +80,6 @@ REQUEST = b'POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 20\
         "/v1/models/m/labels/stable:predict",
         "/V1/MODELS/m:PREDICT",
         "/v1/models/%6d:predict",
-        "/v1/models/m:predict?query=ignored",
     ],
 )
 def test_every_spelling_of_a_predict_path_works_at_first_and_again(rest: RunningRest, path: str) -> None:
@@ -132,6 +131,8 @@ def test_no_content_type_is_asked_for(rest: RunningRest) -> None:
         ("POST", "/v1/models/m", "", 400, "Malformed request: POST /v1/models/m"),
         ("DELETE", "/v1/models/m", "", 400, "Malformed request: DELETE /v1/models/m"),
         ("GET", "/v1/models/m/", "", 400, "Malformed request: GET /v1/models/m/"),
+        ("POST", PREDICT + "?a=b", "{}", 400, "Malformed request: POST /v1/models/m:predict?a=b"),
+        ("GET", "/v1/models/m?a=b", "", 404, "Could not find any versions of model m?a=b"),
         ("POST", "/v1/models/m:explain", "", 400, "Malformed request: POST /v1/models/m:explain"),
         ("GET", "/v1/", "", 400, "Malformed request: GET /v1/"),
         ("GET", "/v1/models", "", 400, "Missing model name in request."),
@@ -212,6 +213,15 @@ def test_metrics_count_requests_by_status(rest: RunningRest) -> None:
     assert 'request_latency_count{model_name="m",API="predict",entrypoint="REST"}' in answer.text
 
 
+def test_a_query_is_part_of_the_monitoring_path_too(rest: RunningRest) -> None:
+    answer = get(rest, "/monitoring/prometheus/metrics?a=b")
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "text/plain"
+    assert answer.text == (
+        "Unexpected path: /monitoring/prometheus/metrics?a=b. Should be /monitoring/prometheus/metrics"
+    )
+
+
 def test_invented_model_names_do_not_grow_the_metrics(rest: RunningRest) -> None:
     with requests.Session() as session:
         for number in range(400):
@@ -287,7 +297,9 @@ async def call_app(rest: RunningRest, scope: dict[str, Any], body: bytes = b"") 
     async def send(event: Any) -> None:
         sent.append(event)
 
-    await rest.api({"type": "http", "headers": [], "client": None, **scope}, receive, send)
+    await rest.api(
+        {"type": "http", "query_string": b"", "headers": [], "client": None, **scope}, receive, send
+    )
     return sent
 
 
@@ -313,9 +325,13 @@ def test_gzip_bodies_are_inflated(rest: RunningRest) -> None:
     packed = gzip.compress(b'{"instances": [1.0]}')
     for _ in range(2):
         assert post(rest, PREDICT, packed, **{"Content-Encoding": "gzip"}).json() == {"predictions": [2.5]}
-    broken = post(rest, PREDICT, b"no gzip", **{"Content-Encoding": "gzip"})
-    assert broken.status_code == 400
-    assert broken.json()["error"].startswith("Failed to uncompress the gzipped body")
+
+
+@pytest.mark.parametrize("broken", [b"no gzip", gzip.compress(b'{"instances": [1.0]}')[:-8]])
+def test_gzip_bodies_that_are_broken_or_cut_short_are_refused(rest: RunningRest, broken: bytes) -> None:
+    answer = post(rest, PREDICT, broken, **{"Content-Encoding": "gzip"})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("Failed to uncompress the gzipped body")
 
 
 def test_bodies_beyond_the_limit_are_413() -> None:
@@ -331,6 +347,17 @@ def test_bodies_beyond_the_limit_are_413() -> None:
                 {"error": "the request body exceeds 1000 bytes"},
             )
             assert post(rest, PREDICT, packed, **{"Content-Encoding": "gzip"}).status_code == 413
+
+
+@pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
+def test_a_length_declared_beyond_the_limit_is_413_before_the_body(expect: bytes) -> None:
+    head = REQUEST.partition(b"\r\n\r\n")[0].replace(b"length: 20", b"length: 1001")
+    with running_rest(body_bytes_max=1000) as rest:
+        exchange(rest, REQUEST)
+        for path in (b"m:predict", b"x:predict"):
+            answer = exchange(rest, head.replace(b"m:predict", path) + b"\r\n" + expect + b"\r\n")
+            assert answer.startswith(b"HTTP/1.1 413")
+            assert b"connection: close\r\n" in answer
 
 
 def test_a_call_that_takes_too_long_is_504() -> None:
@@ -396,6 +423,13 @@ def test_a_client_that_wants_to_close_is_told_so(rest: RunningRest, close: bytes
     assert b"connection: close\r\n" in answer
 
 
+def test_a_client_of_http_1_0_may_keep_its_connection(rest: RunningRest) -> None:
+    exchange(rest, REQUEST)
+    kept = REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0\r\nconnection: keep-alive", 1)
+    answer = exchange(rest, kept, kept, pause_s=0.02)
+    assert answer.count(b"200 OK") == answer.count(b"connection: keep-alive\r\n") == 2
+
+
 @pytest.mark.parametrize(
     "nonsense", [b"\x16\x03\x01\x02\x00\x01", b"nonsense\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"]
 )
@@ -435,6 +469,36 @@ def test_silent_connections_are_closed() -> None:
             wait_until(lambda: rest.server.connections == 0)
             assert stalled.recv(10) == b""
         assert idle.recv(10) == b""
+
+
+def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
+    body = json.dumps({"instances": [[0.1] * 1000] * 20}).encode()
+    request = REQUEST.replace(b"length: 20", b"length: %d" % len(body)).partition(b"{")[0] + body
+    servable, limits = FakeServable(), RestLimits(idle_s=60, stalled_s=0.05)
+    with running_rest(servable, limits=limits) as rest, socket.socket() as client:
+        exchange(rest, REQUEST)
+        wait_until(lambda: rest.server.connections == 0)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", rest.port))
+        wait_until(lambda: rest.server.connections == 1)
+        (connection,) = rest.server._state.connections
+
+        def ask_and_wait() -> None:
+            asked = len(servable.asked)
+            client.sendall(request)
+            wait_until(lambda: len(servable.asked) > asked or connection.flow.read_paused)
+            time.sleep(0.02 * connection.flow.read_paused)  # the kernel may take more of the answer yet
+
+        while not connection.flow.read_paused:
+            ask_and_wait()
+            assert len(servable.asked) < 400, "40 MB of answers that nobody reads, and no end"
+        assert connection.transport.get_write_buffer_size() < 1 << 20
+
+        def swept() -> bool:
+            rest.thread.call(rest.server._sweep)
+            return rest.server.connections == 0
+
+        wait_until(swept)
 
 
 def test_draining_lets_requests_finish_and_refuses_new_ones() -> None:

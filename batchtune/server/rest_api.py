@@ -95,11 +95,14 @@ class RestApi:
         headers: Iterable[tuple[bytes, bytes]] = self.headers
         try:
             if raw_path == self._monitoring_path and method in {"GET", "HEAD"}:
-                status, headers, answer = 200, (_TEXT_TYPE,), self._metrics.render().encode()
+                headers = (_TEXT_TYPE,)
+                status, answer = self._monitoring_page(scope["query_string"])
             elif not is_api_path(raw_path):
                 status, answer = 404, error_answer(f"Not found: {raw_path.decode('utf-8', 'replace')}")
             else:
                 body = await self._read(scope, receive)
+                if scope["query_string"]:  # TensorFlow Serving matches it with the path (evhttp_request.cc)
+                    raw_path += b"?" + scope["query_string"]
                 status, answer = await self._call(method, raw_path, scope, body)
         except StatusError as error:
             status, answer = HTTP_CODES[error.code], error_answer(error.message)
@@ -112,6 +115,12 @@ class RestApi:
         length = (b"content-length", b"%d" % len(answer))
         await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
         await send({"type": "http.response.body", "body": answer})
+
+    def _monitoring_page(self, query: bytes) -> tuple[int, bytes]:
+        if not query:
+            return 200, self._metrics.render().encode()
+        path = self._monitoring_path
+        return 400, b"Unexpected path: %b?%b. Should be %b" % (path, query, path)
 
     async def _call(self, method: str, raw_path: bytes, scope: Scope, body: bytes) -> tuple[int, bytes]:
         if method == "OPTIONS":
@@ -138,6 +147,11 @@ class RestApi:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         limit = self.options.body_bytes_max
+        packed = False
+        for name, value in scope["headers"]:
+            packed |= name == b"content-encoding" and b"gzip" in value
+            if name == b"content-length" and int(value) > limit:
+                raise _BodyTooLargeError
         message = await receive()
         body = message.get("body", b"")
         if message.get("more_body", False):
@@ -154,10 +168,7 @@ class RestApi:
             body = b"".join(chunks)
         if len(body) > limit:
             raise _BodyTooLargeError
-        for name, value in scope["headers"]:
-            if name == b"content-encoding" and b"gzip" in value:
-                return inflate(body, limit)
-        return bytes(body)
+        return inflate(body, limit) if packed else bytes(body)
 
 
 class _BodyTooLargeError(Exception):
@@ -178,6 +189,8 @@ def inflate(body: bytes, limit: int) -> bytes:
         raise StatusError("INVALID_ARGUMENT", f"Failed to uncompress the gzipped body: {error}") from error
     if len(plain) > limit:
         raise _BodyTooLargeError
+    if not inflater.eof:
+        raise StatusError("INVALID_ARGUMENT", "Failed to uncompress the gzipped body: it is cut short")
     return plain
 
 

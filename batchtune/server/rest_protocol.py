@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 _HEAD_BYTES_MAX = 1 << 18
+_SAY_KEPT = b"connection: keep-alive\r\n"  # HTTP/1.0 closes unless both ends say so
 _NEED_THE_APP = frozenset({b"expect", b"content-encoding", b"upgrade"})
 
 
@@ -39,10 +40,20 @@ class RestProtocol(HttpToolsProtocol):
         self._in_message = False
         self._head_bytes = 0
         self._heard_s = loop.time()
+        self._unsent_bytes = 0
 
     def close_if_silent(self, *, idle_s: float, stalled_s: float) -> None:
-        """Close a connection that has nothing to do for too long, or that stopped in the middle of a request."""
+        """Close a connection that has nothing to do for too long, or that stopped in the middle of a request; cut
+        off one that takes nothing of its answer."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes = unsent_bytes
+            self._heard_s = self.loop.time()
         silent_s = self.loop.time() - self._heard_s
+        if unsent_bytes:
+            if silent_s > stalled_s:
+                self.transport.abort()
+            return
         answering = self._is_busy() and not self._in_message
         if answering or self.flow.read_paused:
             return
@@ -59,6 +70,17 @@ class RestProtocol(HttpToolsProtocol):
                 return
         super().data_received(data)
 
+    def pause_writing(self) -> None:
+        """Read no more requests of a client that does not read our answers."""
+        super().pause_writing()
+        self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read again, unless a request under way is to end first."""
+        super().resume_writing()
+        if not self._is_busy() and not self.transport.is_closing():
+            self.flow.resume_reading()
+
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
@@ -72,6 +94,8 @@ class RestProtocol(HttpToolsProtocol):
         if name in _NEED_THE_APP:
             self._needs_app = True
             self.expect_100_continue |= name == b"expect" and value.lower() == b"100-continue"
+        elif name == b"content-length" and int(value) > self.api.options.body_bytes_max:
+            self._needs_app = True  # it refuses the request without its body
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -85,8 +109,8 @@ class RestProtocol(HttpToolsProtocol):
             self.expect_100_continue = expect
             super().on_headers_complete()
             return
-        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        self.cycle = cast("Any", ModelCall(self, route, keep_alive))
+        kept = _SAY_KEPT if self.parser.get_http_version() == "1.0" else b""
+        self.cycle = cast("Any", ModelCall(self, route, self.parser.should_keep_alive(), kept))
 
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
@@ -109,7 +133,8 @@ class RestProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if not self.flow.write_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
 
@@ -126,6 +151,7 @@ class ModelCall:
 
     __slots__ = (
         "_body",
+        "_kept",
         "_protocol",
         "_route",
         "_size",
@@ -134,8 +160,9 @@ class ModelCall:
         "response_complete",
     )
 
-    def __init__(self, protocol: RestProtocol, route: Route, keep_alive: bool) -> None:
+    def __init__(self, protocol: RestProtocol, route: Route, keep_alive: bool, kept: bytes) -> None:
         self._protocol = protocol
+        self._kept = kept
         self._route = route
         self._body: list[bytes] = []
         self._size = 0
@@ -177,10 +204,10 @@ class ModelCall:
         self.response_complete = True
         if self.disconnected or protocol.transport.is_closing():
             return
-        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        connection = self._kept if self.keep_alive else b"connection: close\r\n"
         protocol.transport.write(
             b"%b%bcontent-length: %d\r\n%b\r\n%b"
-            % (STATUS_LINE[status], protocol.header_lines, len(answer), closing, answer)
+            % (STATUS_LINE[status], protocol.header_lines, len(answer), connection, answer)
         )
         if not self.keep_alive:
             protocol.transport.close()

@@ -1,6 +1,6 @@
 """Which call of the REST API does a method and a path name? The routes of TensorFlow Serving, to the letter.
 
-http_rest_api_util.cc matches the raw path without its query, in full and without regard to case.
+http_rest_api_util.cc matches the raw path with its query, if any, in full and without regard to case.
 """
 
 from __future__ import annotations

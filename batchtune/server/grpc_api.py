@@ -16,7 +16,7 @@ from batchtune.server.reflection import REFLECTION_SERVICES, Reflection, load_se
 from batchtune.server.request_counts import RequestCounts, RequestMetrics
 from batchtune.server.served_models import Models
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import FAULT, StatusError
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
@@ -92,7 +92,7 @@ def make_grpc_api(
             handler(call)
         except Exception:
             _logger.exception("%s failed", call.path)
-            fail_call(call, StatusError("INTERNAL", "the server failed to handle the request"))
+            fail_call(call, StatusError("INTERNAL", FAULT))
 
     return GrpcApi(dispatch=dispatch, streams=streams, announce_stop=health.stop)
 

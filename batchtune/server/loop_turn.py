@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from batchtune.server.served_models import Outputs, Servable
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import FAULT, StatusError
 
 _logger = logging.getLogger(__name__)
 
@@ -66,4 +66,4 @@ class LoopTurn:
                 call.fail(error)
             except Exception:  # the requests of other clients follow
                 _logger.exception("a request for signature %s could not be submitted", signature_name)
-                call.fail(StatusError("INTERNAL", "the server failed to handle the request"))
+                call.fail(StatusError("INTERNAL", FAULT))

@@ -28,7 +28,7 @@ from batchtune.server.request_counts import RequestCounts
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.protos import SignatureDefMap
-from batchtune.wire.status import HTTP_CODES, StatusError
+from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 from batchtune.wire.tensors import Signature
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class RestCalls:
             call.fail(error)
         except Exception:
             _logger.exception("a %s call failed", route.action)
-            call.fail(StatusError("INTERNAL", "the server failed to handle the request"))
+            call.fail(StatusError("INTERNAL", FAULT))
 
     def status(self, route: Route) -> bytes:
         """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""

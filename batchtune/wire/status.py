@@ -46,6 +46,10 @@ HTTP_CODES = {
 }
 
 
+FAULT = "the server failed to handle the request"
+"""What a client hears, as INTERNAL, of a fault of the server's own; the log has the rest."""
+
+
 class StatusError(Exception):
     """A request that ends with a status other than OK; `code` is gRPC's name, such as "UNAVAILABLE"."""
 

@@ -458,6 +458,25 @@ def test_a_client_that_leaves_early_leaves_nothing_behind(rest: RunningRest) -> 
     assert post(rest, "/v1/models/x:predict", b"{}").status_code == 404
 
 
+def test_a_client_that_leaves_pipelined_requests_is_not_answered(
+    rest: RunningRest, caplog: pytest.LogCaptureFixture
+) -> None:
+    servable = rest.models.servable
+    exchange(rest, REQUEST)
+    servable.hold = True
+    with socket.create_connection(("127.0.0.1", rest.port)) as client:
+        client.sendall(REQUEST * 3)
+        wait_until(lambda: servable.held)
+        servable.asked.clear()
+        rest.thread.call(servable.release)
+        wait_until(lambda: servable.asked)  # the second is under way, the third waits
+    wait_until(lambda: rest.server.connections == 0)
+    rest.thread.call(servable.release)
+    wait_until(lambda: not rest.server._state.tasks)
+    assert len(servable.asked) == 1
+    assert not caplog.records
+
+
 def test_silent_connections_are_closed() -> None:
     limits = RestLimits(idle_s=0.05, stalled_s=0.05)
     with running_rest(limits=limits) as rest, socket.create_connection(("127.0.0.1", rest.port)) as idle:

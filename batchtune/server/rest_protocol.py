@@ -41,6 +41,7 @@ class RestProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._heard_s = loop.time()
         self._unsent_bytes = 0
+        self._running: Any = None  # the request served as a task; `cycle` is the one that arrived last
 
     def close_if_silent(self, *, idle_s: float, stalled_s: float) -> None:
         """Close a connection that has nothing to do for too long, or that stopped in the middle of a request; cut
@@ -59,6 +60,13 @@ class RestProtocol(HttpToolsProtocol):
             return
         if silent_s > (stalled_s if self._in_message else idle_s):
             self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let no task answer a client that is gone."""
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the head of a request may not grow without end."""
@@ -131,12 +139,17 @@ class RestProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with a pipelined request, if any."""
         self.server_state.total_requests += 1
+        self._running = None
         if self.transport.is_closing():
             return
         if not self.flow.write_paused:
             self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_busy(self) -> bool:
         cycle: Any = self.cycle

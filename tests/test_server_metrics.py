@@ -35,16 +35,17 @@ def test_names_are_mangled_as_the_reference_does() -> None:
 
 
 def test_histograms_are_cumulative_and_end_with_infinity() -> None:
-    histogram = Histogram((1, 2.5))
-    for value in (1, 2, 3, 3):
+    histogram = Histogram((1, 298.5984, 1e6))
+    for value in (0.5, 1, 2, 298.5984, 1e6):  # as in TensorFlow, what equals a bound lies above it
         histogram.add(value)
     assert list(render_histograms("/h", {(("a", 'x"y'),): histogram})) == [
         "# TYPE :h histogram",
         ':h_bucket{a="x\\"y",le="1"} 1',
-        ':h_bucket{a="x\\"y",le="2.5"} 2',
-        ':h_bucket{a="x\\"y",le="+Inf"} 4',
-        ':h_sum{a="x\\"y"} 9',
-        ':h_count{a="x\\"y"} 4',
+        ':h_bucket{a="x\\"y",le="298.598"} 3',
+        ':h_bucket{a="x\\"y",le="1e+06"} 4',
+        ':h_bucket{a="x\\"y",le="+Inf"} 5',
+        ':h_sum{a="x\\"y"} 1000302.098',
+        ':h_count{a="x\\"y"} 5',
     ]
 
 

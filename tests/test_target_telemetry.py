@@ -18,22 +18,27 @@ TF_SERVING = """# TYPE :tensorflow:serving:batching_session:queuing_latency hist
 # TYPE :tensorflow:serving:batching_session:wrapped_run_count counter
 :tensorflow:serving:batching_session:wrapped_run_count{{}} {batches}
 # TYPE :tensorflow:serving:batching_session:processed_batch_size histogram
-:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="4"}} {small}
-:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="8"}} {batches}
+:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="4"}} 0
+:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="8"}} {small}
+:tensorflow:serving:batching_session:processed_batch_size_bucket{{le="16"}} {batches}
 :tensorflow:serving:batching_session:processed_batch_size_bucket{{le="+Inf"}} {batches}
 :tensorflow:serving:batching_session:processed_batch_size_sum{{}} {rows}
 :tensorflow:serving:batching_session:processed_batch_size_count{{}} {batches}
+:tensorflow:serving:batching_session:padding_size_sum{{execution_batch_size="4"}} 0
+:tensorflow:serving:batching_session:padding_size_count{{execution_batch_size="4"}} {small}
 :tensorflow:serving:batching_session:padding_size_sum{{execution_batch_size="8"}} {padding}
+:tensorflow:serving:batching_session:padding_size_count{{execution_batch_size="8"}} {large}
 :tensorflow:serving:request_count{{model_name="m",status="OK"}} {waits}
 :tensorflow:serving:request_count{{model_name="m",status="UNAVAILABLE"}} {refused}
 """
 
 
 def reading(at_s: float, cpu_s: float | None = None, **values: float) -> Counters:
+    """A page of batches of 4 rows (`small`) and of 8; in its histogram a value equal to a bound lies above it."""
     zeros = dict.fromkeys(("waits", "wait_micros", "batches", "small", "rows", "padding", "refused"), 0.0)
-    return Counters(
-        monotonic_s=at_s, server_cpu_s=cpu_s, series=parse_prometheus(TF_SERVING.format(**zeros | values))
-    )
+    page = zeros | values
+    page["large"] = page["batches"] - page["small"]
+    return Counters(monotonic_s=at_s, server_cpu_s=cpu_s, series=parse_prometheus(TF_SERVING.format(**page)))
 
 
 def test_differences_of_a_real_tensorflow_serving_page() -> None:

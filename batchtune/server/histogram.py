@@ -13,7 +13,8 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Histogram:
-    """Counts per bucket; a value equal to a bound belongs to that bucket (Prometheus `le`). Not locked."""
+    """Counts per bucket; a value equal to a bound belongs to the bucket above it, as in TensorFlow (histogram.cc),
+    whatever Prometheus' `le` means. Not locked."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -23,7 +24,7 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
+        self.counts[bisect_right(self.bounds, value)] += times
         self.total += value * times
 
     def add_all(self, values: Sequence[float], times: int = 1) -> None:
@@ -31,9 +32,9 @@ class Histogram:
         ordered = sorted(values)
         at, end = 0, len(ordered)
         while at < end:
-            bucket = bisect_left(self.bounds, ordered[at])
+            bucket = bisect_right(self.bounds, ordered[at])
             last = bucket == len(self.bounds)
-            after = end if last else bisect_right(ordered, self.bounds[bucket], at)
+            after = end if last else bisect_left(ordered, self.bounds[bucket], at)
             self.counts[bucket] += (after - at) * times
             at = after
         self.total += sum(ordered) * times
@@ -66,7 +67,7 @@ def render_histograms(name: str, histograms: Mapping[Labels, Histogram]) -> Iter
         so_far = 0
         for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
             so_far += count
-            le = "+Inf" if bound is None else _number(bound)
+            le = "+Inf" if bound is None else format(bound, "g")
             yield f'{mangled}_bucket{{{text}{separator}le="{le}"}} {so_far}'
         yield f"{mangled}_sum{{{text}}} {_number(histogram.total)}"
         yield f"{mangled}_count{{{text}}} {so_far}"

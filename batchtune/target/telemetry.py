@@ -114,10 +114,11 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
     """What happened between two readings of the same server process."""
     change = _Change(before, after)
     duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
-    batches_by_rows = change.by_rows(f"{_OURS}batch_execution_count") or change.histogram_counts(
-        f"{_SESSION}processed_batch_size_bucket"
+    # TensorFlow Serving counts each batch once under its exact size there; its histogram of sizes is coarser.
+    batches_by_rows = change.by_rows(f"{_OURS}batch_execution_count", "batch_size") or change.by_rows(
+        f"{_SESSION}padding_size_count", "execution_batch_size"
     )
-    micros_by_rows = change.by_rows(f"{_OURS}batch_execution_micros_total")
+    micros_by_rows = change.by_rows(f"{_OURS}batch_execution_micros_total", "batch_size")
     batches = round(change.total(f"{_SESSION}wrapped_run_count")) or sum(batches_by_rows.values())
     rows = round(change.total(f"{_SESSION}processed_batch_size_sum"))
     padding = change.total(f"{_SESSION}padding_size_sum")
@@ -188,25 +189,15 @@ class _Change:
         """The change of each device's counter; empty without that counter, 0 for an idle device."""
         return {dict(labels).get(label, ""): change for labels, change in self.each(name).items()}
 
-    def by_rows(self, name: str) -> dict[int, int]:
+    def by_rows(self, name: str, label: str) -> dict[int, int]:
         return {
             int(rows): count
             for rows, count in sorted(
-                self.by_label(name, "batch_size").items(),
+                self.by_label(name, label).items(),
                 key=lambda item: int(item[0]) if item[0].isdigit() else -1,
             )
             if rows.isdigit()
         }
-
-    def histogram_counts(self, name: str) -> dict[int, int]:
-        """Upper bound of each finite bucket -> samples in it; TensorFlow Serving's buckets are powers of two."""
-        edges = self._cumulative(name)
-        counts, below = {}, 0.0
-        for edge, cumulative in edges:
-            if cumulative > below and edge != float("inf"):
-                counts[int(edge)] = round(cumulative - below)
-            below = cumulative
-        return counts
 
     def histogram_quantile_s(self, name: str, quantile: float) -> float | None:
         """Upper edge, in seconds, of the bucket that holds the quantile; None without samples."""

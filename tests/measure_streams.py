@@ -77,6 +77,20 @@ def make_samples(
     )
 
 
+def queue_latencies(due_s: NDArray[np.float64], service_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Latencies of one server that takes requests one by one in order; all (streams, requests), seconds."""
+    worked = np.cumsum(service_s, axis=1)
+    started = np.maximum.accumulate(due_s - (worked - service_s), axis=1)
+    return started + worked - due_s
+
+
+def poisson_due(
+    rate_rps: float, *, streams: int, requests: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Due times in seconds, (streams, requests)."""
+    return np.cumsum(generator.exponential(1.0 / rate_rps, (streams, requests)), axis=1)
+
+
 def linear_tau(fixed_s: float, per_row_s: float, most: int) -> NDArray[np.float64]:
     """tau[b] for b = 0 … most; tau[0] is unused."""
     return fixed_s + per_row_s * np.arange(most + 1)

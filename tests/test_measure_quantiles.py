@@ -181,6 +181,12 @@ def test_batches_of_64_do_not_blur_the_rate() -> None:
     assert rate.half_width_ratio < 0.03
 
 
+def test_answers_at_even_intervals_have_a_sure_rate() -> None:
+    rate = rate_estimate(np.arange(0, 5_000_000_000, 5_000_000, dtype=np.int64), (0, 5_000_000_000))
+    assert rate.value == 200.0
+    assert rate.half_width_ratio < 0.01
+
+
 def test_a_rate_weighs_rows_and_counts_only_the_window() -> None:
     times = np.array([0, 10, 20, 30, 40], dtype=np.int64) * 100_000_000
     weights = np.array([9.0, 1.0, 2.0, 3.0, 9.0])

@@ -126,6 +126,15 @@ def _variance_ratios(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> tup
     return twenty, ten, five
 
 
+def quantile_design_effect(
+    latencies_s: NDArray[np.float64], due_ns: NDArray[np.int64], quantile: float
+) -> float:
+    """The design effect by which `latency_quantiles` widens this quantile's interval."""
+    ordered = np.sort(latencies_s)
+    value_s = quantile_estimate(ordered, quantile).value
+    return _quantile_effect(latencies_s, ordered, time_slices(due_ns), quantile, value_s)
+
+
 def _quantile_effect(
     latencies_s: NDArray[np.float64],
     ordered: NDArray[np.float64],
@@ -211,8 +220,8 @@ def rate_estimate(
 
 
 def _clump(times_ns: NDArray[np.int64], total: float) -> float:
-    """Mean weight of what comes at once: a gap longer than the mean gap begins a new clump."""
+    """Mean weight of what comes at once: a gap no shorter than the mean gap begins a new clump."""
     if len(times_ns) < 2:
         return total
     gaps = np.diff(np.sort(times_ns))
-    return total / (1 + int(np.count_nonzero(gaps > gaps.mean())))
+    return total / (1 + int(np.count_nonzero(gaps >= gaps.mean())))

@@ -115,8 +115,26 @@ def test_strict_verdicts_at_the_limit_itself_stay_within_one_in_twenty() -> None
     assert found["FAIL"] <= 12
 
 
+@pytest.mark.parametrize(("rate_rps", "misses", "most"), [(800.0, 0.07, 20), (900.0, 0.2, 5)])
+def test_without_batching_a_pass_waits_until_slow_spells_have_shown(
+    rate_rps: float, misses: float, most: int
+) -> None:
+    """100 streams of M/D/1, 1 ms a request, for 4 s. At 90 % load half a second of requests says nothing yet: decided
+    at once, 65 and 26 of 100 passed, now 8 and none; the seed is fixed, and a true 13 % and 1 % exceed the bounds in
+    1 of 50 and 1 of 1,000 seeds."""
+    tau_s = linear_tau(0.001, 0.0, 1)
+    limit = Limit(name="p95", quantile=0.95, seconds=exact_latency(rate_rps, tau_s).quantile(1 - misses))
+    due_s, latency_s = batch_streams(rate_rps, tau_s, streams=100, requests=int(4.5 * rate_rps), seed=3)
+    found: Counter[str] = Counter()
+    for due, latency in zip(due_s, latency_s, strict=True):
+        one = watch(limit=limit, warm_up_s=0.5, rate_rps=rate_rps)
+        any(one(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.25))
+        found[one.decision] += 1
+    assert found["PASS"] <= most
+
+
 def test_the_warm_up_does_not_count() -> None:
-    one = watch()
+    one = watch(batch_rows_max=16)
     assert not one(live(0.5, done=200, late=200))
     assert not one(live(1.0, done=500, late=500))
     assert not one(live(1.1, done=550, late=500))
@@ -179,8 +197,32 @@ def test_many_errors_end_a_run() -> None:
     assert "failed" in one.reason
 
 
+def test_looking_often_at_fewer_errors_than_allowed_ends_no_run() -> None:
+    """200 runs of 80 looks, half of the allowed errors, 16 of a batch at a time; at a twentieth each, one run in three
+    ended. More than 10 of 200 would show in less than 1 of 100 seeds; the seed is fixed."""
+    generator = np.random.default_rng(6)
+    ended = 0
+    for _ in range(200):
+        errors = np.cumsum(np.repeat(generator.random(625) < 0.005, 16))
+        one = watch(mode="confirm", requests_max=10**6, requests_per_batch=16.0, batch_rows_max=16)
+        one(live(1.0))
+        for look in range(1, 80):
+            done = look * 125
+            one(live(1.0 + 0.25 * look, done=done, errors=int(errors[done - 1])))
+        ended += one.decision == "FAIL"
+    assert ended <= 10
+
+
+def test_where_no_error_is_allowed_one_ends_the_run() -> None:
+    one = watch(error_ratio=0.0, batch_rows_max=16, mode="confirm")
+    one(live(1.0))
+    assert not one(live(1.2, done=99, errors=1))
+    assert one(live(1.4, done=200, errors=1))
+    assert one.reason == "1 of 200 requests failed"
+
+
 def test_large_batches_delay_a_pass() -> None:
-    small, large = watch(), watch(requests_per_batch=20.0)
+    small, large = watch(batch_rows_max=16), watch(requests_per_batch=20.0, batch_rows_max=32)
     for one in (small, large):
         one(live(1.0))
         one(live(2.0, done=500))

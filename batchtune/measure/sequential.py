@@ -33,7 +33,9 @@ class WatchPlan:
     """What is watched. `requests_per_batch` bounds how far requests stand or fall together until the run shows it.
 
     `rate_rps` None: a closed loop, whose backlog says nothing. `search` decides by SPRT with an indifference zone,
-    `confirm` by the strict binomial at looks of 60·1.6^k requests up to `requests_max`.
+    `confirm` by the strict binomial at looks of 60·1.6^k requests up to `requests_max`. `batch_rows_max` 1, no
+    batching: nothing tells beforehand how long slow spells last, so until the run shows it, after `LOOKS_FOR_EFFECT`
+    looks, only a majority of misses counts.
     """
 
     limit: Limit
@@ -58,10 +60,15 @@ class _Spells:
         if len(self._cumulative) > MOST_SPELLS:
             self._cumulative = self._cumulative[::2]
 
+    @property
+    def told(self) -> bool:
+        """Whether there are enough stretches to tell a design effect."""
+        return len(self._cumulative) > LOOKS_FOR_EFFECT
+
     def design_effect(self) -> float:
         """The largest of two stretch lengths and their extrapolation, as in `quantiles.design_effect`; at least 1."""
         total, missed = self._cumulative[-1]
-        if len(self._cumulative) <= LOOKS_FOR_EFFECT or not 0 < missed < total:
+        if not self.told or not 0 < missed < total:
             return 1.0
         share = missed / total
         single = np.diff(np.array(self._cumulative, dtype=np.float64), axis=0)
@@ -124,6 +131,8 @@ class SloWatch:
         self._spells.add(self.requests, self.misses)
 
     def _misses(self, live: LiveAggregate) -> tuple[Decision, str] | None:
+        if self.plan.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
+            return None
         allowed = self.plan.limit.allowed_miss_ratio
         told = f"{self.misses} misses in {self.requests} requests"
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
@@ -148,11 +157,15 @@ class SloWatch:
         return None
 
     def _too_many_errors(self, live: LiveAggregate) -> tuple[Decision, str] | None:
+        """More than are allowed, by Wald's test too: looking often finds no more by chance, nor do refused batches.
+
+        Where none are allowed one is too many; where half or more are, the misses tell.
+        """
         start = self._start or live
-        done, errors = live.done - start.done, live.errors - start.errors
-        if done < 100 or errors <= self.plan.error_ratio * done:
+        done, errors, allowed = live.done - start.done, live.errors - start.errors, self.plan.error_ratio
+        if done < 100 or errors <= allowed * done or allowed >= 0.5:
             return None
-        if strict_decision(done, errors, max(self.plan.error_ratio, 1e-9)) != "FAIL":
+        if allowed > 0.0 and likelihood_ratio(done, errors, allowed) < SURE * self.design_effect:
             return None
         return "FAIL", f"{errors} of {done} requests failed"
 

@@ -98,7 +98,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "latency",
         "slow requests come in spells (shared batches, queues, a busy host): {requests} count as {effective:.0f} "
         "independent ones at p95",
-        "measure for longer, on a quieter machine if it is the host",
+        "measure for longer, on a quieter machine if it is the host: so few spells may be unlike the next ones",
     ),
     "errors": _Known(
         "latency",
@@ -112,7 +112,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "not_steady": _Known(
         "everything",
-        "latency was still drifting when the run ended (MSER-5 finds no steady second half)",
+        "latency drifted: the two halves of the run differ by more than its parts do",
         "lengthen warm-up and duration",
     ),
     "warm_up_short": _Known(

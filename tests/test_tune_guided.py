@@ -14,7 +14,7 @@ from tune_fakes import scenario_of
 from batchtune.batching import Configuration
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.beliefs import Beliefs, Cell, Measured
+from batchtune.tune.beliefs import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.calibration_probes import searched_sizes
 from batchtune.tune.guided import BLOCK
 from batchtune.tune.insight import Insight
@@ -204,7 +204,11 @@ def test_what_was_measured_moves_what_is_believed_of_neighbours():
     space, found = cells(capacity_scenario())
     predicted = np.zeros((len(found), 8))
     beliefs = Beliefs(
-        found, space, predicted=predicted, measured={0: Measured(merit=-0.2, sd=0.01)}, seed=1, error=0.1
+        Kinship(found, space),
+        predicted=predicted,
+        measured={0: Measured(merit=-0.2, sd=0.01)},
+        seed=1,
+        error=0.1,
     )
     assert beliefs.expected[0] == pytest.approx(-0.2, abs=0.03)
     distances = [space.distance(found[0].point, one.point) for one in found]
@@ -218,7 +222,7 @@ def test_a_bound_that_is_kept_says_nothing_and_one_that_is_broken_moves_neighbou
 
     def believed(**seen) -> Beliefs:
         measured = {0: Measured(**seen)} if seen else {}
-        return Beliefs(found, space, predicted=predicted, measured=measured, seed=1, error=0.1)
+        return Beliefs(Kinship(found, space), predicted=predicted, measured=measured, seed=1, error=0.1)
 
     nothing = believed().expected
     kept = believed(merit=0.5, sd=0.2, says="at least", bound=-0.6).expected
@@ -252,10 +256,14 @@ def test_the_probability_of_being_near_the_best_grows_as_rivals_are_measured():
     space, found = cells(capacity_scenario())
     predicted = np.zeros((len(found), 8))
     alone = Beliefs(
-        found, space, predicted=predicted, measured={0: Measured(merit=0.0, sd=0.01)}, seed=1, error=0.1
+        Kinship(found, space),
+        predicted=predicted,
+        measured={0: Measured(merit=0.0, sd=0.01)},
+        seed=1,
+        error=0.1,
     )
     every = {at: Measured(merit=0.0 if at == 0 else -0.1, sd=0.01) for at in range(len(found))}
-    known = Beliefs(found, space, predicted=predicted, measured=every, seed=1, error=0.1)
+    known = Beliefs(Kinship(found, space), predicted=predicted, measured=every, seed=1, error=0.1)
     assert alone.near_best(0) < 0.9
     assert known.near_best(0) > 0.99
     assert known.contenders(5)[0] == 0
@@ -266,7 +274,7 @@ def test_the_probability_of_being_near_the_best_grows_as_rivals_are_measured():
 def test_top_two_picks_differ_and_leave_out_what_was_measured():
     space, found = cells(capacity_scenario())
     merits = np.repeat(np.linspace(0.0, 0.05, len(found))[:, np.newaxis], 8, axis=1)
-    beliefs = Beliefs(found, space, predicted=merits, measured={}, seed=1, error=0.05)
+    beliefs = Beliefs(Kinship(found, space), predicted=merits, measured={}, seed=1, error=0.05)
     picks = beliefs.top_two(6, without=frozenset({len(found) - 1}))
     assert len(set(picks)) == 6
     assert len(found) - 1 not in picks
@@ -280,6 +288,6 @@ def test_a_point_that_keeps_the_slo_at_no_rate_is_never_the_best():
     space, found = cells(capacity_scenario())
     predicted = np.zeros((len(found), 8))
     predicted[3] = -np.inf
-    beliefs = Beliefs(found, space, predicted=predicted, measured={}, seed=1)
+    beliefs = Beliefs(Kinship(found, space), predicted=predicted, measured={}, seed=1)
     assert beliefs.near_best(3) == 0.0
     assert found[3].configuration != Configuration(batching=None)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
 from batchtune.scenario.units import counted
-from batchtune.tune.beliefs import Beliefs, Cell
+from batchtune.tune.beliefs import Beliefs, Cell, Kinship
 from batchtune.tune.pool import pool
 from batchtune.tune.ranking import leaders
 from batchtune.tune.references import reference_configurations
@@ -56,6 +56,7 @@ class Insight:
         self._scenario = outlook.scenario
         self._findings = findings
         self.cells = _cells(outlook)
+        self._kinship = Kinship(self.cells, outlook.space)
         self.twin: Twin | None = None
         self._predicted: NDArray[np.float64] | None = None
         self._look_s = 0.0
@@ -88,8 +89,7 @@ class Insight:
     def believe(self) -> None:
         """Correct what the twin predicted last by everything measured since."""
         self.believed = Beliefs(
-            self.cells,
-            self._outlook.space,
+            self._kinship,
             predicted=self._predicted,
             measured=measured_merits(self._outlook.trials, self._scenario, self.cells),
             error=None if self.twin is None else ERROR_SHARE * self.twin.error.mape,

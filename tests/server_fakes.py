@@ -103,6 +103,7 @@ class FakeModels:
         self.servable = servable or FakeServable()
         self.reloaded: list[Any] = []
         self.reload_error: StatusError | None = None
+        self.on_reload: Callable[[], None] = lambda: None
 
     def find(self, name: str, *, version: int | None = None, label: str | None = None) -> FakeServable:
         if label not in {None, "stable"}:
@@ -122,6 +123,7 @@ class FakeModels:
     def reload_config(self, config: Any) -> None:
         if self.reload_error is not None:
             raise self.reload_error
+        self.on_reload()
         self.reloaded.append(config)
 
     def names(self) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def shared() -> Iterator[RunningGrpc]:
 @pytest.fixture
 def server(shared: RunningGrpc) -> RunningGrpc:
     servable = shared.models.servable
-    servable.error, servable.hold = None, False
+    servable.error, servable.hold, shared.models.reload_error = None, False, None
     servable.held.clear()
     servable.asked.clear()
     return shared
@@ -707,6 +707,18 @@ def test_reload_hands_over_the_configuration_or_says_why_not(
         "INVALID_ARGUMENT",
         "bad",
     )
+
+
+def test_reload_tells_by_how_much_metrics_grew_meanwhile() -> None:
+    count = "/tensorflow/serving/request_count"
+    request = ReloadConfigRequest(metric_names=[count, "/no/such/metric"])
+    Parse('model_config_list { config { name: "m" base_path: "/x" } }', request.config)
+    with running_grpc() as server, grpc.insecure_channel(server.address) as channel:
+        server.models.on_reload = lambda: server.metrics.request_count("m", "OK")
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        response = models.HandleReloadConfigRequest(request, timeout=TIMEOUT_S)
+    grown = {metric.name: metric.int64_value_increase for metric in response.metric}
+    assert grown == {count: 1, "/no/such/metric": 0}
 
 
 def health_call(channel: grpc.Channel, name: str) -> Any:

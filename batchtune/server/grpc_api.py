@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from batchtune.server.deadlines import Deadlines
 from batchtune.server.grpc_inference import InferenceCalls
@@ -23,6 +24,14 @@ MODEL_SERVICE = "tensorflow.serving.ModelService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 _logger = logging.getLogger(__name__)
+
+
+class ReadableMetrics(RequestMetrics, Protocol):
+    """Counters that can be read one by one."""
+
+    def first_value(self, name: str) -> int:
+        """The first value of a counter or gauge; 0 where there is none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +58,7 @@ class GrpcApi:
 
 
 def make_grpc_api(
-    repository: Models, metrics: RequestMetrics, *, options: GrpcOptions | None = None
+    repository: Models, metrics: ReadableMetrics, *, options: GrpcOptions | None = None
 ) -> GrpcApi:
     """Make the services; everything is called on the event loop."""
     options = options or GrpcOptions()
@@ -60,7 +69,7 @@ def make_grpc_api(
         repository, counts, deadlines, as_content=options.serialize_as_content, check_methods=check
     )
     inference = InferenceCalls(repository, counts, deadlines, check_methods=check)
-    models = ModelServiceCalls(repository)
+    models = ModelServiceCalls(repository, metrics.first_value)
     health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
     handlers: dict[str, Callable[[GrpcCall], None]] = {
         f"/{PREDICTION_SERVICE}/Predict": predict.start,
@@ -98,7 +107,7 @@ def make_grpc_api(
 
 
 def make_dispatch(
-    repository: Models, metrics: RequestMetrics, *, options: GrpcOptions | None = None
+    repository: Models, metrics: ReadableMetrics, *, options: GrpcOptions | None = None
 ) -> Callable[[GrpcCall], None]:
     """Make the function that the wire calls with each unary call, for whoever wants no streams."""
     return make_grpc_api(repository, metrics, options=options).dispatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from batchtune.server.grpc_inference import parse_message
@@ -27,10 +28,11 @@ _ANY_PREFIX = "type.googleapis.com/"
 
 
 class ModelServiceCalls:
-    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest."""
+    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest; `metric` gives a metric's value."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, metric: Callable[[str], int]) -> None:
         self._models = models
+        self._metric = metric
         self._reloads: set[asyncio.Task[None]] = set()
 
     def metadata(self, call: GrpcCall) -> None:
@@ -75,18 +77,21 @@ class ModelServiceCalls:
         except StatusError as error:
             fail_call(call, error)
             return
-        task = asyncio.get_running_loop().create_task(self._reload(call, request.config))
+        task = asyncio.get_running_loop().create_task(self._reload(call, request))
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
-    async def _reload(self, call: GrpcCall, config: Any) -> None:
+    async def _reload(self, call: GrpcCall, request: Any) -> None:
+        before = {name: self._metric(name) for name in request.metric_names}
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._models.reload_config, config)
+            await asyncio.get_running_loop().run_in_executor(None, self._models.reload_config, request.config)
         except StatusError as error:
             fail_call(call, error)
             return
         response = ReloadConfigResponse()
         response.status.error_code = GRPC_CODES["OK"]
+        for name, value in before.items():
+            response.metric.add(name=name, int64_value_increase=self._metric(name) - value)
         call.reply(response.SerializeToString())
 
     def _metadata(self, request: Any) -> bytes:

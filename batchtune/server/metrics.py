@@ -19,6 +19,7 @@ from batchtune.server.histogram import (
     Histogram,
     Labels,
     exponential_bounds,
+    mangle,
     render_histograms,
     render_values,
 )
@@ -159,6 +160,12 @@ class Metrics:
             _count(self._rejections, reason)
 
     # -- reading --
+
+    def first_value(self, name: str) -> int:
+        """The first value of a counter or gauge by its name with slashes; 0 where there is none."""
+        start = mangle(name) + "{"
+        lines = self.render().splitlines()
+        return next((int(float(line.split()[-1])) for line in lines if line.startswith(start)), 0)
 
     def render(self) -> str:
         """Everything, as Prometheus text."""

@@ -222,6 +222,7 @@ def test_a_noisy_trial_is_repeated_and_counted_and_the_last_attempt_counts():
 def test_one_trial_is_repeated_twice_at_most():
     trials, turns, found = run_on(lambda number: number <= 5, blocks=6)
     assert [turn.attempt for turn in turns][:5] == [1, 2, 1 + REPEATS_MAX, 1, 2]
+    assert not any(one.disturbed for one in found.variants)
     assert found.repeats == 4
     assert sum(one.noisy for one in found.variants) == 1
     assert len(trials) == 16
@@ -232,6 +233,15 @@ def test_on_a_host_that_is_always_noisy_repeats_end():
     assert found.repeats == 6
     assert len(trials) == 18
     assert sum(one.noisy for one in found.variants) == 12
+    assert all(one.disturbed for one in found.variants)
+
+
+def test_one_quiet_run_is_enough_for_a_variant_to_count():
+    _, _, found = run_on(lambda number: number not in (2, 3), blocks=2)
+    assert sorted((one.runs, one.noisy, one.disturbed) for one in found.variants) == [
+        (2, 1, False),
+        (2, 1, False),
+    ]
 
 
 def test_a_client_at_its_limit_makes_the_pair_invalid():

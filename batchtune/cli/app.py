@@ -201,7 +201,8 @@ def compare(
 ) -> None:
     """Run the scenario's variants side by side.
 
-    Tells by which factor they differ, how sure that is, and what limits each.
+    Tells by which factor they differ, how sure that is, and what limits each. Ends with 6 when the load generator was
+    the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.compare import run_compare
 
@@ -224,7 +225,8 @@ def noise(
 ) -> None:
     """State the smallest change that can be told on this machine.
 
-    The scenario's configuration is compared with itself.
+    The scenario's configuration is compared with itself. Ends with 6 when the load generator was the limit, or the host
+    stayed noisy in every run.
     """
     from batchtune.cli.noise import run_noise
 

@@ -47,7 +47,11 @@ def run_compare(
     json: bool,
     quiet: bool,
 ) -> int:
-    """The exit code: 0, 6 when a pair is client-limited, 7 when a variant failed, 130 when interrupted."""
+    """The exit code.
+
+    0; 6 when a pair is client-limited, or the host disturbed every run of a variant (repeats included); 7 when a
+    variant failed; 130 when interrupted. That two variants cannot be told apart is an answer, and ends with 0.
+    """
     scenario = read_scenario(path, overrides=overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
     done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
@@ -178,4 +182,11 @@ def _exit_code(comparison: Comparison) -> int:
         return TargetError.exit_code
     if any(one.outcome == "client-limited" for one in comparison.pairs):
         return MeasurementInvalidError.exit_code
-    return 0
+    disturbed = [one.name for one in comparison.variants if one.disturbed]
+    return void_by_host(" and of ".join(disturbed)) if disturbed else 0
+
+
+def void_by_host(whose: str) -> int:
+    """Say why the figures do not count; the exit code."""
+    print(f"invalid: the host disturbed every run of {whose}, also when it was repeated", file=sys.stderr)
+    return MeasurementInvalidError.exit_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 from pathlib import Path
 
-from batchtune.cli.compare import INTERRUPTED, run_blocks
+from batchtune.cli.compare import INTERRUPTED, run_blocks, void_by_host
 from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.report.comparison import print_noise
 from batchtune.scenario.reader import read_scenario
@@ -15,7 +15,7 @@ from batchtune.tune.noise_floor import arms_of, noise_floor
 def run_noise(
     path: Path, overrides: list[str], *, blocks: int, results: Path, json: bool, quiet: bool
 ) -> int:
-    """The exit code: 0, 6 when the client was the limit, 130 when interrupted.
+    """The exit code: 0, 6 when the client was the limit or the host disturbed every run, 130 when interrupted.
 
     Raises:
         TargetError: the server failed, or no block came to its end.
@@ -35,4 +35,6 @@ def run_noise(
         print_noise(floor, path=done.run.path)
     if done.interrupted:
         return INTERRUPTED
-    return MeasurementInvalidError.exit_code if floor.client_limited else 0
+    if floor.client_limited:
+        return MeasurementInvalidError.exit_code
+    return void_by_host("both arms") if floor.noisy == floor.runs else 0

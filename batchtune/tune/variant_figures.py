@@ -55,6 +55,11 @@ class VariantFigures:
         """Whether its figures are the load generator's."""
         return self.bottleneck is not None and self.bottleneck.kind == "client"
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether the host disturbed every run that counts."""
+        return 0 < self.runs == self.noisy
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from batchtune.errors import UsageError
-from batchtune.scenario.arrivals import parse_range
+from batchtune.scenario.units import parse_rate_rps
+
+_RANGE_MAX = 10_000
 
 
 def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
@@ -48,3 +52,45 @@ def client_counts(text: str) -> tuple[int, ...]:
             f"--concurrency: {text!r} has a value that is no number of clients", hint="write 8, or 1:64:x2"
         )
     return tuple(map(int, counts))
+
+
+def parse_range(text: str) -> tuple[float, ...]:
+    """The values of `8`, `1,2,8`, `start:end:step` (end included where met), or `start:end:x2` (doubling, and end).
+
+    For rates and concurrencies; values may carry a unit (`100/s:1k/s:100`).
+
+    Raises:
+        UsageError: anything else.
+    """
+    if "," in text:
+        return tuple(value for part in text.split(",") for value in parse_range(part))
+    parts = text.split(":")
+    expected = f"expected a value, start:end:step or start:end:x2; was {text!r}"
+    multiplied = len(parts) == 3 and parts[2][:1] in {"x", "*"}
+    if multiplied:
+        parts[2] = parts[2][1:]
+    try:
+        numbers = [parse_rate_rps(part) for part in parts]
+    except UsageError as error:
+        raise UsageError(expected) from error
+    if len(numbers) == 1:
+        return (numbers[0],)
+    if len(numbers) > 3:
+        raise UsageError(expected)
+    start, end, step = numbers if len(numbers) == 3 else (*numbers, 1.0)
+    if start > end:
+        raise UsageError(f"{text!r} starts above its end", hint=f"write {parts[1]}:{parts[0]}")
+    if multiplied:
+        return _multiplied(start, end, step, expected)
+    if step <= 0 or (end - start) / step >= _RANGE_MAX:
+        raise UsageError(f"{text!r}: expected a step above 0 and at most {_RANGE_MAX:,} values")
+    return tuple(start + step * at for at in range(math.floor((end - start) / step + 1e-9) + 1))
+
+
+def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple[float, ...]:
+    if start <= 0 or factor <= 1:
+        raise UsageError(expected)
+    values = [start]
+    while values[-1] * factor < end * (1 + 1e-9):
+        values.append(values[-1] * factor)
+    return tuple(values if math.isclose(values[-1], end) else [*values, end])

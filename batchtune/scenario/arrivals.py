@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from batchtune.errors import UsageError
 from batchtune.scenario.load_spec import LoadSpec, OnOffSpec
 from batchtune.scenario.traces import read_trace
-from batchtune.scenario.units import parse_rate_rps
 
-_RANGE_MAX = 10_000
 _REQUESTS_MAX = 200_000_000
 
 
@@ -136,39 +134,6 @@ def draw(
     due_s = profile.times_s(_positions(load, count, rng))
     due_ns = np.minimum(np.rint(due_s * 1e9).astype(np.int64), round(total_s * 1e9) - 1)
     return Schedule(due_ns=due_ns, duration_s=total_s, offered_rps=count / total_s)
-
-
-def parse_range(text: str) -> tuple[float, ...]:
-    """The values of `8`, `1,2,8`, `start:end:step` (end included where met), or `start:end:x2` (doubling, and end).
-
-    For rates and concurrencies; values may carry a unit (`100/s:1k/s:100`).
-
-    Raises:
-        UsageError: anything else.
-    """
-    if "," in text:
-        return tuple(value for part in text.split(",") for value in parse_range(part))
-    parts = text.split(":")
-    expected = f"expected a value, start:end:step or start:end:x2; was {text!r}"
-    multiplied = len(parts) == 3 and parts[2][:1] in {"x", "*"}
-    if multiplied:
-        parts[2] = parts[2][1:]
-    try:
-        numbers = [parse_rate_rps(part) for part in parts]
-    except UsageError as error:
-        raise UsageError(expected) from error
-    if len(numbers) == 1:
-        return (numbers[0],)
-    if len(numbers) > 3:
-        raise UsageError(expected)
-    start, end, step = numbers if len(numbers) == 3 else (*numbers, 1.0)
-    if start > end:
-        raise UsageError(f"{text!r} starts above its end", hint=f"write {parts[1]}:{parts[0]}")
-    if multiplied:
-        return _multiplied(start, end, step, expected)
-    if step <= 0 or (end - start) / step >= _RANGE_MAX:
-        raise UsageError(f"{text!r}: expected a step above 0 and at most {_RANGE_MAX:,} values")
-    return tuple(start + step * at for at in range(math.floor((end - start) / step + 1e-9) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +279,6 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
         request_index=None if trace.request_index is None else np.tile(trace.request_index, rounds)[:kept],
         trace_rows=None if trace.rows is None else np.tile(trace.rows, rounds)[:kept],
     )
-
-
-def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple[float, ...]:
-    if start <= 0 or factor <= 1:
-        raise UsageError(expected)
-    values = [start]
-    while values[-1] * factor < end * (1 + 1e-9):
-        values.append(values[-1] * factor)
-    return tuple(values if math.isclose(values[-1], end) else [*values, end])
 
 
 def _share(total: int, worker: int, workers: int) -> int:

@@ -40,6 +40,25 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.timeout(30)
+def test_streams_that_may_not_send_cost_nothing() -> None:
+    """With a loop over all of them at each answer, these take minutes."""
+    flow = OutgoingFlow()
+    flow.set_initial_window(0)
+    out: list[bytes] = []
+    count = 65_000
+    for number in range(count):
+        flow.queue(2 * number + 1, b"answer", None)
+        flow.pump(out)
+    for _ in range(count):
+        flow.grow_connection(1)
+        flow.pump(out)
+    assert (out, flow.waiting) == ([], count)
+    assert flow.grow_stream(7, 6)
+    assert flow.pump(out) == [7]
+    assert len(out) == 2
+
+
 @given(STEPS)
 def test_no_window_is_ever_exceeded_and_no_byte_is_lost(steps: list[tuple[str, int]]) -> None:
     flow = OutgoingFlow()

@@ -33,7 +33,7 @@ class OutgoingFlow:
     DATA frame; the writer then takes n off `window`. Everything else goes through `queue` and `pump`.
     """
 
-    __slots__ = ("_frame_bytes", "_waiting", "at_once", "initial_window", "queued_bytes", "window")
+    __slots__ = ("_frame_bytes", "_ready", "_waiting", "at_once", "initial_window", "queued_bytes", "window")
 
     def __init__(self) -> None:
         self.window = DEFAULT_WINDOW
@@ -42,6 +42,7 @@ class OutgoingFlow:
         self.initial_window = DEFAULT_WINDOW
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self._waiting: dict[int, _Body] = {}
+        self._ready: dict[int, _Body] = {}  # those that wait for the connection's window only
 
     @property
     def waiting(self) -> int:
@@ -62,7 +63,9 @@ class OutgoingFlow:
 
     def queue(self, stream_id: int, data: bytes, tail: bytes | None, extra_window: int = 0) -> None:
         """Append a body; `extra_window` is what WINDOW_UPDATEs have granted this stream above the initial window."""
-        self._waiting[stream_id] = _Body(data, tail, self.initial_window + extra_window)
+        body = self._waiting[stream_id] = _Body(data, tail, self.initial_window + extra_window)
+        if body.window > 0 or not data:
+            self._ready[stream_id] = body
         self.queued_bytes += len(data)
         self.at_once = -1
 
@@ -71,18 +74,25 @@ class OutgoingFlow:
         body = self._waiting.pop(stream_id, None)
         if body is None:
             return False
+        self._ready.pop(stream_id, None)
         self.queued_bytes -= len(body.data) - body.sent
         self._set_at_once()
         return True
 
     def pump(self, out: list[bytes]) -> list[int]:
-        """Append all frames that the windows allow to `out`, oldest stream first; list the streams finished."""
+        """Append all frames that the windows allow to `out`, oldest stream first; list the streams finished.
+
+        Streams whose own window is closed are not looked at: a client may keep thousands of them.
+        """
         finished: list[int] = []
-        for stream_id, body in self._waiting.items():
+        closed: list[int] = []
+        for stream_id, body in self._ready.items():
             total = len(body.data)
             while True:
                 size = min(total - body.sent, body.window, self.window, self._frame_bytes)
                 if size <= 0 and body.sent < total:
+                    if body.window <= 0:
+                        closed.append(stream_id)
                     break
                 chunk = bytes(body.data[body.sent : body.sent + size])
                 body.sent += size
@@ -97,8 +107,10 @@ class OutgoingFlow:
                     break
             if self.window <= 0:
                 break
+        for stream_id in closed:
+            del self._ready[stream_id]
         for stream_id in finished:
-            del self._waiting[stream_id]
+            del self._waiting[stream_id], self._ready[stream_id]
         if finished:
             self._set_at_once()
         return finished
@@ -115,14 +127,18 @@ class OutgoingFlow:
         """Apply a WINDOW_UPDATE to a stream that waits; False if it overflows 2^31-1."""
         body = self._waiting[stream_id]
         body.window += increment
+        if body.window > 0:
+            self._ready[stream_id] = body
         return body.window <= LARGEST_WINDOW
 
     def set_initial_window(self, size: int) -> None:
         """Apply SETTINGS_INITIAL_WINDOW_SIZE to all streams, present ones by the difference (§6.9.2)."""
         change = size - self.initial_window
         self.initial_window = size
-        for body in self._waiting.values():
+        for stream_id, body in self._waiting.items():
             body.window += change
+            if body.window > 0:
+                self._ready[stream_id] = body
             if body.window > LARGEST_WINDOW:
                 raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
         self._set_at_once()

@@ -349,6 +349,15 @@ def test_bodies_beyond_the_limit_are_413() -> None:
             assert post(rest, PREDICT, packed, **{"Content-Encoding": "gzip"}).status_code == 413
 
 
+def test_what_gzip_inflates_to_has_a_limit_of_its_own() -> None:
+    with running_rest(inflated_bytes_max=1000) as rest:
+        body = json.dumps({"instances": [1.0] * 1000}).encode()
+        assert post(rest, PREDICT, body).status_code == 200
+        answer = post(rest, PREDICT, gzip.compress(body), **{"Content-Encoding": "gzip"})
+        assert answer.status_code == 413
+        assert answer.json() == {"error": "the inflated request body exceeds 1000 bytes"}
+
+
 @pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
 def test_a_length_declared_beyond_the_limit_is_413_before_the_body(expect: bytes) -> None:
     head = REQUEST.partition(b"\r\n\r\n")[0].replace(b"length: 20", b"length: 1001")
@@ -393,6 +402,23 @@ def test_pipelined_requests_are_answered_in_order(rest: RunningRest) -> None:
     answer = exchange(rest, REQUEST + second + third + REQUEST)
     assert answer.count(b"HTTP/1.1 200 OK") == 4
     assert answer.index(b"2.5") < answer.index(b"3.5") < answer.index(b"AVAILABLE") < answer.rindex(b"2.5")
+
+
+def test_pipelined_requests_do_not_pile_up(rest: RunningRest) -> None:
+    requests_bytes = b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * 1000
+    with socket.create_connection(("127.0.0.1", rest.port)) as client:
+        wait_until(lambda: rest.server.connections)
+        (connection,) = rest.server._state.connections
+        client.setblocking(False)
+        sent, waiting, blocked_since = 0, 0, time.monotonic()
+        while sent < 20 << 20 and time.monotonic() - blocked_since < 0.5:
+            try:
+                sent += client.send(requests_bytes)
+                blocked_since = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.001)
+            waiting = max(waiting, len(connection.pipeline))
+        assert 0 < waiting < 20_000
 
 
 def test_a_request_in_single_bytes_is_one_request(rest: RunningRest) -> None:

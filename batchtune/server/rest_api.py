@@ -57,7 +57,8 @@ class RenderedMetrics(RequestMetrics, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOptions:
     """`timeout_ms` is --rest_api_timeout_in_ms (0: none); `monitoring_path` None: no metrics; `tuning` None: no
-    tuning API; a body, inflated if it comes as gzip, may have `body_bytes_max` bytes."""
+    tuning API. A body may have `body_bytes_max` bytes, one that comes as gzip also `inflated_bytes_max` (TensorFlow
+    Serving's, gzip_zlib.h) once it is inflated."""
 
     timeout_ms: int = 30_000
     cors: bool = False
@@ -65,6 +66,7 @@ class RestOptions:
     tuning: BatchingControl | None = None
     check_methods: bool = False
     body_bytes_max: int = 2**30
+    inflated_bytes_max: int = 100 * 2**20
 
 
 class RestApi:
@@ -106,9 +108,8 @@ class RestApi:
                 status, answer = await self._call(method, raw_path, scope, body)
         except StatusError as error:
             status, answer = HTTP_CODES[error.code], error_answer(error.message)
-        except _BodyTooLargeError:
-            limit = self.options.body_bytes_max
-            status, answer = 413, error_answer(f"the request body exceeds {limit} bytes")
+        except _BodyTooLargeError as error:
+            status, answer = 413, error_answer(str(error))
             headers = (*headers, (b"connection", b"close"))
         except ConnectionResetError:
             return  # the client has gone before its request was complete
@@ -151,7 +152,7 @@ class RestApi:
         for name, value in scope["headers"]:
             packed |= name == b"content-encoding" and b"gzip" in value
             if name == b"content-length" and int(value) > limit:
-                raise _BodyTooLargeError
+                raise _BodyTooLargeError(limit)
         message = await receive()
         body = message.get("body", b"")
         if message.get("more_body", False):
@@ -164,15 +165,18 @@ class RestApi:
                 chunks.append(message["body"])
                 size += len(chunks[-1])
                 if size > limit:
-                    raise _BodyTooLargeError
+                    raise _BodyTooLargeError(limit)
             body = b"".join(chunks)
         if len(body) > limit:
-            raise _BodyTooLargeError
-        return inflate(body, limit) if packed else bytes(body)
+            raise _BodyTooLargeError(limit)
+        return inflate(body, min(limit, self.options.inflated_bytes_max)) if packed else bytes(body)
 
 
 class _BodyTooLargeError(Exception):
     """A body beyond the limit, as sent or as inflated."""
+
+    def __init__(self, limit: int, kind: str = "") -> None:
+        super().__init__(f"the {kind}request body exceeds {limit} bytes")
 
 
 def make_app(repository: Models, metrics: RenderedMetrics, *, options: RestOptions | None = None) -> RestApi:
@@ -188,7 +192,7 @@ def inflate(body: bytes, limit: int) -> bytes:
     except zlib.error as error:
         raise StatusError("INVALID_ARGUMENT", f"Failed to uncompress the gzipped body: {error}") from error
     if len(plain) > limit:
-        raise _BodyTooLargeError
+        raise _BodyTooLargeError(limit, "inflated ")
     if not inflater.eof:
         raise StatusError("INVALID_ARGUMENT", "Failed to uncompress the gzipped body: it is cut short")
     return plain

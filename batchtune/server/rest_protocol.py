@@ -142,10 +142,10 @@ class RestProtocol(HttpToolsProtocol):
         self._running = None
         if self.transport.is_closing():
             return
-        if not self.flow.write_paused:
-            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif not self.flow.write_paused:
+            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle

@@ -72,6 +72,7 @@ class GrpcServerConnection(asyncio.Protocol):
         self._draining = False  # no new streams
         self._control_frames = RateLimit(self._limits.max_control_frames_per_s)
         self._resets = RateLimit(self._limits.max_resets_per_s)
+        self._settings = RateLimit(self._limits.max_settings_per_s)
 
     def drain(self) -> None:
         """Finish what the client has sent, take no more, close.
@@ -337,6 +338,8 @@ class GrpcServerConnection(asyncio.Protocol):
             case h2.SETTINGS:
                 self._count_control_frame()
                 if not flags & h2.ACK:
+                    if self._settings.exceeded():
+                        raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
                     writer.apply_settings(payload)
             case h2.PING:
                 self._count_control_frame()

@@ -16,7 +16,8 @@ class ServerLimits:
     `max_concurrent_streams` also counts cancelled calls that the service has not finished, so that opening and
     resetting streams quickly (CVE-2023-44487) gains nothing. `max_buffered_bytes` bounds the incomplete requests
     of a connection together; one request alone may use `max_message_bytes`. `stall_s`: a client that takes no
-    data for so long, though answers wait for it, is cut off.
+    data for so long, though answers wait for it, is cut off. Each SETTINGS frame may touch every answer that waits for
+    a window, hence their own, low `max_settings_per_s`.
     """
 
     max_concurrent_streams: int = 65_536
@@ -24,6 +25,7 @@ class ServerLimits:
     max_buffered_bytes: int = 2**30
     max_header_list_bytes: int = 32_768
     max_control_frames_per_s: int = 10_000
+    max_settings_per_s: int = 100
     max_resets_per_s: int = 50_000
     stall_s: float = 60.0
 

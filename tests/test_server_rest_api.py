@@ -404,9 +404,9 @@ def test_pipelined_requests_are_answered_in_order(rest: RunningRest) -> None:
     assert answer.index(b"2.5") < answer.index(b"3.5") < answer.index(b"AVAILABLE") < answer.rindex(b"2.5")
 
 
-def test_pipelined_requests_do_not_pile_up(rest: RunningRest) -> None:
+def test_pipelined_requests_do_not_pile_up() -> None:
     requests_bytes = b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * 1000
-    with socket.create_connection(("127.0.0.1", rest.port)) as client:
+    with running_rest() as rest, socket.create_connection(("127.0.0.1", rest.port)) as client:
         wait_until(lambda: rest.server.connections)
         (connection,) = rest.server._state.connections
         client.setblocking(False)

@@ -33,7 +33,8 @@ def test_a_section_that_fails_says_why_and_the_next_ones_run(tmp_path: Path) -> 
     rows = sections["correctness"]["rows"]
     assert set(rows) == {"text_recognition", "imdb_transformer", "resnet50"}
     assert all(one["right"] and one["mean_batch_rows"] > 3 for one in rows.values()), rows
-    assert document["provenance"]["packages"]["torch"] == document["card"]["torch"]
+    # A build from PyPI tells its CUDA (2.11.0+cu130) in torch.__version__ only.
+    assert document["card"]["torch"].startswith(document["provenance"]["packages"]["torch"])
     assert "no figure means anything" in (tmp_path / "gpu_checks.txt").read_text()
 
 

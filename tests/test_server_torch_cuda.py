@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -794,3 +795,40 @@ def test_gpu_batches_are_gathered_in_page_locked_memory() -> None:
     assert torch.from_numpy(gathered).is_pinned()
     assert device.staged(gathered).data_ptr() == torch.from_numpy(gathered).data_ptr()
     assert device.staged(rows(2)).is_pinned()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_parameters_of_three_models_change_under_traffic(tmp_path: Path) -> None:
+    modules, models = [], []
+    for number, dtype in enumerate(("as_exported", "float16", "bfloat16")):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        modules.append(exported(directory, mixed=False))
+        models.append(load_model(directory, BackendOptions(device="cuda:0", torch_dtype=dtype)))
+    stop, faults, answered = threading.Event(), [], Counter[int]()
+
+    def ask(client: int) -> None:
+        random = np.random.default_rng(client)
+        while not stop.is_set():
+            at = int(random.integers(3))
+            x = random.normal(size=(int(random.integers(1, 9)), 3)).astype(np.float32)
+            answer = models[at].runs["serving_default"]({"x": x})["output_0"]
+            expected = modules[at](torch.tensor(x)).detach().numpy()
+            if not np.allclose(answer, expected, atol=2e-2 if at else 1e-3):
+                faults.append((at, len(x), float(np.abs(answer - expected).max())))
+            answered[client] += 1
+
+    with ThreadPoolExecutor(6) as clients:
+        asking = [clients.submit(ask, client) for client in range(6)]
+        try:
+            for change in range(18):
+                models[change % 3].prepare(((1, 4), (2, 8), (8,))[change // 3 % 3], 1 + change % 4)
+        finally:
+            stop.set()
+        for one in asking:
+            one.result(60)
+    assert faults == []
+    assert set(answered) == set(range(6))
+    for model in models:
+        model.close()

@@ -90,7 +90,8 @@ def write_program(
             torch.jit.save(torch.jit.trace(module, (example,)), str(version_path / "model.pt"))
             return
         batch = torch.export.Dim("batch", min=1)
-        program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+        # What 2.6 exports in its strict way it cannot always read again.
+        program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
         torch.export.save(program, version_path / "model.pt2")
 
 

@@ -302,7 +302,8 @@ def _abandon(torch: Any, graph: Any, stream: Any, pool: Any) -> None:
 
 def _stop_allocating(torch: Any, stream: Any, pool: Any) -> None:
     """Before 2.12 a recording that failed went on allocating from its pool, and the cache could not be emptied."""
-    stop = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    older_name = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
+    stop = getattr(torch._C, "_cuda_endAllocateToPool", older_name)
     if stop is not None:
         with suppress(RuntimeError):
             stop(stream.device.index, pool)

@@ -104,7 +104,7 @@ def imdb(rows: dict[str, Any]) -> Iterator[str]:
     yield from comparison(rows.get("comparison"), {})
     for one in (rows.get("comparison") or {}).get("batching", []):
         yield (
-            f"does batching help {one['protocol']}, {one['rows_per_request']:g} rows? {one['helps']}: "
+            f"does batching help {one['protocol']}, {number(one['rows_per_request'])} rows? {one['helps']}: "
             f"{ratio(one['pair']['ratio'])}"
         )
 
@@ -122,7 +122,7 @@ def comparison(found: dict[str, Any] | None, bars: dict[str, float]) -> Iterator
     for one in found["pairs"]:
         bar = bars.get(one["variant"])
         value = (one["ratio"] or {}).get("value")
-        met = "" if bar is None or value is None else f"; bar ×{bar}: {'met' if value >= bar else 'NOT met'}"
+        met = "" if bar is None or value is None else f"; {against(bar, one['ratio'])}"
         yield f"{one['variant']} over {one['baseline']}: {ratio(one['ratio'])} ({one['outcome']}){met}"
 
 
@@ -157,9 +157,17 @@ def recommended(name: str, found: dict[str, Any] | None) -> Iterator[str]:
 def met(what: str, found: dict[str, Any] | None) -> Iterator[str]:
     if not found or not found["ratio"]:
         return
-    verdict = "met" if found["ratio"]["value"] >= NEAR else "NOT met"
     same = " (the same configuration)" if found["same"] else ""
-    yield f"{what}: {ratio(found['ratio'])}{same}; bar ×{NEAR}: {verdict}"
+    yield f"{what}: {ratio(found['ratio'])}{same}; {against(NEAR, found['ratio'])}"
+
+
+def against(bar: float, found: dict[str, Any]) -> str:
+    """Whether a ratio meets a bar; its interval may say that this is not sure."""
+    if found["value"] < bar:
+        return f"bar ×{bar}: NOT met"
+    low = found.get("low")
+    sure = low is None or (not isinstance(low, str) and low >= bar)
+    return f"bar ×{bar}: met" + ("" if sure else ", but the interval reaches below")
 
 
 def ratio(found: dict[str, Any] | None) -> str:

@@ -337,6 +337,11 @@ def test_overrides_replace_single_keys() -> None:
         ("load", "--set load: expected key=value"),
         ("=3", "--set =3: expected key=value"),
         ("load.seed=[", "--set load.seed=[: the value is not YAML"),
+        ("load.on_off={on: 1s, on: 2s}", "--set load.on_off={on: 1s, on: 2s}:1: on: given twice"),
+        (
+            "load.ramp={from: -1, to: 5}",
+            "--set load.ramp={from: -1, to: 5}: load.ramp.from: expected 0 or more",
+        ),
         ("slo.p59=20ms", "--set slo.p59=20ms: slo.p59: unknown key"),
     ],
 )
@@ -486,3 +491,23 @@ def test_the_space_that_nobody_wrote_holds_only_what_is_not_fixed() -> None:
     )
     assert not everything.search.space
     assert parse_scenario(format_scenario(everything)) == everything
+
+
+def test_keys_within_a_value_of_set_are_taken_as_written() -> None:
+    """YAML 1.1 reads `on` and `off` as true and false."""
+    changes = ["load.arrivals=on_off", "load.on_off={on: 100ms, off: 300ms}"]
+    scenario = parse_scenario(OPEN, overrides=changes)
+    assert scenario.load.on_off is not None
+    assert (scenario.load.on_off.on_s, scenario.load.on_off.off_s) == (0.1, 0.3)
+
+
+def test_every_rate_takes_its_unit() -> None:
+    ramp = parse_scenario(
+        OPEN, overrides=["load.arrivals=ramp", "load.rate=null", "load.ramp={from: 0/s, to: 0.6k/s}"]
+    )
+    assert ramp.load.ramp is not None
+    assert (ramp.load.ramp.from_rps, ramp.load.ramp.to_rps) == (0.0, 600.0)
+    steps = "load.steps=[{rate: 60/min, duration: 1s}, {rate: 5, duration: 1s}]"
+    scenario = parse_scenario(OPEN, overrides=["load.arrivals=steps", "load.rate=null", steps])
+    assert scenario.load.steps is not None
+    assert [one.rate_rps for one in scenario.load.steps] == [1.0, 5.0]

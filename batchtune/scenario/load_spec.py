@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from batchtune.scenario.specbase import Cpus, FileName, Spec
-from batchtune.scenario.units import Count, PositiveSeconds, RateRps, Ratio, Seconds, Whole, problem
+from batchtune.scenario.units import (
+    Count,
+    PositiveSeconds,
+    RateOrNoneRps,
+    RateRps,
+    Ratio,
+    Seconds,
+    Whole,
+    problem,
+)
 
 ArrivalKind = Literal["closed", "constant", "poisson", "gamma", "on_off", "ramp", "steps", "trace"]
 
@@ -47,8 +56,8 @@ class OnOffSpec(Spec):
 
 
 class RampSpec(Spec):
-    from_rps: Annotated[float, Field(ge=0)] = Field(alias="from", description="rate at the start, per second")
-    to_rps: Annotated[float, Field(ge=0)] = Field(alias="to", description="rate at the end, per second")
+    from_rps: RateOrNoneRps = Field(alias="from", description="rate at the start, per second")
+    to_rps: RateOrNoneRps = Field(alias="to", description="rate at the end, per second")
     spacing: Spacing = "poisson"
 
     @model_validator(mode="after")
@@ -59,7 +68,7 @@ class RampSpec(Spec):
 
 
 class StepSpec(Spec):
-    rate_rps: Annotated[float, Field(ge=0)] = Field(alias="rate", description="rate of this step, per second")
+    rate_rps: RateOrNoneRps = Field(alias="rate", description="rate of this step, per second")
     duration_s: PositiveSeconds = Field(alias="duration", description="length of this step")
 
 

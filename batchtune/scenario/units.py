@@ -129,6 +129,12 @@ def _rate(value: object) -> object:
     return _number(value, "a rate such as 500/s")
 
 
+def _not_negative(value: object) -> object:
+    if isinstance(value, float) and not value >= 0:
+        raise problem("expected 0 or more")
+    return value
+
+
 def _ratio(value: object) -> object:
     number = (
         _parsed(parse_ratio, value) if isinstance(value, str) else _number(value, "a percentage such as 1%")
@@ -189,6 +195,15 @@ PositiveSeconds = Annotated[
     float, _checked_positive, BeforeValidator(_seconds), _as_duration, WithJsonSchema(_DURATION_SCHEMA)
 ]
 RateRps = Annotated[float, _checked_positive, BeforeValidator(_rate), WithJsonSchema(_RATE_SCHEMA)]
+RateOrNoneRps = Annotated[
+    float,
+    BeforeValidator(_not_negative),
+    BeforeValidator(_rate),
+    WithJsonSchema(
+        {**{key: one for key, one in _RATE_SCHEMA.items() if key != "exclusiveMinimum"}, "minimum": 0}
+    ),
+]
+"""0: nothing is sent."""
 Ratio = Annotated[float, BeforeValidator(_ratio), WithJsonSchema(_RATIO_SCHEMA)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Whole = Annotated[int, Field(ge=0, strict=True)]

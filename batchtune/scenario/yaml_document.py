@@ -71,7 +71,7 @@ def parse_yaml(text: str, *, source: str) -> Document:
 
 
 def parse_override(text: str) -> Document:
-    """The document of one `a.b.c=value`, the value being YAML (`--set load.rate=500/s`).
+    """The document of one `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), its keys as in a file.
 
     Raises:
         ScenarioError: no `=`, an empty key, or a value that is no YAML.
@@ -83,9 +83,10 @@ def parse_override(text: str) -> Document:
     if not separator or not all(keys):
         raise ScenarioError(f"{source}: expected key=value, such as load.duration=10s")
     try:
-        data: Any = yaml.safe_load(value)
+        root = yaml.compose(value, Loader=_ComposeLoader)
     except yaml.YAMLError as error:
         raise ScenarioError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from error
+    data: Any = None if root is None else _Reader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
     places: dict[Path, str] = {tuple(keys[: length + 1]): source for length in range(len(keys))}

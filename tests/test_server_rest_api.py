@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import socket
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -501,6 +503,27 @@ def test_a_client_that_leaves_pipelined_requests_is_not_answered(
     wait_until(lambda: not rest.server._state.tasks)
     assert len(servable.asked) == 1
     assert not caplog.records
+
+
+def test_the_body_of_a_request_that_is_never_finished_is_freed_at_once() -> None:
+    """Not only when the garbage collector next looks for reference cycles, which is seldom."""
+    size = 50 << 20
+    head = REQUEST.partition(b"{")[0].replace(b"length: 20", b"length: %d" % (size + 1))
+    with running_rest() as rest:
+        for path in (b"m:predict", b"m:predict", b"x:predict"):  # through the app, then not, then always
+            exchange(rest, REQUEST)
+            wait_until(lambda: rest.server.connections == 0)
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                with socket.create_connection(("127.0.0.1", rest.port)) as client:
+                    client.sendall(head.replace(b"m:predict", path) + bytes(size))
+                    wait_until(lambda: tracemalloc.get_traced_memory()[0] > size * 3 // 4)
+                wait_until(lambda: tracemalloc.get_traced_memory()[0] < size // 4)
+            finally:
+                tracemalloc.stop()
+                gc.enable()
 
 
 def test_silent_connections_are_closed() -> None:

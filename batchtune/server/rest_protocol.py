@@ -62,11 +62,13 @@ class RestProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let no task answer a client that is gone."""
+        """Let no task answer a client that is gone, and keep no request of it: `cycle` refers back to us."""
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self.cycle = self._running = cast("Any", None)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the head of a request may not grow without end."""

@@ -19,7 +19,7 @@ import hpack
 from batchtune.wire import http2_frames as h2
 from batchtune.wire.grpc_answer_writer import AnswerWriter
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
-from batchtune.wire.grpc_messages import MessageBuffer
+from batchtune.wire.grpc_request_data import WINDOW_UPDATE_AT, take_data
 from batchtune.wire.grpc_requests import RequestHead, known_heads, read_head, remember_head
 from batchtune.wire.hpack_blocks import EMPTY_TABLE, decode_block, new_decoder
 from batchtune.wire.http2_frames import FRAME, ErrorCode, PeerError
@@ -31,7 +31,6 @@ from batchtune.wire.status import StatusError
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
 
-_WINDOW_UPDATE_AT = 2**30
 _DEFAULT_TABLE_BYTES = 4_096
 _ONE_MESSAGE = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
 _SHAPE = h2.END_HEADERS | h2.PADDED
@@ -196,7 +195,7 @@ class GrpcServerConnection(asyncio.Protocol):
             else:
                 self._read_other(writer, kind, flags, stream_id, data[position + 9 : after])
             position = after
-        if self._received_bytes > _WINDOW_UPDATE_AT:
+        if self._received_bytes > WINDOW_UPDATE_AT:
             writer.out.append(h2.window_update_frame(0, self._received_bytes))
             self._received_bytes = 0
         return position
@@ -276,48 +275,7 @@ class GrpcServerConnection(asyncio.Protocol):
             stream.half_closed = True
         elif not payload:
             self._count_control_frame()
-        try:
-            self._take_messages(writer, stream, payload)
-        except StatusError as error:
-            _fail(stream, error)
-
-    def _take_messages(self, writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes) -> None:
-        """Cut DATA into messages and hand on what is complete; raises StatusError to end the call."""
-        if stream.buffer is None:
-            stream.buffer = MessageBuffer(stream.head.encoding, self._limits.max_message_bytes)
-        buffer = stream.buffer
-        held_bytes = buffer.held_bytes
-        try:
-            messages = buffer.feed(payload)
-            if isinstance(stream, GrpcCall):
-                buffer.retained_bytes += sum(map(len, messages))
-        finally:
-            writer.held_bytes += buffer.held_bytes - held_bytes
-        if writer.held_bytes > max(self._limits.max_buffered_bytes, buffer.held_bytes):
-            raise StatusError("RESOURCE_EXHAUSTED", "too many incomplete requests on this connection")
-        if buffer.unacknowledged_bytes > _WINDOW_UPDATE_AT and not stream.half_closed:
-            writer.out.append(h2.window_update_frame(stream.stream_id, buffer.unacknowledged_bytes))
-            buffer.unacknowledged_bytes = 0
-        if stream.half_closed and buffer.incomplete:
-            raise StatusError("INTERNAL", "the request ended within a message")
-        if isinstance(stream, GrpcStream):
-            _feed_stream(stream, messages)
-        else:
-            self._take_unary(writer, stream, buffer, messages)
-
-    def _take_unary(
-        self, writer: AnswerWriter, call: GrpcCall, buffer: MessageBuffer, messages: list[bytes]
-    ) -> None:
-        if buffer.completed > 1 or (call.half_closed and not buffer.completed):
-            raise StatusError(
-                "UNIMPLEMENTED", f"a unary call with {buffer.completed} messages; one was expected"
-            )
-        if messages:
-            call.message = messages[0]
-        if call.half_closed:
-            writer.held_bytes -= buffer.held_bytes
-            call.buffer = None
-            self._dispatch(call)
+        take_data(writer, stream, payload, self._limits, self._dispatch)
 
     def _read_other(
         self, writer: AnswerWriter, kind: int, flags: int, stream_id: int, payload: bytes
@@ -374,18 +332,3 @@ class GrpcServerConnection(asyncio.Protocol):
     def _count_control_frame(self) -> None:
         if self._control_frames.exceeded():
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
-
-
-def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
-    for message in messages:
-        if stream.on_message is not None and not stream.answered:
-            stream.on_message(message)
-    if stream.half_closed and stream.on_end is not None and not stream.answered:
-        stream.on_end()
-
-
-def _fail(stream: GrpcCall | GrpcStream, error: StatusError) -> None:
-    if isinstance(stream, GrpcStream):
-        stream.finish(error.code, error.message)
-    else:
-        stream.fail(error.code, error.message)

@@ -1,12 +1,15 @@
-"""How often do the stated 95 % intervals hold the truth, and what do verdicts cost? Prints; about five minutes.
+"""How often do the stated 95 % intervals hold the truth, and what do verdicts cost? Prints; about six minutes.
 
-Truth is the exact law of the batch queue (tuning.md 2.2). Run: python tests/benchmarks/measure_coverage.py
+Truth is the exact law of the batch queue (tuning.md 2.2), and of M/M/1, where requests go one by one and slow ones come
+in the longest spells. Run: python tests/benchmarks/measure_coverage.py [coverage] [one_by_one] [verdicts] [capacities]
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +24,14 @@ from measure_streams import (
     highest_rate,
     linear_tau,
     looks,
+    make_samples,
+    p95_within,
+    poisson_due,
+    queue_latencies,
 )
 
 from batchtune.measure.capacity import CapacityPlan, find_capacity
+from batchtune.measure.measurement import measure
 from batchtune.measure.quantiles import latency_quantiles, rate_estimate
 from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import Limit
@@ -55,6 +63,37 @@ def coverage() -> None:
                 width += min(found["p95"].half_width_ratio, 1.0) / streams
             shares = " ".join(f"{held[name] / streams:6.3f}" for name in held)
             print(f"{load:5.1f} {requests:8d} {law.mean_batch:6.2f} {shares} {width:10.3f}")
+
+
+def one_by_one() -> None:
+    print(
+        "\nM/M/1, 1 ms a request: the same, how often a caveat says that spells were few, and whole runs' verdicts"
+    )
+    print("where the limit is the exact p95 (either verdict is wrong), and where 1 % miss it")
+    print(
+        f"{'load':>5} {'requests':>8} {'p50':>6} {'p95':>6} {'p99':>6} {'told':>6} {'PASS':>6} {'FAIL':>6} {'1%: PASS':>9}"
+    )
+    for load in (0.5, 0.8, 0.9):
+        mean_s = 0.001 / (1.0 - load)
+        for requests in (300, 1000, 3000, 10_000):
+            generator = np.random.default_rng(requests)
+            due_s = poisson_due(1000.0 * load, streams=200, requests=requests + 4000, generator=generator)
+            latency_s = queue_latencies(due_s, generator.exponential(0.001, due_s.shape))
+            held: Counter[str] = Counter()
+            for due, latency in zip(due_s[:, 4000:], latency_s[:, 4000:], strict=True):
+                samples = make_samples(due - due[0], latency)
+                found = measure(samples, warm_up_s=0.0, slo=p95_within(mean_s * math.log(20)))
+                for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+                    one = found.latency_s[name]
+                    held[name] += one.low <= -mean_s * math.log(1 - quantile) <= one.high
+                held["told"] += any(one.code in {"correlated", "few_requests"} for one in found.caveats)
+                held[str(found.verdict)] += 1
+                kept = measure(samples, warm_up_s=0.0, slo=p95_within(mean_s * math.log(100)))
+                held["kept"] += kept.verdict == "PASS"
+            shares = " ".join(
+                f"{held[name] / 200:6.3f}" for name in ("p50", "p95", "p99", "told", "PASS", "FAIL")
+            )
+            print(f"{load:5.1f} {requests:8d} {shares} {held['kept'] / 200:9.3f}")
 
 
 def verdicts() -> None:
@@ -145,8 +184,10 @@ def speed() -> None:
     print(f"\n10^6 samples: five quantiles {quantiles_s:.3f} s, rate {time.perf_counter() - start:.3f} s")
 
 
+PARTS = (coverage, one_by_one, verdicts, capacities, speed)
+
 if __name__ == "__main__":
-    coverage()
-    verdicts()
-    capacities()
-    speed()
+    asked = sys.argv[1:] or [each.__name__ for each in PARTS]
+    for part in PARTS:
+        if part.__name__ in asked:
+            part()

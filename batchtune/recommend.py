@@ -38,7 +38,7 @@ from batchtune.tune.prediction import (
     reference_of,
 )
 from batchtune.tune.ranking import leaders
-from batchtune.tune.reason import advise_miss, cannot_pay, explain_gain, explain_miss
+from batchtune.tune.reason import advise_miss, cannot_pay, explain_gain, explain_miss, is_telling
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
@@ -173,13 +173,14 @@ def recommend(
             raise TargetError(
                 why, hint="the failed trials are in the ledger; see whether the server works by hand"
             )
-        raise NoFeasibleConfigurationError(why, hint=advise_miss(pooled))
+        raise NoFeasibleConfigurationError(why, hint=advise_miss(pooled, trials))
     references = _references(trials, pooled)
     no_batching = references.get("no_batching")
     batched = next((one for one in ranked if one.configuration.batching is not None), None)
     noise = run_noise(pooled, scenario=scenario)
     gain = None if batched is None else gain_over(batched, no_batching, noise=noise, scenario=scenario)
-    tried = any(one.configuration.batching is not None for one in pooled)
+    with_batching = [one for one in pooled if one.configuration.batching is not None]
+    tried = any(is_telling(one, no_batching, scenario=scenario) for one in with_batching)
     helps = _helps(batched, no_batching, gain) if tried else "not distinguishable"
     chosen = _chosen(ranked, batched, no_batching, helps=helps, gain=gain)
     last = chosen.runs[-1].trial
@@ -202,6 +203,7 @@ def recommend(
         batching_helps=helps,
         reason=explain_gain(
             batched,
+            measured=bool(with_batching),
             tried=tried,
             no_batching=no_batching,
             gain=gain,

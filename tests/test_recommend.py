@@ -19,7 +19,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.confidence import near_best_of_measured
 from batchtune.tune.pool import pool
 from batchtune.tune.summary import SearchSummary
-from batchtune.tune.trial import Probe
+from batchtune.tune.trial import Probe, Trial
 
 SCENARIO = scenario_of()
 BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
@@ -243,6 +243,39 @@ def test_a_capacity_for_another_slo_is_the_highest_rate_tried_that_meets_it():
     found = recommend([trial], scenario=scenario, slo=SloSpec(p95_s=0.025))
     assert found.rate_rps == pytest.approx(1000)
     assert any("highest rate tried" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("rate", "helps", "why"),
+    [
+        (5000.0, "not distinguishable", "tried at a rate as low as no batching takes"),
+        (420.0, "no", "meets the SLO"),
+    ],
+)
+def test_a_rate_that_is_too_high_for_a_batch_does_not_show_that_batching_is_useless(rate, helps, why):
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+
+    def at(trial: Trial, rps: float) -> Trial:
+        exactly = Estimate(value=rps, low=rps, high=rps)
+        return replace(trial, rate_rps=rps, asked_rate_rps=rps, objective=exactly)
+
+    alone = at(planted(1, batching=None, throughput=410, p95_s=0.02, source="no_batching"), 410.0)
+    beyond = at(planted(2, batching=BATCH_8, throughput=400, p95_s=0.4), rate)
+    found = recommend([alone, beyond], scenario=scenario)
+    assert found.configuration.batching is None
+    assert found.batching_helps == helps
+    assert found.reason.startswith("no configuration with batching ")
+    assert found.reason.endswith(why)
+
+
+def test_a_search_in_which_all_failed_is_not_to_go_on():
+    ledger = [
+        planted(1, batching=None, throughput=440, p95_s=0.002, source="probe"),
+        planted(2, throughput=1, p95_s=1, failure="no room"),
+    ]
+    with pytest.raises(NoFeasibleConfigurationError, match="1 trial failed; the last: no room") as raised:
+        recommend(ledger, scenario=SCENARIO)
+    assert "would fail again" in raised.value.hint
 
 
 def test_alternatives_are_the_pareto_front_without_the_chosen_one():

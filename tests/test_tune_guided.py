@@ -75,6 +75,19 @@ def test_what_goes_on_between_trials_is_told():
     assert all(one.startswith("the twin is fitted to ") and one.endswith(" trials") for one in said)
 
 
+@pytest.mark.parametrize("time", ["10s", "15s"])
+def test_in_haste_a_proposal_is_tried_at_the_rate_that_it_is_expected_to_take(time):
+    """The server's defaults have more threads than the space, and the twin expects too much of them: no bar to set."""
+    scenario = capacity_scenario(time=time, threads=1)
+    known = device(0.002, 0.00005, serial=True)
+    trials, _ = searched(scenario, known, noise=0.0)
+    best = max(true_capacities(scenario, known).values())
+    tried = [one.asked_rate_rps for one in trials if one.source == "twin"]
+    assert tried
+    assert max(tried) <= 1.15 * best
+    assert regret(scenario, trials, known) <= 0.15
+
+
 def regret(scenario: Scenario, trials: list[Trial], known: Device) -> float:
     truth = true_capacities(scenario, known)
     return 1.0 - truth[recommend(trials, scenario=scenario).configuration] / max(truth.values())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from batchtune.measure.quantiles import Estimate
-from batchtune.scenario.spec import SloSpec
+from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.pool import Pooled
@@ -34,6 +34,7 @@ _CLOSINGS = {
 def explain_gain(
     batched: Pooled | None,
     *,
+    measured: bool,
     tried: bool,
     no_batching: Pooled | None,
     gain: Estimate | None,
@@ -42,11 +43,14 @@ def explain_gain(
 ) -> str:
     """Why batching pays, or why not: the sentence for the best batched configuration against no batching.
 
-    `batched` None: none meets the SLO, or, unless `tried`, none was measured. `unbatched_rows_per_s` is what the
+    `batched` None: none meets the SLO; unless `tried`, none was asked for a rate as low as no batching takes; unless
+    `measured`, none was asked for anything. `unbatched_rows_per_s` is what the
     server does without batching when it is kept busy; NaN when it was not measured, or when the load in question leaves
     it idle.
     """
     if batched is None:
+        if measured and not tried:
+            return "no configuration with batching was tried at a rate as low as no batching takes"
         return f"no configuration with batching {'meets the SLO' if tried else 'was measured'}"
     told = [_batch_cost(batched, unbatched_rows_per_s), _batch_sizes(batched)]
     if no_batching is not None and not no_batching.feasible:
@@ -56,6 +60,13 @@ def explain_gain(
         return facts or "there is no run without batching to compare with"
     verdict = f"batching is worth {gain.value:.3g}× no batching ({gain.low:.3g} to {gain.high:.3g})"
     return f"{facts}: {verdict}" if facts else verdict
+
+
+def is_telling(batched: Pooled, no_batching: Pooled | None, *, scenario: Scenario) -> bool:
+    """Whether it shows if batching helps: to miss the SLO at a rate above no batching's says nothing of lower ones."""
+    if scenario.objective != "capacity" or no_batching is None or batched.feasible:
+        return True
+    return batched.value <= PAYING_GAIN * no_batching.value
 
 
 def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec) -> str:
@@ -75,11 +86,13 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
     return f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {label}, {told}"
 
 
-def advise_miss(pooled: Sequence[Pooled]) -> str:
+def advise_miss(pooled: Sequence[Pooled], trials: Sequence[Trial]) -> str:
     """What to do next where nothing can be recommended."""
-    if not pooled:
-        return "go on with that sweep (--resume), with a larger search.budget where it was spent"
-    return "relax the SLO, lower the load, or widen the search space"
+    if pooled:
+        return "relax the SLO, lower the load, or widen the search space"
+    if any(trial.failure for trial in trials):
+        return "what failed would fail again: change the search space or the scenario; all is in trials.jsonl"
+    return "go on with that sweep (--resume), with a larger search.budget where it was spent"
 
 
 def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:

@@ -197,7 +197,8 @@ def rate_estimate(
 
     Completions come in clumps of one batch, so plain counts per slice mostly tell where the edges fell. The
     variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their variance
-    for independent counts); the window's own edges cut one clump each, uniformly.
+    for independent counts); the window's own edges cut one clump each, uniformly. What varies more slowly than a slice,
+    such as the host's speed, shows in part only: that is the spread between runs.
     """
     start, end = window_ns
     if end <= start:

@@ -349,6 +349,8 @@ def test_bodies_beyond_the_limit_are_413() -> None:
                 {"error": "the request body exceeds 1000 bytes"},
             )
             assert post(rest, PREDICT, packed, **{"Content-Encoding": "gzip"}).status_code == 413
+            in_chunks = iter([json.dumps(large).encode()])  # without a declared length
+            assert requests.post(rest.url + PREDICT, data=in_chunks, timeout=10).status_code == 413
 
 
 def test_what_gzip_inflates_to_has_a_limit_of_its_own() -> None:

@@ -36,6 +36,7 @@ class RestProtocol(HttpToolsProtocol):
         self.api = api
         self.header_lines = b"".join(name + b": " + value + b"\r\n" for name, value in api.headers)
         self._needs_app = False
+        self._digits_of_limit = len(str(api.options.body_bytes_max))
         self._in_head = True
         self._in_message = False
         self._head_bytes = 0
@@ -104,8 +105,8 @@ class RestProtocol(HttpToolsProtocol):
         if name in _NEED_THE_APP:
             self._needs_app = True
             self.expect_100_continue |= name == b"expect" and value.lower() == b"100-continue"
-        elif name == b"content-length" and int(value) > self.api.options.body_bytes_max:
-            self._needs_app = True  # it refuses the request without its body
+        elif len(value) >= self._digits_of_limit and name == b"content-length":
+            self._needs_app = True  # it refuses a request that is too long without its body
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,35 @@ def test_served_models_answer_as_they_do_alone(tmp_path: Path) -> None:
     rows = document["sections"]["correctness"]["rows"]
     assert all(rows[name]["right"] for name in ("text_recognition", "imdb_transformer", "resnet50")), rows
     assert document["card"]["name"] == "CUDA on the CPU (emulated)"
+
+
+LOST = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from batchtune.server.loaded_model import BackendOptions, load_model
+
+directory = Path(sys.argv[1])
+torch.jit.save(torch.jit.script(torch.nn.Embedding(10, 2)), str(directory / "model.pt"))
+(directory / "signature.yaml").write_text(
+    "inputs: {x: {dtype: int64, shape: []}}\\noutputs: {y: {dtype: float32, shape: [2]}}"
+)
+model = load_model(directory, BackendOptions(device="cuda:0"))
+model.prepare((1, 2), 1)
+for token in (9, 10):
+    print(model.runs["serving_default"]({"x": np.array([token])})["y"].shape, flush=True)
+"""
+
+
+def test_a_request_that_a_kernel_refuses_ends_the_process_with_a_word(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*RUN, "-c", LOST, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr[-3000:]
+    assert done.stdout == "(1, 2)\n"
+    assert done.stderr.splitlines()[-1] == (
+        "batchtune-model-server: error: cuda:0 is lost to this process, which ends: CUDA error: device-side assert "
+        "triggered; start it again"
+    )

@@ -23,8 +23,9 @@ from batchtune.server import torch_lanes
 from batchtune.server.emulated_backend import load_emulated_model
 from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
 from batchtune.server.sessions import BatchingSettings, SessionPool
-from batchtune.server.torch_backend import served_module
-from batchtune.server.torch_device import CudaDevice, HostDevice, device_of
+from batchtune.server.torch_backend import device_of, served_module
+from batchtune.server.torch_cuda import CudaDevice
+from batchtune.server.torch_device import HostDevice
 from batchtune.server.torch_module import Forward
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.status import StatusError
@@ -396,6 +397,7 @@ class FakeCuda:
         self.current = threading.local()
         self.recording: Any = None
         self.fail_recording = ""
+        self.lost = ""
         self.drawn: Counter[int] = Counter()
         self.cuda = SimpleNamespace(
             Stream=self._stream,
@@ -434,10 +436,16 @@ class FakeCuda:
 
     def _event(self, *, blocking: bool) -> Any:
         assert blocking, "a thread that waits must sleep, not spin"
+        if self.lost:
+            raise RuntimeError(self.lost)
         return SimpleNamespace(
-            record=lambda: self.log.append(("event on", self.current.stream.name)),
+            record=lambda: self.log.append(("event on", self._current_name())),
             synchronize=lambda: self.log.append(("event wait",)),
         )
+
+    def _current_name(self) -> str:
+        stream = getattr(self.current, "stream", None)
+        return "the default stream" if stream is None else str(stream.name)
 
     @contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
@@ -632,6 +640,44 @@ def test_out_of_memory_on_the_gpu_empties_the_cache_and_later_batches_work() -> 
     assert raised.value.code == "RESOURCE_EXHAUSTED"
     assert cuda.log[-1] == ("empty_cache",)
     assert cuda.after(lambda: run(model, rows(4))) == ["replay", "event on", "event wait"]
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA error: invalid argument\nmore", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"]
+)
+def test_what_the_gpu_does_wrong_is_no_fault_of_the_request(said: str) -> None:
+    cuda = FakeCuda()
+
+    def module(x: Any) -> Any:
+        raise RuntimeError(said if len(x) == 2 else "shapes cannot be multiplied")
+
+    model = cuda.served(module)
+    for count, code in ((2, "INTERNAL"), (3, "INVALID_ARGUMENT")):
+        with pytest.raises(StatusError) as raised:
+            run(model, rows(count))
+        assert raised.value.code == code
+
+
+def test_a_gpu_that_answers_nothing_any_more_ends_the_process_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cuda = FakeCuda()
+
+    def module(x: Any) -> Any:
+        cuda.lost = "CUDA error: device-side assert triggered"
+        raise RuntimeError(f"{cuda.lost}\nCompile with ...")
+
+    def end() -> None:
+        raise SystemExit("ended")
+
+    monkeypatch.setattr("os.abort", end)
+    model = cuda.served(module)
+    with pytest.raises(SystemExit):
+        run(model, rows(2))
+    assert capfd.readouterr().err == (
+        "batchtune-model-server: error: cpu is lost to this process, which ends: CUDA error: device-side assert "
+        "triggered; start it again\n"
+    )
 
 
 def test_weights_are_in_place_before_a_lane_can_read_them(

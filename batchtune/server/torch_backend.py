@@ -22,7 +22,8 @@ from zipfile import BadZipFile
 
 from batchtune.server.declared_tensors import FaultError, check_keys, read_yaml, tensor_specs
 from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors, out_of_memory
-from batchtune.server.torch_device import Device, device_of
+from batchtune.server.torch_cuda import CudaDevice
+from batchtune.server.torch_device import Device, HostDevice
 from batchtune.server.torch_lanes import Lanes
 from batchtune.server.torch_module import FAILURES, Forward, Specs, forward_in
 from batchtune.server.warmup import zeros
@@ -67,11 +68,31 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
             device.wait(device.new_event())
         device.free_cache()
     except (*FAILURES, OSError, AttributeError, BadZipFile) as error:
+        device.end_if_lost(error)
         if device.is_out_of_memory(error):
             raise out_of_memory(f"{path}: {error}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise StatusError("INVALID_ARGUMENT", f"{path}: {lines[0]}") from error
     return served_module(torch, forward, device, inputs=inputs, outputs=outputs)
+
+
+def device_of(torch: Any, options: BackendOptions) -> Device:
+    """The device that `--device` names: auto, cpu, cuda, cuda:N.
+
+    Raises:
+        StatusError: FAILED_PRECONDITION where a GPU is asked for and PyTorch sees none, or not that one.
+    """
+    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
+        return HostDevice(torch)
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if options.cuda_index >= seen:
+        built = "" if torch.version.cuda else " (this torch is built without CUDA)"
+        raise StatusError(
+            "FAILED_PRECONDITION", f"--device={options.device}: PyTorch sees {seen or 'no'} GPU{built}"
+        )
+    if options.memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(options.memory_fraction, options.cuda_index)
+    return CudaDevice(torch, options.cuda_index)
 
 
 def served_module(
@@ -100,7 +121,6 @@ class _ModuleRun:
         self._inputs = inputs
         self._input_names = tuple(spec.name for spec in inputs)
         self._output_names = forward.names
-        self._device_errors = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
         self._lanes = Lanes(torch, device, forward, failures=(StatusError, *FAILURES))
 
     def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
@@ -128,12 +148,12 @@ class _ModuleRun:
         self._lanes.close()
 
     def _status(self, error: Exception) -> StatusError:
+        self._device.end_if_lost(error)
         error.__traceback__ = None  # it holds the lane and the tensors of the failed run
         if self._device.is_out_of_memory(error):
             self._device.free_cache()
             return out_of_memory(str(error))
-        code = "INTERNAL" if isinstance(error, self._device_errors) else "INVALID_ARGUMENT"
-        return StatusError(code, str(error))
+        return StatusError("INTERNAL" if self._device.has_failed(error) else "INVALID_ARGUMENT", str(error))
 
 
 def _module_loader(

@@ -1,45 +1,22 @@
 """What do batches need of the device under PyTorch: host memory, copies, streams, waiting, graphs?
 
-`CudaDevice` is an NVIDIA GPU. `HostDevice` offers the same on the CPU, where memory is shared, copies are not needed
-and a stream is the calling thread: so one path runs on both. Nothing here waits for a whole device: a batch waits
-for an event of its own stream, with the interpreter lock released and the thread asleep.
+`HostDevice` offers it on the CPU, where memory is shared, copies are not needed and a stream is the calling thread;
+`torch_cuda.CudaDevice` on an NVIDIA GPU: so one path runs on both.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.loaded_model import BackendOptions
-from batchtune.server.torch_arrays import Tensor, carried, from_numpy, retyped
-from batchtune.wire.status import StatusError
+from batchtune.server.torch_arrays import Tensor, from_numpy
 
 Forward = Callable[[Sequence[Tensor]], list[Tensor]]
 """Device tensors in, in the order of the model's arguments; device tensors out."""
-
-# PyTorch has 32 streams of each priority for a device, and hands them out in turn, over and over: a second owner's work
-# would end up in what the first one records.
-_STREAMS = 32
-_OWNED_STREAMS: WeakValueDictionary[int, _OwnStream] = WeakValueDictionary()
-_OWNING = threading.Lock()
-
-
-class _OwnStream:
-    """A stream of PyTorch that nobody else is given while this lives.
-
-    Weak references point here and never at PyTorch's own object: until 2.11 at least it leaves them dangling.
-    """
-
-    __slots__ = ("__weakref__", "stream")
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
 
 
 class Graph(Protocol):
@@ -94,27 +71,14 @@ class Device(Protocol):
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether this failure means that the batch is too large."""
 
+    def has_failed(self, error: BaseException) -> bool:
+        """Whether the device, and not the request, is at fault."""
+
+    def end_if_lost(self, error: BaseException) -> None:
+        """End the process, with a word, if after this failure nothing will run here any more."""
+
     def free_cache(self) -> None:
         """Give memory back that is kept for later but not in use."""
-
-
-def device_of(torch: Any, options: BackendOptions) -> Device:
-    """The device that `--device` names: auto, cpu, cuda, cuda:N.
-
-    Raises:
-        StatusError: FAILED_PRECONDITION where a GPU is asked for and PyTorch sees none, or not that one.
-    """
-    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
-        return HostDevice(torch)
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if options.cuda_index >= seen:
-        built = "" if torch.version.cuda else " (this torch is built without CUDA)"
-        raise StatusError(
-            "FAILED_PRECONDITION", f"--device={options.device}: PyTorch sees {seen or 'no'} GPU{built}"
-        )
-    if options.memory_fraction:
-        torch.cuda.set_per_process_memory_fraction(options.memory_fraction, options.cuda_index)
-    return CudaDevice(torch, options.cuda_index)
 
 
 class HostDevice:
@@ -163,6 +127,13 @@ class HostDevice:
         # What c10's CPU allocator says where malloc gives nothing.
         return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
+    def has_failed(self, error: BaseException) -> bool:
+        del error
+        return False
+
+    def end_if_lost(self, error: BaseException) -> None:
+        """The CPU goes on."""
+
     def free_cache(self) -> None:
         """The allocator of the C library keeps little."""
 
@@ -176,134 +147,3 @@ class _HostGraph:
     def replay(self) -> None:
         for kept, fresh in zip(self.outputs, self._forward(self.inputs), strict=True):
             kept.copy_(fresh)
-
-
-class CudaDevice:
-    """One NVIDIA GPU.
-
-    Host memory is page-locked and comes from PyTorch's cache of such blocks, so buffers are reused over batches, and
-    a block is not handed out again before the copies from it are done.
-    """
-
-    records = True
-    lanes_max: int | None = 8
-
-    def __init__(self, torch: Any, index: int) -> None:
-        self._torch = torch
-        self.name = torch.device("cuda", index)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        try:
-            found: NDArray[Any] = self._pinned(shape, dtype).numpy().view(dtype)
-        except (
-            RuntimeError,
-            TypeError,
-        ):  # no more memory can be locked; strings, which the model will refuse
-            return np.empty(shape, dtype)
-        return found
-
-    def staged(self, array: NDArray[Any]) -> Tensor:
-        if array.flags.writeable:
-            tensor = from_numpy(self._torch, array)
-            if tensor.is_pinned():
-                return tensor
-        memory = self._pinned(array.shape, array.dtype)
-        np.copyto(memory.numpy(), array.view(carried(array.dtype)))
-        return retyped(self._torch, memory, array.dtype)
-
-    def to_device(self, staged: Tensor) -> Tensor:
-        return staged.to(self.name, non_blocking=True)
-
-    def to_host(self, output: Tensor) -> Tensor:
-        copy = self._torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
-        return copy.copy_(output, non_blocking=True)
-
-    def new_stream(self) -> Any:
-        """One that nobody else has; where there is none left, one of those on which nothing is recorded."""
-        with _OWNING:
-            for _ in range(_STREAMS):
-                own = _OwnStream(self._torch.cuda.Stream(self.name))
-                if _OWNED_STREAMS.setdefault(own.stream.cuda_stream, own) is own:
-                    return own
-        return _OwnStream(self._torch.cuda.Stream(self.name, priority=-1))
-
-    def new_event(self) -> Any:
-        return self._torch.cuda.Event(blocking=True)  # the thread sleeps; else it would spin
-
-    def new_pool(self) -> Any:
-        return self._torch.cuda.graph_pool_handle()
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self._torch.cuda.stream(stream.stream)
-        return context
-
-    def wait(self, event: Any) -> None:
-        event.record()
-        event.synchronize()
-
-    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
-        if self._torch.cuda.current_stream().cuda_stream not in _OWNED_STREAMS:
-            raise RuntimeError(f"all {_STREAMS} streams are taken; have fewer batch threads or models")
-        return _CudaGraph(self._torch, forward, [self.to_device(one) for one in inputs], pool)
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        if isinstance(error, (self._torch.OutOfMemoryError, MemoryError)):
-            return True
-        # cudaHostAlloc's, cuBLAS's and cuDNN's own.
-        return any(text in str(error) for text in ("out of memory", "ALLOC_FAILED"))
-
-    def free_cache(self) -> None:
-        with suppress(RuntimeError):  # while a graph is being recorded elsewhere
-            self._torch.cuda.empty_cache()
-
-    def _pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        torch_dtype = from_numpy(self._torch, np.empty(0, carried(dtype))).dtype
-        return self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
-
-
-class _CudaGraph:
-    """Recorded on the current stream, which is not the default one, in the calling thread alone.
-
-    capture_error_mode thread_local: other threads may allocate and run meanwhile. torch.cuda.graph() is not used
-    because it waits for the whole device first.
-    """
-
-    def __init__(self, torch: Any, forward: Forward, inputs: list[Tensor], pool: Any) -> None:
-        self.inputs = inputs
-        stream = torch.cuda.current_stream()
-        # cuBLAS, cuDNN and TorchScript choose and allocate in the first runs, which a recording must not contain.
-        for _ in range(3):
-            forward(inputs)
-        stream.synchronize()
-        torch.cuda.empty_cache()  # a recording has memory of its own, and cannot take what those runs leave cached
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            self.outputs = forward(inputs)
-        except BaseException:
-            _abandon(torch, self._graph, stream, pool)
-            raise
-        try:
-            self._graph.capture_end()
-        except RuntimeError:
-            _stop_allocating(torch, stream, pool)
-            raise
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
-def _abandon(torch: Any, graph: Any, stream: Any, pool: Any) -> None:
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        _stop_allocating(torch, stream, pool)
-
-
-def _stop_allocating(torch: Any, stream: Any, pool: Any) -> None:
-    """Before 2.12 a recording that failed went on allocating from its pool, and the cache could not be emptied."""
-    older_name = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
-    stop = getattr(torch._C, "_cuda_endAllocateToPool", older_name)
-    if stop is not None:
-        with suppress(RuntimeError):
-            stop(stream.device.index, pool)

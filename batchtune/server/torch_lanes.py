@@ -109,6 +109,7 @@ class Lanes:
                     lane.graphs[_shapes(arrays)] = device.record(self._forward, staged, lane.pool)
                     good.append(arrays)
                 except self._failures as error:
+                    device.end_if_lost(error)
                     self._noted = True
                     rows = _rows(_shapes(arrays))
                     _note(f"no CUDA graph for {rows} rows, such batches run without: {_first_line(error)}")

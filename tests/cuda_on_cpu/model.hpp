@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -72,7 +73,10 @@ size_t setting(const char* name, size_t otherwise) {
 size_t megabytes(const char* name) { return setting(name, 4096) << 20; }
 const size_t g_device_bytes = megabytes("CUDA_ON_CPU_DEVICE_MB"), g_pinned_bytes = megabytes("CUDA_ON_CPU_PINNED_MB");
 
+std::atomic<cudaError_t> g_lost{cudaSuccess};  // what every call ends with once a kernel has failed: CUDA's "sticky" error
+
 cudaError_t result(cudaError_t code) {
+  if (g_lost != cudaSuccess) code = g_lost;
   if (code != cudaSuccess) t_last = code;
   return code;
 }

@@ -8,11 +8,14 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/library.h>
 
 #include <cstdio>
 #include <set>
 #include <string>
+
+extern "C" void cuda_on_cpu_assert();
 
 namespace {
 
@@ -67,6 +70,11 @@ void compute(void* data) {
   c10::InferenceMode guard;
   try {
     Stack stack(call->arguments.begin(), call->arguments.end());
+    const auto& name = call->op.schema().name();
+    if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack[2].toBool()) {
+      stack[0] = stack[0].toTensor().to(at::kFloat);  // half_to_float is CUDA's alone
+      stack[2] = false;
+    }
     call->op.callBoxed(stack);
     for (size_t i = 0; i < call->outputs.size() && i < stack.size(); ++i) {
       auto results = tensors(stack[i]);
@@ -74,8 +82,10 @@ void compute(void* data) {
         host_of(call->outputs[i][j]).copy_(results[j]);
     }
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cuda-on-cpu: %s: %s\n", call->op.schema().name().c_str(), error.what());
-    std::abort();
+    std::string said = error.what();
+    std::fprintf(
+        stderr, "cuda-on-cpu: %s: %s\n", call->op.schema().name().c_str(), said.substr(0, said.find('\n')).c_str());
+    cuda_on_cpu_assert();
   }
 }
 
@@ -178,7 +188,8 @@ const std::set<std::string> KEPT = {
     "aten::record_stream", "aten::is_pinned", "aten::pin_memory", "aten::_pin_memory", "aten::_local_scalar_dense",
     "aten::item", "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type", "aten::empty_like",
     "aten::new_empty", "aten::new_empty_strided", "aten::clone", "aten::contiguous", "aten::to", "aten::_lazy_clone",
-    "aten::equal", "aten::is_set_to", "aten::_resize_output_", "aten::lift", "aten::lift_fresh"};
+    "aten::equal", "aten::is_set_to", "aten::_assert_tensor_metadata", "aten::_resize_output_", "aten::lift",
+    "aten::lift_fresh"};
 
 std::vector<std::unique_ptr<torch::Library>> g_libraries;
 
@@ -200,6 +211,7 @@ struct AtLoad {
     }
     library->impl("copy_", torch::CppFunction::makeFromUnboxedFunction(&copied));
     library->impl("_fused_sdp_choice", torch::CppFunction::makeFromUnboxedFunction(&math_attention));
+    torch::jit::setTensorExprFuserEnabled(false);  // it compiles kernels
     // Fused attention is asked for below the dispatcher.
     at::globalContext().setSDPUseFlash(false);
     at::globalContext().setSDPUseMemEfficient(false);

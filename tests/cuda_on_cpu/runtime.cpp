@@ -42,6 +42,7 @@ const char* cudaGetErrorName(cudaError_t code) {
     case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
     case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
     case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    case cudaErrorAssert: return "cudaErrorAssert";
     default: return "cudaErrorOther";
   }
 }
@@ -49,6 +50,7 @@ const char* cudaGetErrorString(cudaError_t code) {
   switch (code) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorNotSupported: return "operation not supported";
+    case cudaErrorAssert: return "device-side assert triggered";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     default: return cudaGetErrorName(code);
@@ -76,7 +78,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 cudaError_t cudaDeviceSynchronize() {
   if (cudaError_t code = whole_device()) return result(code);
   drain_all();
-  return cudaSuccess;
+  return result(cudaSuccess);
 }
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char*, void** found, unsigned int, unsigned long long, cudaDriverEntryPointQueryResult* status) {
@@ -126,7 +128,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind k
   if (cudaError_t code = unsafe_call()) return result(code);
   if (cudaError_t code = cudaMemcpyAsync(to, from, size, kind, nullptr)) return code;
   drain(of(cudaStream_t{}));
-  return cudaSuccess;
+  return result(cudaSuccess);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t handle) {
   return result(submit(of(handle), [=] { std::memset(to, value, size); }));
@@ -157,12 +159,12 @@ static cudaError_t not_while_capturing(Stream* stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   if (cudaError_t code = not_while_capturing(of(handle))) return result(code);
   drain(of(handle));
-  return cudaSuccess;
+  return result(cudaSuccess);
 }
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   if (cudaError_t code = not_while_capturing(of(handle))) return result(code);
   std::lock_guard<std::mutex> held(of(handle)->lock);
-  return of(handle)->done == of(handle)->submitted ? cudaSuccess : result(cudaErrorNotReady);
+  return result(of(handle)->done == of(handle)->submitted ? cudaSuccess : cudaErrorNotReady);
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
   return result(submit(of(handle), [=] { function(data); }));
@@ -209,14 +211,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   if (event->captured_by) return result(cudaErrorCapturedEvent);
   auto target = event->recorded;
   event->changed.wait(held, [&] { return event->done >= target; });
-  return cudaSuccess;
+  return result(cudaSuccess);
 }
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   if (cudaError_t code = unsafe_call()) return result(code);
   Event* event = of(handle);
   std::lock_guard<std::mutex> held(event->lock);
   if (event->captured_by) return result(cudaErrorCapturedEvent);
-  return event->done >= event->recorded ? cudaSuccess : result(cudaErrorNotReady);
+  return result(event->done >= event->recorded ? cudaSuccess : cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
   *ms = std::chrono::duration<float, std::milli>(of(to)->at - of(from)->at).count();
@@ -325,6 +327,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
 }
 
 // -- kernels, which only a GPU can run --
+void cuda_on_cpu_assert() { g_lost = cudaErrorAssert; }  // for operators.cpp: what its operator refuses a kernel asserts
 void** __cudaRegisterFatBinary(void*) { static void* handle; return &handle; }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}

@@ -733,7 +733,8 @@ def health_call(channel: grpc.Channel, name: str) -> Any:
 def test_health_tells_of_server_services_and_models() -> None:
     with running_grpc() as server, grpc.insecure_channel(server.address) as channel:
         check = health_call(channel, "Check")
-        for service in ("", "tensorflow.serving.PredictionService", "m"):
+        full = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
+        for service in ("", *full, "PredictionService", "ModelService", "m"):
             answer = check(HealthCheckRequest(service=service), timeout=TIMEOUT_S)
             assert answer.status == HealthCheckResponse.SERVING
         assert failure(check, HealthCheckRequest(service="x")) == ("NOT_FOUND", "unknown service")

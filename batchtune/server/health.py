@@ -1,6 +1,7 @@
 """Is the server healthy? grpc.health.v1.Health, as grpc's own service answers.
 
-"" asks for the whole server; a model's name, or one of TensorFlow Serving's services, asks for that part.
+"" asks for the whole server, and so do TensorFlow Serving's services, by their full names and by the short ones under
+which it registers them (server.cc); a model's name asks for that model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class HealthCalls:
 
     def __init__(self, models: Models, services: Iterable[str]) -> None:
         self._models = models
-        self._services = frozenset(["", *services])
+        full = tuple(services)
+        self._services = frozenset(["", *full, *(name.rpartition(".")[2] for name in full)])
         self._stopping = False
         self._watchers: dict[GrpcStream, tuple[str, str]] = {}
 

@@ -113,6 +113,18 @@ def test_the_latest_version_answers_and_a_new_one_takes_over(tmp_path: Path, mak
         repository.find("m", version=2)
 
 
+def test_version_directories_may_have_leading_zeros(tmp_path: Path, make: Make) -> None:
+    """As TensorFlow Serving's own example, saved_model_half_plus_two_cpu/00000123, has."""
+    for name in ("00000123", "0007", "7", "9" * 19, "v9", "1.5"):
+        (tmp_path / "m" / name).mkdir(parents=True)
+    for name in ("00000123", "7"):  # of 0007 and 7 the reference takes the last by name
+        (tmp_path / "m" / name / "emulated.yaml").write_text(EMULATED)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m", policy=AllVersions()))
+    repository.wait_until_loaded()
+    assert [status.version for status in repository.statuses("m")] == [123, 7]
+    assert {status.state for status in repository.statuses("m")} == {"AVAILABLE"}
+
+
 def test_unknown_names_versions_and_labels_have_the_reference_s_texts(tmp_path: Path, make: Make) -> None:
     add_version(tmp_path / "m", 1)
     repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))

@@ -59,21 +59,28 @@ def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]
             return sorted(set(present) & set(versions))
 
 
-def aspired_versions_on_disk(model: ModelConfig) -> tuple[list[int], str]:
-    """Which versions shall be served of those present now; where there are none, why (else "")."""
+def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
+    """Which versions shall be served of those present now, and where they lie; where there are none, why (else "").
+
+    Of directories that name the same version, such as 7 and 007, the last by name counts.
+    """
     try:
         names = [one.name for one in model.base_path.iterdir()]
     except OSError as error:
-        return [], (
+        return {}, (
             f"Could not find base path {model.base_path} for servable {model.name} with error {error.strerror}"
         )
-    present = [int(name) for name in names if name.isascii() and name.isdigit()]
-    aspired = aspired_versions(model.policy, present)
+    present = {
+        int(name): model.base_path / name
+        for name in sorted(names)
+        if name.isascii() and name.isdigit() and int(name) < 2**63
+    }
+    aspired = aspired_versions(model.policy, list(present))
     if aspired:
-        return aspired, ""
+        return {version: present[version] for version in aspired}, ""
     if present:
-        return [], f"None of the versions asked for of servable {model.name} is in {model.base_path}"
-    return [], (
+        return {}, f"None of the versions asked for of servable {model.name} is in {model.base_path}"
+    return {}, (
         f"No versions of servable {model.name} found under base path {model.base_path}. "
         "Did you forget to name your leaf directory as a number (eg. '/1/')?"
     )

@@ -194,15 +194,15 @@ class ModelRepository:
             aspired[name], complaint = aspired_versions_on_disk(model)
             self._note_complaint(name, complaint)
         to_load = [
-            (wanted[name], version)
-            for name, versions in aspired.items()
-            for version in versions
+            (name, version, directory)
+            for name, directories in aspired.items()
+            for version, directory in directories.items()
             if self._must_load(name, version)
         ]
         for _ in self._loaders.map(lambda one: self._load(*one), to_load):
             pass
         for name in list(self._book.entries):
-            self._tidy(name, aspired.get(name, []), removed=name not in wanted)
+            self._tidy(name, list(aspired.get(name, ())), removed=name not in wanted)
 
     def _note_complaint(self, name: str, complaint: str) -> None:
         if complaint and complaint != self._complaints.get(name) and self._rounds_done:
@@ -215,26 +215,26 @@ class ModelRepository:
             return True
         return entry.retry_at_s is not None and entry.retry_at_s <= time.monotonic()
 
-    def _load(self, model: ModelConfig, version: int) -> None:
+    def _load(self, name: str, version: int, directory: Path) -> None:
         with self._book.changed:
             fresh = VersionEntry(status=VersionStatus(version=version, state="START"))
-            entry = self._book.entries.setdefault(model.name, {}).setdefault(version, fresh)
+            entry = self._book.entries.setdefault(name, {}).setdefault(version, fresh)
             entry.status = replace(entry.status, state="LOADING")
             entry.retry_at_s = None
             entry.attempts += 1
         try:
-            servable = self._open_servable(model.name, version, model.base_path / str(version))
+            servable = self._open_servable(name, version, directory)
         except StatusError as error:
-            self._note_failure(model.name, entry, error)
+            self._note_failure(name, entry, error)
             return
         except Exception as error:  # what a framework says of a file is its own affair
-            _logger.exception("model %s version %d failed to load", model.name, version)
+            _logger.exception("model %s version %d failed to load", name, version)
             failure = StatusError("INTERNAL", f"{type(error).__name__}: {error}")
-            self._note_failure(model.name, entry, failure)
+            self._note_failure(name, entry, failure)
             return
         entry.attempts = 0
         self._book.publish(entry, servable=servable, status=VersionStatus(version=version, state="AVAILABLE"))
-        _say(f"model {model.name} version {version} is available")
+        _say(f"model {name} version {version} is available")
 
     def _note_failure(self, name: str, entry: VersionEntry, error: StatusError) -> None:
         hopeless = not self._rounds_done and error.code in _FILE_IS_WRONG

@@ -19,8 +19,9 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
 from batchtune.archive import LEDGER, SEARCH, Run, create_run, latest_run, open_run
 from batchtune.batching import parse_tfserving_text
-from batchtune.errors import ArchiveError
+from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.recommend import recommend
+from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.sweep import sweep
 
@@ -112,6 +113,27 @@ def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, 
     run.append(finished[2].trial, None)
     assert ledger.read_bytes() == whole
     assert run.trials()[2].number == 3
+
+
+def test_a_run_is_read_from_anywhere_also_when_its_files_are_gone(tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    (asked / "model" / "1").mkdir(parents=True)
+    (asked / "times.csv").write_text("offset_s\n0.0\n0.5\n")
+    (asked / "scenario.yaml").write_text(
+        "name: traced\ntarget: {model: ./model}\nobjective: latency\nslo: {p95: 20ms}\n"
+        "load: {arrivals: trace, trace: {file: times.csv}}\nsearch: {space: {max_batch_size: [1, 2]}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    scenario = read_scenario("asked/scenario.yaml")
+    run = create_run(scenario, format_scenario(scenario), tmp_path / "results", provenance=PROVENANCE)
+    monkeypatch.chdir("/")
+    assert run.scenario() == scenario
+    assert run.scenario().target.model == str(asked / "model")
+    assert read_scenario(run.path / "scenario.yaml") == scenario
+    (asked / "times.csv").unlink()
+    assert run.scenario() == scenario
+    with pytest.raises(ScenarioError, match="no such file"):
+        read_scenario(run.path / "scenario.yaml")
 
 
 def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):

@@ -86,9 +86,9 @@ class Run:
         Raises:
             ScenarioError: it cannot be read any more.
         """
-        from batchtune.scenario.reader import read_scenario
+        from batchtune.scenario.reader import read_kept_scenario
 
-        return read_scenario(self.path / SCENARIO)
+        return read_kept_scenario(self.path / SCENARIO)
 
     def provenance(self) -> dict[str, Any]:
         """On what it ran.

@@ -58,6 +58,16 @@ def parse_scenario(
     return scenario
 
 
+def read_kept_scenario(path: Path) -> Scenario:
+    """The scenario that a run keeps; the files that it names need not be there any more.
+
+    Raises:
+        ScenarioError: as `read_scenario`.
+    """
+    document = parse_yaml(_text(path), source=str(path))
+    return _validated(document, path.parent, files_exist=False)
+
+
 def read_variants(path: Path | str, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
     """Each variant of the scenario in a file as a scenario of its own, in the order of the file.
 
@@ -123,8 +133,10 @@ def _variants(document: Document, scenario: Scenario, directory: Path | None) ->
     }
 
 
-def _validated(document: Document, directory: Path | None, *, variant: str = "") -> Scenario:
-    context = {"directory": directory or Path()}
+def _validated(
+    document: Document, directory: Path | None, *, variant: str = "", files_exist: bool = True
+) -> Scenario:
+    context = {"directory": directory or Path(), "files_exist": files_exist}
     try:
         return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
     except ValidationError as error:

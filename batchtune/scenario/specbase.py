@@ -25,16 +25,16 @@ def _existing_file(value: str, info: ValidationInfo) -> str:
     if not info.context:
         return value
     path = Path(info.context["directory"], Path(value).expanduser())
-    if not path.is_file():
+    if info.context["files_exist"] and not path.is_file():
         raise problem(f"no such file: {path}", hint="paths are relative to the scenario's own directory")
-    return str(path)
+    return str(path.resolve())
 
 
 def _nearby_model(value: str, info: ValidationInfo) -> str:
     if info.context:
         path = Path(info.context["directory"], Path(value).expanduser())
         if path.is_dir():
-            return str(path)
+            return str(path.resolve())
     return value
 
 

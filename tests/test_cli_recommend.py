@@ -12,6 +12,7 @@ from tune_fakes import planted, scenario_of
 
 from batchtune.archive import SEARCH, Run, create_run
 from batchtune.cli.recommend import formatted, run_recommend
+from batchtune.cli.sweep import keep_account
 from batchtune.errors import (
     ArchiveError,
     BatchingParametersError,
@@ -175,6 +176,22 @@ def test_threads_that_are_left_to_the_server_are_pointed_out(dialect):
         choose([planted(1, batching=batching, throughput=900, p95_s=0.01)], scenario=SCENARIO), dialect
     )
     assert "# num_batch_threads is absent" in text
+
+
+def test_a_run_that_cannot_be_written_is_answered_from_all_the_same(run, capsys):
+    """A folder stands where the file would: the one obstacle that also stops a superuser."""
+    (run.path / "recommendation.json").mkdir()
+    assert recommend(run) == 0
+    shown = capsys.readouterr()
+    assert shown.out.rstrip().endswith("--batching_parameters_file=FILE")
+    assert shown.err.startswith(f"note: cannot write {run.path / 'recommendation.json'}: ")
+    assert "--write FILE" in shown.err
+
+
+def test_an_account_of_the_search_that_cannot_be_kept_costs_no_recommendation(run, capsys):
+    (run.path / SEARCH).mkdir()
+    keep_account(run, SUMMARY)
+    assert capsys.readouterr().err.startswith(f"note: cannot write {run.path / SEARCH}: ")
 
 
 def test_nothing_to_recommend_names_the_run(run):

@@ -15,6 +15,7 @@ a run killed at any instant loses at most the trial in flight, and the next appe
 from batchtune.archive.run import (
     BATCHING_PARAMETERS,
     LEDGER,
+    SCENARIO,
     SEARCH,
     Run,
     batching_file,
@@ -27,6 +28,7 @@ from batchtune.archive.run import (
 __all__ = [
     "BATCHING_PARAMETERS",
     "LEDGER",
+    "SCENARIO",
     "SEARCH",
     "Run",
     "batching_file",

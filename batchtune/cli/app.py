@@ -108,7 +108,8 @@ def recommend(
     slo_p95: LimitOption = None,
     slo_p99: LimitOption = None,
     format_: Annotated[
-        Dialect, typer.Option("--format", help="The dialect that --write uses.")
+        Dialect,
+        typer.Option("--format", help="The dialect that --write uses, or that is shown below the statement."),
     ] = "tfserving",
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the parameters there as well.")

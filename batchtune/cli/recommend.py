@@ -80,16 +80,26 @@ def conclude(
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
         raise
     text = "" if json and write is None else formatted(chosen, dialect)
-    run.write_recommendation(chosen)
+    kept = _kept(run, chosen)
     if write is not None:
         _write(write, text)
     if json:
-        print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2))
+        print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2, allow_nan=False))
     else:
-        file = write if write is not None and dialect == "tfserving" else run.path / BATCHING_PARAMETERS
+        file = write if write is not None and dialect == "tfserving" else kept
         print_recommendation(chosen, scenario=scenario, parameters_file=file)
         if dialect != "tfserving" and write is None:
             print(text)
+
+
+def _kept(run: Run, chosen: Recommendation) -> Path:
+    """Where the parameters are kept; a run that cannot be written, such as another's, is answered from all the same."""
+    try:
+        run.write_recommendation(chosen)
+    except ArchiveError as error:
+        print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
+        return Path("FILE")
+    return run.path / BATCHING_PARAMETERS
 
 
 def formatted(chosen: Recommendation, dialect: Dialect) -> str:

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive import Run, create_run, open_run
+from batchtune.archive import SCENARIO, Run, create_run, open_run
 from batchtune.cli.recommend import conclude, kept_trials
-from batchtune.errors import BatchtuneError, UsageError
+from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
@@ -81,7 +81,7 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
     earlier = run.search() if trials else None
 
     def keep(found: SearchSummary) -> None:
-        run.write_search(found if earlier is None else found.continuing(earlier))
+        keep_account(run, found if earlier is None else found.continuing(earlier))
 
     with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
         finished_trials = sweep(
@@ -97,6 +97,14 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
             run.append(finished.trial, finished.samples)
             trials.append(finished.trial)
             view.trial(finished.trial)
+
+
+def keep_account(run: Run, summary: SearchSummary) -> None:
+    """What the search says of itself; that it cannot be kept costs no recommendation: the trials are what counts."""
+    try:
+        run.write_search(summary)
+    except ArchiveError as error:
+        print(f"note: {error.message}", file=sys.stderr)
 
 
 def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
@@ -119,7 +127,7 @@ def _resumed(path: Path, scenario: Scenario) -> Run:
     if differing:
         raise UsageError(
             f"{path} was run with another scenario; it differs in: {', '.join(differing)}",
-            hint="resume with the scenario of that run, or start a new run without --resume",
+            hint=f"resume with {run.path / SCENARIO}, or start a new run without --resume",
         )
     elsewhere = comparable(collect(scenario.load.seed), run.provenance())
     if elsewhere:

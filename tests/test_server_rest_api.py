@@ -571,6 +571,21 @@ def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
         wait_until(swept)
 
 
+@pytest.mark.parametrize("expect", [b"", b"expect: nothing\r\n"], ids=["fast", "through the app"])
+def test_a_request_half_read_while_the_last_answer_is_stuck_goes_on(rest: RunningRest, expect: bytes) -> None:
+    exchange(rest, REQUEST)
+    wait_until(lambda: rest.server.connections == 0)
+    half, other = REQUEST.replace(b"host: x\r\n", b"host: x\r\n" + expect)[:-10], REQUEST[-10:]
+    with socket.create_connection(("127.0.0.1", rest.port), timeout=10) as client:
+        client.sendall(half)
+        wait_until(lambda: [one for one in rest.server._state.connections if one.cycle is not None])
+        (connection,) = rest.server._state.connections
+        rest.thread.call(connection.pause_writing)
+        rest.thread.call(connection.resume_writing)
+        client.sendall(other)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 OK")
+
+
 def test_draining_lets_requests_finish_and_refuses_new_ones() -> None:
     servable = FakeServable()
     with running_rest(servable) as rest:

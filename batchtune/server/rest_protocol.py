@@ -87,9 +87,9 @@ class RestProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again, unless a request under way is to end first."""
+        """Read again, unless requests wait that have been read already."""
         super().resume_writing()
-        if not self._is_busy() and not self.transport.is_closing():
+        if not self.pipeline and not self.transport.is_closing():
             self.flow.resume_reading()
 
     def on_message_begin(self) -> None:

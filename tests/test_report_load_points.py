@@ -15,7 +15,7 @@ from batchtune.measure.caveats import Caveat, caveat
 from batchtune.report.live import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.marks import Marks
-from batchtune.report.tables import rows_that_fit
+from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.limits import spoilt_by
 
@@ -209,3 +209,12 @@ def test_the_servers_flags_tell_which_threads_limit_it():
     assert found["bottleneck"]["kind"] == "server_threads"
     (unknown,) = points_dict([limited])["points"]
     assert unknown["bottleneck"]["kind"] != "server_threads"
+
+
+def test_no_table_is_cut_off_however_long_its_rows():
+    stream = io.StringIO()
+    table = table_of("configuration", "p95 ms")
+    table.add_row("x" * 300, "5.47 [4.56, 6.71]")
+    print_table(console_on(stream), table)
+    assert "x" * 300 in stream.getvalue()
+    assert "5.47 [4.56, 6.71]" in stream.getvalue()

@@ -12,7 +12,7 @@ from batchtune.measure.caveats import HOST_CODES, Touches
 from batchtune.measure.paired import BLOCKS_NEEDED
 from batchtune.report.limits import limit_title, limit_word
 from batchtune.report.marks import Marks
-from batchtune.report.tables import console_on, paragraph, table_of, text_width
+from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.scenario.units import counted
 from batchtune.tune.comparison import HARDLY, BatchingAnswer, Comparison, Pair
@@ -47,7 +47,7 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
     """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
     console = console_on(stream)
     marks = Marks(caveats={one.name: one.caveats for one in comparison.variants})
-    console.print(_table(comparison, marks))
+    print_table(console, _table(comparison, marks))
     lines = [
         *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *_small_print(comparison), *marks.lines(),
         f"Kept in {path}",
@@ -70,7 +70,7 @@ def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) 
             ratio(_bounded(one.ratio)),
             *(number(change * 100) for change in one.smallest.values()),
         )
-    console.print(table)
+    print_table(console, table)
     _tell(console, [*noise_lines(floor), *marks.lines(), f"Kept in {path}"], width=text_width(stream))
 
 

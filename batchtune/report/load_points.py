@@ -13,7 +13,15 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import UNDEFINED
 from batchtune.report.limits import limit_sentence, limit_word
 from batchtune.report.marks import Marks
-from batchtune.report.tables import console_on, paragraph, rows_that_fit, table_of, text_width, width_of
+from batchtune.report.tables import (
+    console_on,
+    paragraph,
+    print_table,
+    rows_that_fit,
+    table_of,
+    text_width,
+    width_of,
+)
 from batchtune.report.units import interval, milliseconds, number, percent
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.limits import spoilt_by, trial_bottleneck
@@ -78,7 +86,7 @@ def print_points(
         table = table_of(*shown[0])
         for row in shown[1:]:
             table.add_row(*row)
-        console.print(table)
+        print_table(console, table)
         if len(shown[0]) < len(rows[0]):
             console.print("A wider terminal shows more columns; --csv and --json have them all.")
     for line in [*_limit_lines(limits, named), *_spoilt_lines(measured, named)]:

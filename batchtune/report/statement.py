@@ -12,7 +12,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import Promise, Recommendation, Reference
 from batchtune.report.limits import limit_sentence, limit_word
 from batchtune.report.marks import Marks
-from batchtune.report.tables import console_on, paragraph, table_of, text_width
+from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import duration, interval, milliseconds, number, percent, ratio
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import counted, percentage
@@ -69,7 +69,7 @@ def print_recommendation(
     for name, value in _parameters(chosen.configuration):
         console.print(f"  {name:<26} {value}", markup=False, soft_wrap=True)
     console.print()
-    console.print(_figures(chosen, marks))
+    print_table(console, _figures(chosen, marks))
     for text in _answer(chosen, marks.at(_CHOSEN, "latency", "everything")):
         tell(text)
     console.print()

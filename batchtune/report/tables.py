@@ -22,6 +22,7 @@ LOG_WIDTH: Final = 80
 PIPE_WIDTH: Final = 200
 
 _GAP: Final = 2
+_WIDEST: Final = 10_000
 _TIE: Final = "\N{NO-BREAK SPACE}"
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min)(?!\w))")
 
@@ -54,6 +55,15 @@ def console_on(stream: TextIO | None = None, *, wide: int = PIPE_WIDTH) -> Conso
     from rich.console import Console
 
     return Console(file=stream or sys.stdout, highlight=False, width=max(width_of(stream), wide))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """The table as wide as it is: a figure that is cut off misleads."""
+    from rich.measure import Measurement
+
+    needed = Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
 
 
 def width_of(stream: TextIO | None = None) -> int:

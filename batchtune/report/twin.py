@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching import Configuration
-from batchtune.report.tables import console_on, paragraph, table_of, text_width
+from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import duration, interval, milliseconds, number, percent
 from batchtune.scenario.units import counted
 from batchtune.twin.traffic import Traffic
@@ -62,7 +62,7 @@ def print_simulations(
     for one in points:
         table.add_row(*_cells(one))
     console = console_on(stream)
-    console.print(table)
+    print_table(console, table)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines.append(f"Trust: {twin.explain()}.")
     reasons = dict.fromkeys(reason for one in points for reason in one.prediction.extrapolations)

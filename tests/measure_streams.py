@@ -250,6 +250,7 @@ class SimulatedServer:
 
     tau_s: NDArray[np.float64]
     limit: Limit
+    others: tuple[Limit, ...] = ()
     warm_up_s: float = 1.0
     look_s: float = 0.1
 
@@ -285,9 +286,11 @@ class SimulatedServer:
         measurement = measure(
             make_samples(due[sent], latency[sent], offered_rps=rate_rps, stopped_early=stopped_s < due[-1]),
             warm_up_s=self.warm_up_s,
-            slo=Promise(promised={self.limit.name: self.limit.seconds}),
+            slo=Promise(promised={one.name: one.seconds for one in (self.limit, *self.others)}),
         )
-        return probe_outcome(measurement, limit=self.limit, seconds=stopped_s, decision=watch.decision)
+        return probe_outcome(
+            measurement, limit=self.limit, others=self.others, seconds=stopped_s, decision=watch.decision
+        )
 
     def _closed(self, probe: CapacityProbe) -> ProbeOutcome:
         users, most = probe.concurrency or 1, len(self.tau_s) - 1

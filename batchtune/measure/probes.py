@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,11 @@ class CapacityProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOutcome:
-    """What came of it: `quantile_s` is the watched quantile; `throughput_rps` matters for a burst only."""
+    """What came of it; `throughput_rps` matters for a burst only.
+
+    `quantile_s` is the watched quantile; where other limits are missed that of the one missed by most, in proportion
+    to the watched limit, and `misses` are then more than allowed.
+    """
 
     verdict: Verdict
     quantile_s: Estimate
@@ -128,21 +132,45 @@ class Capacity:
 
 
 def probe_outcome(
-    measurement: Measurement, *, limit: Limit, seconds: float, decision: Decision = "UNSURE"
+    measurement: Measurement,
+    *,
+    limit: Limit,
+    seconds: float,
+    others: Sequence[Limit] = (),
+    decision: Decision = "UNSURE",
 ) -> ProbeOutcome:
     """What a search needs of a measurement; `decision` is that of the `SloWatch` that ended the run, if one did.
 
-    A client or a host that spoiled the run overrules the watch, except for its PASS.
+    A client or a host that spoiled the run overrules the watch, except for its PASS. The watch sees `limit` alone: a
+    rate at which one of the `others` is missed, as far as was seen, does not hold.
     """
     verdict: Verdict = measurement.verdict or "UNSURE"
     if decision == "PASS" or (decision == "FAIL" and verdict not in {"INVALID", "NOISY"}):
         verdict = decision
+    quantile_s = measurement.latency_s[limit.name]
+    worst = max(others, key=lambda other: _over(measurement, other), default=limit)
+    if _over(measurement, worst) > max(1.0, _over(measurement, limit)):
+        missed_s, share = measurement.latency_s[worst.name], limit.seconds / worst.seconds
+        quantile_s = Estimate(
+            value=missed_s.value * share, low=missed_s.low * share, high=missed_s.high * share
+        )
+    misses = measurement.misses
+    if any(_over(measurement, other) > 1.0 for other in others):
+        misses = max(misses, math.floor(limit.allowed_miss_ratio * measurement.requests) + 1)
+        if verdict == "PASS":
+            verdict = "FAIL" if measurement.verdict == "FAIL" else "UNSURE"
     return ProbeOutcome(
         verdict=verdict,
-        quantile_s=measurement.latency_s[limit.name],
+        quantile_s=quantile_s,
         requests=measurement.requests,
-        misses=measurement.misses,
+        misses=misses,
         throughput_rps=measurement.throughput_rps.value,
         seconds=seconds,
         design_effect=measurement.design_effect,
     )
+
+
+def _over(measurement: Measurement, limit: Limit) -> float:
+    """How many times its limit a quantile is; 0 where there is none."""
+    value_s = measurement.latency_s[limit.name].value
+    return 0.0 if math.isnan(value_s) else value_s / limit.seconds

@@ -10,7 +10,7 @@ from batchtune.batching import Configuration
 from batchtune.measure.capacity import CapacityPlan, find_capacity
 from batchtune.measure.probes import Capacity, CapacityProbe, ProbeOutcome, probe_outcome
 from batchtune.measure.sequential import SloWatch, WatchPlan
-from batchtune.measure.slo import Limit, primary_limit
+from batchtune.measure.slo import Limit, limits_of, primary_limit
 from batchtune.measure.verdict import counted_requests
 from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec import Scenario
@@ -83,6 +83,7 @@ def search_capacity(
         outcome = probe_outcome(
             figures.measurement,
             limit=plan.limit,
+            others=[one for one in limits_of(scenario.slo) if one.name != plan.limit.name],
             seconds=figures.samples.wall_s,
             decision="UNSURE" if watch is None else watch.decision,
         )

@@ -38,6 +38,20 @@ def test_a_section_that_fails_says_why_and_the_next_ones_run(tmp_path: Path) -> 
     assert "no figure means anything" in (tmp_path / "gpu_checks.txt").read_text()
 
 
+def test_a_section_whose_servers_do_not_start_is_not_called_ok(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "uvicorn"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("raise ImportError('broken on purpose')")
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(site.parent))
+        code, document, said = run(out, "--only", "models,search")
+    assert code == 1
+    assert document["sections"]["search"]["status"] == "in part", said
+    assert "broken on purpose" in document["sections"]["search"]["rows"]["guided"]["error"]
+
+
 def test_no_section_is_begun_without_time_for_it(tmp_path: Path) -> None:
     code, document, _ = run(tmp_path, "--only", "models", "--limit", "14")
     assert code == 1

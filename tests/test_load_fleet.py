@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,3 +214,25 @@ def test_a_long_closed_loop_sets_memory_aside_only_as_it_is_used(
     samples = fleet.run(a_job("rest", server.port, loop), should_stop=lambda live: live.sent > 10)
     assert len(samples) > 10
     assert samples.notes == ()
+
+
+STARTED = """
+import multiprocessing, time
+from batchtune.load.child import start_undisturbed
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,), daemon=True)
+    start_undisturbed(process)
+    with open(f"/proc/{process.pid}/status") as status:
+        print(next(line for line in status if line.startswith("SigBlk")))
+    process.terminate()
+"""
+
+
+def test_the_first_child_too_hears_no_ctrl_c_while_it_starts(tmp_path: Path) -> None:
+    """In a process of its own: the first child starts the resource tracker, after which Ctrl-C is let through."""
+    (tmp_path / "started.py").write_text(STARTED)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "started.py")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout.split()[1], 16) & (1 << (signal.SIGINT - 1))

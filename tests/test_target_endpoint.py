@@ -133,6 +133,12 @@ def test_metadata_that_is_nonsense_is_a_clear_error(fake: Fake, body: object) ->
         read_signature(fake.endpoint, "serving_default")
 
 
+def test_a_models_name_travels_as_a_path() -> None:
+    endpoint = Endpoint(model_name="mödel x", rest_port=1, model_version=2)
+    assert endpoint.model_path == "/v1/models/m%C3%B6del%20x/versions/2"
+    assert endpoint.kserve_path == "/v2/models/m%C3%B6del%20x/versions/2"
+
+
 def test_ipv6_hosts_are_bracketed() -> None:
     assert Endpoint(model_name="m", host="::1", grpc_port=8500).grpc_authority == "[::1]:8500"
 

@@ -20,6 +20,7 @@ from typing import Final, Self, TypeVar, cast
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
 from batchtune.load import worker
+from batchtune.load.child import start_undisturbed
 from batchtune.load.columns import Columns, new_memory
 from batchtune.load.driver import WorkerReport
 from batchtune.load.gather import samples_of
@@ -141,8 +142,7 @@ class LoadFleet:
                 name=f"batchtune-load-{number}",
                 daemon=True,
             )
-            with _interrupts_blocked():
-                process.start()
+            start_undisturbed(process)
             theirs.close()
             self._workers.append(
                 _Worker(number=number, process=process, pipe=ours, last_words_file=last_words_file)
@@ -251,16 +251,6 @@ def _death(one: _Worker) -> MeasurementInvalidError:
         f"load worker {one.number} died ({how}): {words}",
         hint="out of memory, or killed from outside; run it again",
     )
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Hold Ctrl-C back while a child starts: it inherits the mask, and so never dies of a Ctrl-C meant for us."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from typing import Final, Self, cast
 import uvloop
 
 from batchtune.errors import MeasurementInvalidError
+from batchtune.load.child import start_undisturbed
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire import http2_frames as h2
 from batchtune.wire.hpack_blocks import encode_block
@@ -58,7 +59,7 @@ class NullServer:
 
     def __enter__(self) -> Self:
         """Raises MeasurementInvalidError when the server does not start."""
-        self._process.start()
+        start_undisturbed(self._process)
         self._theirs.close()
         try:
             if not self._pipe.poll(START_LIMIT_S):

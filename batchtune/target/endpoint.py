@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.wire.tensors import Signature, TensorSpec
@@ -100,13 +101,13 @@ class Endpoint:
     @property
     def model_path(self) -> str:
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
-        return f"/v1/models/{self.model_name}{version}"
+        return f"/v1/models/{quote(self.model_name, safe='')}{version}"
 
     @property
     def kserve_path(self) -> str:
         """The model's path in KServe v2's REST."""
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
-        return f"/v2/models/{self.model_name}{version}"
+        return f"/v2/models/{quote(self.model_name, safe='')}{version}"
 
     @property
     def _bracketed_host(self) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from gpu_models import NAMES, base_path
+from torch.export.passes import move_to_device_pass
 
 from batchtune.sample_models.torch_models import FORMS
 
@@ -43,8 +44,11 @@ def ceiling(asked: Asked) -> None:
 
 
 def loaded(base: Path, device: str) -> Any:
-    """The exported program as plain PyTorch runs it."""
-    return torch.export.load(base / "1" / "model.pt2").module().to(device)
+    """The exported program as plain PyTorch runs it; on a GPU it must say that its tensors are expected there."""
+    program = torch.export.load(base / "1" / "model.pt2")
+    if device.startswith("cuda"):
+        program = move_to_device_pass(program, device)
+    return program.module().to(device)
 
 
 def example(name: str, rows: int, seed: int = 3) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.torch_arrays import Tensor, carried, from_numpy, retyped
-from batchtune.server.torch_device import Forward, Graph
+from batchtune.server.torch_device import Forward, Graph, first_line
 
 # PyTorch has 32 streams of each priority for a device, and hands them out in turn, over and over: a second owner's work
 # would end up in what the first one records.
@@ -59,10 +59,8 @@ class CudaDevice:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         try:
             found: NDArray[Any] = self._pinned(shape, dtype).numpy().view(dtype)
-        except (
-            RuntimeError,
-            TypeError,
-        ):  # no more memory can be locked; strings, which the model will refuse
+        except (RuntimeError, TypeError):
+            # No more memory can be locked; strings, which the model will refuse.
             return np.empty(shape, dtype)
         return found
 
@@ -124,7 +122,7 @@ class CudaDevice:
         if not self.has_failed(error) or not self._is_lost():
             return
         sys.stderr.write(
-            f"batchtune-model-server: error: {self.name} is lost to this process, which ends: {_first_line(error)}; "
+            f"batchtune-model-server: error: {self.name} is lost to this process, which ends: {first_line(error)}; "
             "start it again\n"
         )
         sys.stderr.flush()
@@ -193,7 +191,3 @@ def _stop_allocating(torch: Any, stream: Any, pool: Any) -> None:
     if stop is not None:
         with suppress(RuntimeError):
             stop(stream.device.index, pool)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

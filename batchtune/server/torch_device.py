@@ -147,3 +147,8 @@ class _HostGraph:
     def replay(self) -> None:
         for kept, fresh in zip(self.outputs, self._forward(self.inputs), strict=True):
             kept.copy_(fresh)
+
+
+def first_line(error: BaseException) -> str:
+    """What PyTorch says before its advice and its stack."""
+    return str(error).strip().partition("\n")[0]

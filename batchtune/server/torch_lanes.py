@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from batchtune.server.torch_arrays import to_numpy
-from batchtune.server.torch_device import Device, Forward, Graph
+from batchtune.server.torch_device import Device, Forward, Graph, first_line
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -112,7 +112,7 @@ class Lanes:
                     device.end_if_lost(error)
                     self._noted = True
                     rows = _rows(_shapes(arrays))
-                    _note(f"no CUDA graph for {rows} rows, such batches run without: {_first_line(error)}")
+                    _note(f"no CUDA graph for {rows} rows, such batches run without: {first_line(error)}")
                     if not device.is_out_of_memory(error):
                         return good  # the smaller sizes would fail in the same way
                     error.__traceback__ = None  # it holds the tensors of the failed run
@@ -204,10 +204,6 @@ def _shapes(arrays: Arrays) -> tuple[Any, ...]:
 def _rows(shapes: tuple[Any, ...]) -> int:
     shape = shapes[0][0] if shapes else ()
     return int(shape[0]) if shape else 1
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _note(message: str) -> None:

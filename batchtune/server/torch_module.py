@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from batchtune.server.torch_device import Device
+from batchtune.server.torch_device import Device, first_line
 from batchtune.server.warmup import zeros
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec
@@ -93,5 +93,5 @@ def _fault(torch: Any, forward: Forward, device: Device, inputs: Specs) -> str |
     except FAILURES as error:
         if device.is_out_of_memory(error):
             raise
-        return str(error).partition("\n")[0]
+        return first_line(error)
     return None

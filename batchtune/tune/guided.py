@@ -282,8 +282,7 @@ def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:
         return ask
     bar = insight.expected(leader)
     hoped = bar if own is None else insight.expected(own)
-    if (
-        measured
-    ):  # a leader that is only believed in sets no bar: it may be wrong, and all would fail at its rate
+    if measured:
+        # A leader that is only believed in sets no bar: it may be wrong, and all would fail at its rate.
         hoped = max(bar, min(hoped, bar + STEP_UP[insight.trust]))
     return _one_rate(outlook, ask, RATE_SHARE * math.exp(hoped))

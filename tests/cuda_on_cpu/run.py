@@ -77,9 +77,11 @@ def built() -> Path:
 def cuda_headers(nvidia: Path, version: str) -> list[Path]:
     """Folders of the headers in pip's packages of NVIDIA: CUDA 13 has one for all, CUDA 12 one for each package."""
     found = sorted(nvidia.glob("*/include")) + sorted(nvidia.glob("*/include/cccl"))
-    needed = {"crt/host_defines.h": "crt" if version >= "13" else "nvcc-cu12", "nv/target": "cccl"}
+    of_13 = version.startswith("13")
+    needed = {"crt/host_defines.h": "crt" if of_13 else "nvcc", "nv/target": "cccl"}
+    suffix = "" if of_13 else "-cu12"
     missing = [
-        f"'nvidia-cuda-{name if version >= '13' or name.endswith('cu12') else f'{name}-cu12'}=={version}.*'"
+        f"'nvidia-cuda-{name}{suffix}=={version}.*'"
         for header, name in needed.items()
         if not any((folder / header).exists() for folder in found)
     ]

@@ -37,7 +37,10 @@ def main() -> NoReturn:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "CUDA_ON_CPU_OPERATORS": str(folder / OPERATORS),
     }
-    os.execvpe(sys.argv[1], sys.argv[1:], environment)
+    try:
+        os.execvpe(sys.argv[1], sys.argv[1:], environment)
+    except OSError as error:
+        raise SystemExit(f"{sys.argv[1]}: {error.strerror}") from error
 
 
 def built() -> Path:
@@ -58,20 +61,27 @@ def built() -> Path:
     package = Path(torch.__file__).parent
     headers = [f"-I{path}" for path in cuda_headers(package.parent / "nvidia", torch.version.cuda)]
     compiler = [os.environ.get("CXX", "g++"), "-O1", "-fPIC", "-shared", *headers]
-    subprocess.run(
+    _compile(
         [*compiler, "-std=c++17", str(HERE / "runtime.cpp"), f"-Wl,-soname,{RUNTIME}", "-o", str(folder / RUNTIME), "-lpthread"],
-        check=True,
     )  # fmt: skip
     of_torch = [package / "include", package / "include/torch/csrc/api/include"]
     libraries = [f"-L{package / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_cuda", "-lc10_cuda"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     unfinished = folder / f"{OPERATORS}.{os.getpid()}"
-    subprocess.run(
+    _compile(
         [*compiler, "-std=c++20", abi, *(f"-I{path}" for path in of_torch), str(HERE / "operators.cpp"), "-o", str(unfinished), *libraries],
-        check=True,
     )  # fmt: skip
     unfinished.rename(folder / OPERATORS)
     return folder
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{command[0]}: no such compiler; install g++, or name another in CXX") from error
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"{command[0]} ended with {error.returncode}; its words are above") from error
 
 
 def cuda_headers(nvidia: Path, version: str) -> list[Path]:

@@ -19,9 +19,12 @@ from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted
+from batchtune.tune import policy
 from batchtune.tune.confidence import NearBest, near_best_of_measured
 from batchtune.tune.limits import usual_bottleneck
-from batchtune.tune.noise import PRIOR_DEGREES, geometric_mean
+from batchtune.tune.noise import (
+    geometric_mean,
+)
 from batchtune.tune.pareto import Alternative, alternatives_to
 from batchtune.tune.pool import Pooled, pool, run_noise
 from batchtune.tune.prediction import (
@@ -47,8 +50,6 @@ __all__ = ["Alternative", "Helps", "Promise", "Recommendation", "Reference", "re
 SCHEMA_VERSION = 2
 """Of recommendation.json; what an older one lacks is absent when it is read."""
 
-GAIN_WANTED = 0.05
-"""Batching that gains less than this is not worth its parameters."""
 
 Helps = Literal["yes", "no", "not distinguishable"]
 
@@ -213,7 +214,7 @@ def recommend(
         cannot_pay=None if helps == "yes" else _cannot_pay(trials, search),
         near_best=_near_best(chosen, pooled, search=trusted, scenario=scenario),
         noise_ratio=noise.sd if noise_ratio is None else noise_ratio,
-        noise_measured=noise.degrees > PRIOR_DEGREES,
+        noise_measured=noise.degrees > policy.PRIOR_DEGREES,
         bottleneck=usual_bottleneck(chosen.configuration, measured, scenario=scenario),
         search=None if search is None else replace(search, twin=None),
         trials=len(trials),
@@ -242,12 +243,12 @@ def _chosen(
     """The best with batching where that helps; else no batching, if feasible: idle parameters are not worth having."""
     if batched is None or no_batching is None or not no_batching.feasible:
         return ranked[0]
-    likely = helps == "not distinguishable" and gain is not None and gain.value >= 1.0 + GAIN_WANTED
+    likely = helps == "not distinguishable" and gain is not None and gain.value >= 1.0 + policy.WORTH_GAIN
     return batched if helps == "yes" or likely else no_batching
 
 
 def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | None) -> Helps:
-    """By the interval of the gain and the margin GAIN_WANTED; meeting an SLO that no batching misses counts too.
+    """By the interval of the gain and the margin WORTH_GAIN; meeting an SLO that no batching misses counts too.
 
     `batched` None: none that was tried meets the SLO.
     """
@@ -259,9 +260,9 @@ def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | 
         return "yes"
     if gain is None:
         return "not distinguishable"
-    if gain.low > 1.0 and gain.value >= 1.0 + GAIN_WANTED:
+    if gain.low > 1.0 and gain.value >= 1.0 + policy.WORTH_GAIN:
         return "yes"
-    return "no" if gain.high < 1.0 + GAIN_WANTED else "not distinguishable"
+    return "no" if gain.high < 1.0 + policy.WORTH_GAIN else "not distinguishable"
 
 
 def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, Pooled]:

@@ -24,8 +24,14 @@ from batchtune.report.comparison import (
     variant_line,
 )
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.bench import Bench
-from batchtune.tune.compare import REPEATS_MAX, Turn, Variant, chosen_variants, compare
+from batchtune.tune.compare import (
+    Turn,
+    Variant,
+    chosen_variants,
+    compare,
+)
 from batchtune.tune.comparison import Comparison, summarise
 from batchtune.tune.noise_floor import arms_of, noise_floor
 from batchtune.tune.trial import FinishedTrial, Trial
@@ -221,7 +227,7 @@ def test_a_noisy_trial_is_repeated_and_counted_and_the_last_attempt_counts():
 
 def test_one_trial_is_repeated_twice_at_most():
     trials, turns, found = run_on(lambda number: number <= 5, blocks=6)
-    assert [turn.attempt for turn in turns][:5] == [1, 2, 1 + REPEATS_MAX, 1, 2]
+    assert [turn.attempt for turn in turns][:5] == [1, 2, 1 + policy.REPEATS_MAX, 1, 2]
     assert not any(one.disturbed for one in found.variants)
     assert found.repeats == 4
     assert sum(one.noisy for one in found.variants) == 1

@@ -10,9 +10,8 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_
 
 from batchtune.batching import default_num_batch_threads
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune import policy
 from batchtune.tune.guide import (
-    FILLING_TIMEOUT_MICROS,
-    LONG_QUEUE_BATCHES,
     best_trial,
     chosen_size,
     guide_strategy,
@@ -64,7 +63,7 @@ def test_on_an_accelerator_the_size_is_tuned_with_full_batches_before_the_timeou
     """
     trials = Driver(capacity("cuda")).run(guide_strategy)
     filling = [one for one in trials if one.source == "probe"]
-    assert set(timeouts(filling)) == {FILLING_TIMEOUT_MICROS}
+    assert set(timeouts(filling)) == {policy.GUIDE_FILLING_TIMEOUT_MICROS}
     assert sizes(filling) == [8, 16, 32, 64]
     assert [one.concurrency for one in filling] == [16, 32, 64, 128]
     assert filling[2].measurement.latency_s["p95"].value == pytest.approx(0.0274, rel=0.01)
@@ -78,7 +77,7 @@ def test_online_serving_ends_with_a_queue_as_short_as_there_are_threads():
     for device in ("cpu", "cuda"):
         trials = Driver(capacity(device)).run(guide_strategy)
         queues = [one.configuration.batching.max_enqueued_batches for one in trials]
-        assert set(queues[:-1]) == {LONG_QUEUE_BATCHES}
+        assert set(queues[:-1]) == {policy.GUIDE_LONG_QUEUE_BATCHES}
         assert queues[-1] == default_num_batch_threads()
         best = best_trial([one for one in trials[:-1] if one.source == "guide"], scenario=capacity(device))
         assert (sizes(trials)[-1], timeouts(trials)[-1]) == (sizes([best])[0], timeouts([best])[0])
@@ -91,7 +90,10 @@ def test_bulk_work_keeps_the_long_queue_and_may_wait_for_seconds():
     trials = Driver(bulk).run(guide_strategy)
     last = trials[-1].configuration.batching
     assert trials[-1].source == "guide"
-    assert (last.batch_timeout_micros, last.max_enqueued_batches) == (2_000_000, LONG_QUEUE_BATCHES)
+    assert (last.batch_timeout_micros, last.max_enqueued_batches) == (
+        2_000_000,
+        policy.GUIDE_LONG_QUEUE_BATCHES,
+    )
     assert sum(one.source == "guide" for one in trials) == 1
 
 
@@ -105,7 +107,9 @@ def test_a_closed_loop_bounds_the_size_to_half_of_what_its_clients_send_and_says
     assert "16 clients, as the scenario has" in gpu[0].reason
     assert {one.concurrency for one in gpu} == {16}
     assert not any(
-        timeout == FILLING_TIMEOUT_MICROS for timeout in timeouts(gpu) if timeout not in timeouts(gpu[:2])
+        timeout == policy.GUIDE_FILLING_TIMEOUT_MICROS
+        for timeout in timeouts(gpu)
+        if timeout not in timeouts(gpu[:2])
     )
 
 
@@ -178,7 +182,7 @@ def test_what_is_fixed_stays():
     trials = Driver(capacity("cuda", fixed=fixed, space=space)).run(guide_strategy)
     assert set(sizes(trials)) == {16}
     assert {one.configuration.batching.max_enqueued_batches for one in trials} == {50}
-    assert timeouts(trials) == [FILLING_TIMEOUT_MICROS, 1000, 0]
+    assert timeouts(trials) == [policy.GUIDE_FILLING_TIMEOUT_MICROS, 1000, 0]
 
 
 def test_threads_are_the_cores_or_the_nearest_that_the_space_has():

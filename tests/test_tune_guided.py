@@ -14,9 +14,9 @@ from tune_fakes import scenario_of
 from batchtune.batching import Configuration
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.calibration_probes import searched_sizes
-from batchtune.tune.guided import BLOCK
 from batchtune.tune.insight import Insight
 from batchtune.tune.progress import Watcher
 from batchtune.tune.space import Space
@@ -176,7 +176,7 @@ def test_of_the_proposals_at_least_one_in_five_is_the_samplers_own():
     proposed = [one.source for one in trials if one.source in ("twin", "sampler")]
     counts = Counter(proposed)
     assert counts["twin"] > 0
-    assert counts["sampler"] >= len(proposed) // BLOCK
+    assert counts["sampler"] >= len(proposed) // policy.PROPOSALS_BLOCK
 
 
 def test_a_resumed_search_measures_only_what_is_missing(usual):

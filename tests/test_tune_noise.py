@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.measure.quantiles import Estimate
-from batchtune.tune.noise import PRIOR_DEGREES, geometric_mean, paired_ratio, predict, spread
+from batchtune.tune import policy
+from batchtune.tune.noise import (
+    geometric_mean,
+    paired_ratio,
+    predict,
+    spread,
+)
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
 
@@ -83,7 +89,7 @@ def test_the_unit_of_measurement_does_not_matter(values, factor):
 
 @given(st.lists(st.lists(POSITIVE, max_size=5), max_size=5))
 def test_degrees_of_freedom_are_repeats_less_one_per_group(groups):
-    expected = PRIOR_DEGREES + sum(max(len(group) - 1, 0) for group in groups)
+    expected = policy.PRIOR_DEGREES + sum(max(len(group) - 1, 0) for group in groups)
     assert spread(groups, prior_sd=0.03).degrees == expected
 
 

@@ -11,8 +11,11 @@ from tune_fakes import planted, scenario_of
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import SloSpec
+from batchtune.tune import policy
 from batchtune.tune.confirmation import confirmation_arms
-from batchtune.tune.pool import CAPACITY_STEP, pool
+from batchtune.tune.pool import (
+    pool,
+)
 from batchtune.tune.ranking import leaders
 from batchtune.tune.trial import Probe
 
@@ -129,7 +132,7 @@ def test_a_rival_whose_fresh_run_missed_stays_at_a_lower_claim_while_it_may_stil
         return {one.batching.max_batch_size for one in asked}
 
     assert arms(trials) == {8, 16}
-    behind = [*trials, fresh_at(5, 2200.0 / CAPACITY_STEP, 0.06, batch=16)]
+    behind = [*trials, fresh_at(5, 2200.0 / policy.CAPACITY_STEP, 0.06, batch=16)]
     assert arms(behind) == {8}
 
 

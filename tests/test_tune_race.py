@@ -9,8 +9,15 @@ import pytest
 from tune_fakes import planted, scenario_of
 
 from batchtune.batching import Configuration, from_dict
+from batchtune.tune import policy
 from batchtune.tune.ladder import Rung, locate
-from batchtune.tune.race import ALPHA, BLOCKS_MAX, Survivor, as_good, dropped, mixture_half_width, race
+from batchtune.tune.race import (
+    Survivor,
+    as_good,
+    dropped,
+    mixture_half_width,
+    race,
+)
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Trial
 
@@ -76,30 +83,30 @@ def throughput_answer(truth: dict[int, float], noise: float, seed: int):
 
 
 def test_the_bound_holds_at_all_blocks_at_once():
-    """Paths of 60 differences that ever leave the bound: ALPHA at most, give or take three standard errors of 2000."""
+    """Paths of 60 differences that ever leave the bound: policy.RACE_ALPHA at most, give or take three standard errors of 2000."""
     rng = np.random.default_rng(1)
     means = np.cumsum(rng.standard_normal((2000, 60)), axis=1) / np.arange(1, 61)
-    bound = np.array([mixture_half_width(blocks, 1.0, ALPHA) for blocks in range(1, 61)])
+    bound = np.array([mixture_half_width(blocks, 1.0, policy.RACE_ALPHA) for blocks in range(1, 61)])
     left = np.mean((np.abs(means) > bound).any(axis=1))
-    assert left <= ALPHA + 3.0 * np.sqrt(ALPHA * (1 - ALPHA) / 2000)
+    assert left <= policy.RACE_ALPHA + 3.0 * np.sqrt(policy.RACE_ALPHA * (1 - policy.RACE_ALPHA) / 2000)
     assert left > 0.0
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.08])
 def test_the_best_survivor_is_dropped_with_probability_alpha_at_most(noise):
-    """400 races of four equals: the share in which a given one is dropped is at most ALPHA.
+    """400 races of four equals: the share in which a given one is dropped is at most policy.RACE_ALPHA.
 
     Allowed: three standard errors above it. The noise between runs is assumed to be 3 %, and may be more.
     """
     rng = np.random.default_rng(int(1000 * noise))
     lost = 0
     for _ in range(400):
-        values = {name: list(noise * rng.standard_normal(BLOCKS_MAX)) for name in range(4)}
+        values = {name: list(noise * rng.standard_normal(policy.RACE_BLOCKS_MAX)) for name in range(4)}
         lost += any(
             0 in dropped({name: seen[:blocks] for name, seen in values.items()}, prior_sd=0.03)
-            for blocks in range(1, BLOCKS_MAX + 1)
+            for blocks in range(1, policy.RACE_BLOCKS_MAX + 1)
         )
-    assert lost / 400 <= ALPHA + 3.0 * np.sqrt(ALPHA * (1 - ALPHA) / 400)
+    assert lost / 400 <= policy.RACE_ALPHA + 3.0 * np.sqrt(policy.RACE_ALPHA * (1 - policy.RACE_ALPHA) / 400)
 
 
 def test_a_survivor_far_behind_is_dropped_at_the_first_look():

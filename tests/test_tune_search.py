@@ -16,12 +16,12 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_
 
 from batchtune.batching import BatchingParameters, Configuration, default_num_batch_threads
 from batchtune.errors import UsageError
+from batchtune.tune import policy
 from batchtune.tune.pool import pool
 from batchtune.tune.search import Sampler
 from batchtune.tune.search_study import build_study, directions, distributions, entries
 from batchtune.tune.space import Space
 from batchtune.tune.sweep import sweep
-from batchtune.tune.trial import WORST_VIOLATION
 
 SPACE = {
     "max_batch_size": [1, 4, 16, 64],
@@ -386,9 +386,9 @@ def test_each_entry_has_every_constraint_relative_and_in_one_order(kind):
     failed = {Space(scenario).configuration(unseen): unseen}
     found = entries([pooled[0], turned, *pooled[2:]], failed, space=Space(scenario), kind=kind, maximise=True)
     assert {tuple(one.constraints) for one in found} == {("p50", "p95", "errors")}
-    assert all(value <= WORST_VIOLATION for one in found for value in one.constraints.values())
+    assert all(value <= policy.WORST_VIOLATION for one in found for value in one.constraints.values())
     assert found[0].constraints["p95"] == pytest.approx(pooled[0].latency_s["p95"] / 0.018 - 1)
-    assert set(found[-1].constraints.values()) == {WORST_VIOLATION}
+    assert set(found[-1].constraints.values()) == {policy.WORST_VIOLATION}
     study = build_study(found, space=Space(scenario), kind=kind, maximise=True, seed=1, turn=7)
     assert all(list(one.constraints) == ["p50", "p95", "errors"] for one in study.trials)
     assert study.ask(fixed_distributions=distributions(Space(scenario))).params

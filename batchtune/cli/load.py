@@ -23,8 +23,8 @@ from batchtune.scenario.units import counted
 from batchtune.target.endpoint import TlsOptions
 from batchtune.target.external import ExternalTarget, external_endpoint
 from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
+from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.compare import REPEATS_MAX, REPEATS_SHARE
 from batchtune.tune.limits import spoilt_by
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[T
                 guard=HostGuard(),
                 client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
             )
-            repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
+            repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
             for plan in plans:
                 point = bench.run(plan).trial
-                for _ in range(min(REPEATS_MAX, repeats_left)):
+                for _ in range(min(policy.REPEATS_MAX, repeats_left)):
                     if spoilt_by(point) != "host":
                         break
                     view.event("the host was noisy: once more")

@@ -15,7 +15,12 @@ from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.scenario.units import counted
-from batchtune.tune.comparison import HARDLY, BatchingAnswer, Comparison, Pair
+from batchtune.tune import policy
+from batchtune.tune.comparison import (
+    BatchingAnswer,
+    Comparison,
+    Pair,
+)
 from batchtune.tune.trial import Trial
 from batchtune.tune.variant_figures import QUANTILES, VariantFigures
 
@@ -162,7 +167,7 @@ def _gain(answer: BatchingAnswer) -> str:
         case "not measured":
             return "not measured."
         case "not distinguishable":
-            if _within(pair.ratio, HARDLY):
+            if _within(pair.ratio, policy.HARDLY):
                 return f"batching makes no difference worth having: {gain}."
             return f"{counted(pair.blocks, 'block')} cannot tell whether batching helps: {gain}."
 

@@ -19,22 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
+from batchtune.tune import policy
 from batchtune.tune.confidence import NEAR
 from batchtune.tune.space import Space
-
-FEWEST = 2
-"""Contenders named whatever their chances."""
-
-SHORT_OF_BEST = -20.0
-"""The merit, relative to the others, of a point that keeps the SLO at no rate."""
-
-_PRIOR_ERROR = 0.06
-_LEAST_ERROR = 0.01
-_PRIOR_WEIGHT = 6.0
-_PRIOR_SD_ALONE = 0.5
-_LENGTH = 0.5
-_COMMON_SHARE = 0.4
-_BOUND_SD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +65,10 @@ class Kinship:
                 indices = np.array(self._space.indices(cell.point))
                 places[row] = indices / np.maximum(np.array(list(self._space.shape.values())) - 1, 1)
         squared = np.square(places[:, np.newaxis, :] - places[np.newaxis, :, :]).sum(axis=2)
-        near = np.exp(-squared / (2.0 * _LENGTH**2))
+        near = np.exp(-squared / (2.0 * policy.KERNEL_LENGTH**2))
         near = np.where(np.isnan(squared), 0.0, near)
         np.fill_diagonal(near, 1.0)
-        kernel: NDArray[np.float64] = _COMMON_SHARE + (1.0 - _COMMON_SHARE) * near
+        kernel: NDArray[np.float64] = policy.KERNEL_COMMON_SHARE + (1.0 - policy.KERNEL_COMMON_SHARE) * near
         return kernel
 
     @cached_property
@@ -112,7 +99,11 @@ class Beliefs:
         self._measured = measured
         self._random = np.random.default_rng(seed)
         prior = self._prior(predicted, np.array([one.merit for one in measured.values()]), draws)
-        usual = _PRIOR_ERROR if error is None or math.isnan(error) else min(max(error, _LEAST_ERROR), 0.3)
+        usual = (
+            policy.TWIN_PRIOR_ERROR
+            if error is None or math.isnan(error)
+            else min(max(error, policy.TWIN_LEAST_ERROR), 0.3)
+        )
         self.error = self._scale(prior, predicted, usual)
         self.merits = self._posterior(prior, self.error)
 
@@ -124,7 +115,7 @@ class Beliefs:
             level = float(np.mean(merits)) if len(merits) else 0.0
             return np.full((len(self.cells), draws), level)
         finite = predicted[np.isfinite(predicted)]
-        least = (float(finite.min()) if len(finite) else 0.0) + SHORT_OF_BEST
+        least = (float(finite.min()) if len(finite) else 0.0) + policy.NO_RATE_MERIT
         known = np.where(np.isfinite(predicted), predicted, least)
         return known[:, np.arange(draws) % known.shape[1]]
 
@@ -134,15 +125,15 @@ class Beliefs:
         """How far the twin's medians are off, moderated by what its errors elsewhere say; a bound that is kept says
         nothing."""
         if predicted is None:
-            return _PRIOR_SD_ALONE
+            return policy.ALONE_PRIOR_SD
         told = {at: one for at, one in self._measured.items() if _tells(one, float(np.median(prior[at])))}
         merits = np.array([one.merit if one.says == "about" else one.bound for one in told.values()])
         off = merits - np.median(prior[list(told)], axis=1) if told else np.zeros(0)
         # Points far from the best do not matter, and the twin was not asked to be right there.
         off = off[merits >= merits.max() - 1.0] if len(off) else off
         off = np.clip(off, -0.5, 0.5)
-        squares = _PRIOR_WEIGHT * usual**2 + float(off @ off)
-        return math.sqrt(squares / (_PRIOR_WEIGHT + len(off)))
+        squares = policy.TWIN_PRIOR_WEIGHT * usual**2 + float(off @ off)
+        return math.sqrt(squares / (policy.TWIN_PRIOR_WEIGHT + len(off)))
 
     def _posterior(self, prior: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
         draws = prior.shape[1]
@@ -176,7 +167,7 @@ class Beliefs:
         probably = one.merit + one.sd * self._random.standard_normal(len(wrong))
         moved = side * np.maximum(side * probably, side * one.bound) - found[cell, wrong]
         variance = covariance[cell, cell]
-        found[:, wrong] += np.outer(covariance[:, cell] / (variance + _BOUND_SD**2), moved)
+        found[:, wrong] += np.outer(covariance[:, cell] / (variance + policy.BOUND_SD**2), moved)
 
     @cached_property
     def expected(self) -> NDArray[np.float64]:
@@ -227,7 +218,11 @@ class Beliefs:
         """At most so many cells by their probability of being near the best; beyond two only those from `keep` on."""
         near = (self.merits.max(axis=0) - self.merits <= -math.log1p(-NEAR)).mean(axis=1)
         order = np.lexsort((-self.expected, -near))
-        return [int(cell) for at, cell in enumerate(order[:count]) if at < FEWEST or near[cell] >= keep]
+        return [
+            int(cell)
+            for at, cell in enumerate(order[:count])
+            if at < policy.CONTENDERS_MIN or near[cell] >= keep
+        ]
 
 
 def _tells(seen: Measured, predicted: float) -> bool:

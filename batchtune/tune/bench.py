@@ -18,16 +18,18 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
-from batchtune.tune.load_run import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
+from batchtune.tune.load_run import (
+    Figures,
+    Fleet,
+    Loader,
+    LoadRun,
+    Target,
+)
 from batchtune.tune.space import in_force
 from batchtune.tune.strategy import Ask
 from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
-
-PROBE_WARM_UP_S = 0.3
-"""Warm-up of the rule's short probes, when the scenario's is longer."""
-
-HOPELESS_RATIO = 0.25
 
 OVERLOAD = frozenset(
     one.name for one in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
@@ -131,7 +133,7 @@ class Bench:
         short = plan.duration_s is not None
         if load.requests is not None and not short:
             return self._counted_requests(plan)
-        warm_up_s = min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s
+        warm_up_s = min(load.warm_up_s, policy.PROBE_WARM_UP_S) if short else load.warm_up_s
         duration_s = warm_up_s + (plan.duration_s if plan.duration_s is not None else load.duration_s)
         arrivals: Arrivals
         if plan.concurrency is not None and (short or load.open_loop):
@@ -146,7 +148,7 @@ class Bench:
             )
         limit_s = max(self._scenario.slo.limits().values(), default=None)
         watch = self._watch(plan, warm_up_s=warm_up_s)
-        late_s = None if limit_s is None else PATIENCE * limit_s
+        late_s = None if limit_s is None else policy.PATIENCE * limit_s
         run = LoadRun(
             arrivals=arrivals,
             warm_up_s=warm_up_s,
@@ -251,9 +253,12 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
     if not isinstance(arrivals, Schedule):
         return None
     total = len(arrivals.due_ns)
-    enough_s = warm_up_s + HOPELESS_RATIO * (arrivals.duration_s - warm_up_s)
+    enough_s = warm_up_s + policy.HOPELESS_RATIO * (arrivals.duration_s - warm_up_s)
 
     def far_beyond(live: LiveAggregate) -> bool:
-        return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= HOPELESS_RATIO * total
+        return (
+            live.elapsed_s >= enough_s
+            and live.errors + live.late + live.overdue >= policy.HOPELESS_RATIO * total
+        )
 
     return far_beyond

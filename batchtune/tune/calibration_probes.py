@@ -14,27 +14,17 @@ from typing import Any
 from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.references import rows_per_request
 from batchtune.tune.space import Space, in_force
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 
-PROBE_S = 1.0
-"""Measured part of a probe."""
-
-CLIENTS = (4, 256)
-"""Fewest and most clients of a probe."""
-
-BUDGET_SHARE = 0.2
-"""Calibration ends when it has taken this share of what was left of the time, and at least MINIMUM probes."""
-
-MINIMUM = 2
-
 
 def calibration_probes(outlook: Outlook) -> Strategy:
     """The probes, the most telling first, as far as a share of the time goes."""
-    ends_below_s = (1.0 - BUDGET_SHARE) * outlook.remaining_s()
+    ends_below_s = (1.0 - policy.CALIBRATION_SHARE) * outlook.remaining_s()
     for number, ask in enumerate(_asks(outlook)):
-        if number >= MINIMUM and outlook.remaining_s() < ends_below_s:
+        if number >= policy.CALIBRATIONS_MIN and outlook.remaining_s() < ends_below_s:
             return
         yield ask
 
@@ -56,7 +46,7 @@ def _asks(outlook: Outlook) -> Iterator[Ask]:
         size = in_force(configuration, "max_batch_size")
         count = in_force(configuration, "num_batch_threads")
         clients = round(size / rows_per_request(scenario) * (1 + count))
-        clients = min(max(clients, CLIENTS[0]), CLIENTS[1])
+        clients = min(max(clients, policy.CALIBRATION_CLIENTS[0]), policy.CALIBRATION_CLIENTS[1])
         if (configuration, clients) in asked:
             continue
         asked.add((configuration, clients))
@@ -65,7 +55,7 @@ def _asks(outlook: Outlook) -> Iterator[Ask]:
             source="calibration",
             reason=f"for the twin: batches of {size} rows on {count} threads",
             concurrency=clients,
-            duration_s=PROBE_S,
+            duration_s=policy.CALIBRATION_S,
         )
 
 

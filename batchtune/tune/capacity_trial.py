@@ -14,22 +14,10 @@ from batchtune.measure.slo import Limit, limits_of, primary_limit
 from batchtune.measure.verdict import counted_requests
 from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.load_run import Figures, LoadRun
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Probe, Source
-
-WARM_UP_MAX_S = 0.5
-"""Probes follow each other on a warm server."""
-
-SECONDS = (8.0, 45.0)
-"""Fewest and most seconds of a search; between them it takes"""
-
-BUDGET_SHARE = 0.2
-"""at most this share of the time that the whole sweep has."""
-
-BURST_CLIENTS = (8, 256)
-"""Fewest and most clients of the first burst."""
-
 
 _Tried = tuple[CapacityProbe, ProbeOutcome, Figures]
 
@@ -65,7 +53,9 @@ def capacity_plan(
         burst_s=min(duration_s, 1.0),
         confirmations=0,
         probes_max=5 if quick else 8,
-        seconds_max=min(max(BUDGET_SHARE * budget_s, SECONDS[0]), SECONDS[1]),
+        seconds_max=min(
+            max(policy.CAPACITY_SHARE * budget_s, policy.CAPACITY_SEARCH_S[0]), policy.CAPACITY_SEARCH_S[1]
+        ),
         seed=seed,
         batch_requests_max=_batch_requests_max(scenario, configuration),
     )
@@ -112,7 +102,7 @@ def _batch_requests_max(scenario: Scenario, configuration: Configuration) -> int
 
 def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
     """Four full batches for each thread, within reason."""
-    fewest, most = BURST_CLIENTS
+    fewest, most = policy.BURST_CLIENTS
     if configuration.batching is None:
         return fewest
     requests = _batch_requests_max(scenario, configuration)
@@ -138,7 +128,7 @@ def _requests_per_batch(probe: CapacityProbe, plan: CapacityPlan, tried: Sequenc
 
 def _load_run(probe: CapacityProbe, limit: Limit, scenario: Scenario, watch: SloWatch | None) -> LoadRun:
     load = scenario.load
-    warm_up_s = min(load.warm_up_s, WARM_UP_MAX_S)
+    warm_up_s = min(load.warm_up_s, policy.CAPACITY_WARM_UP_MAX_S)
     duration_s = warm_up_s + probe.duration_s
     if probe.rate_rps is None:
         return LoadRun(
@@ -165,7 +155,7 @@ def _watch(
         WatchPlan(
             limit=plan.limit,
             error_ratio=scenario.slo.error_ratio,
-            warm_up_s=min(scenario.load.warm_up_s, WARM_UP_MAX_S),
+            warm_up_s=min(scenario.load.warm_up_s, policy.CAPACITY_WARM_UP_MAX_S),
             rate_rps=probe.rate_rps,
             requests_per_batch=requests_per_batch,
             batch_rows_max=plan.batch_requests_max,

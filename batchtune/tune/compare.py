@@ -16,16 +16,9 @@ from batchtune.errors import UsageError
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.paired import balanced_orders
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trial import FinishedTrial, Trial
-
-REPEATS_MAX = 2
-"""So often is one trial repeated because the host was noisy."""
-
-REPEATS_SHARE = 0.5
-"""Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
-
-_SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +86,7 @@ def compare(
     load. Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
-    repeats_left = int(REPEATS_SHARE * blocks * len(variants))
+    repeats_left = int(policy.COMPARE_REPEATS_SHARE * blocks * len(variants))
     seed = variants[0].scenario.load.seed
     number = 0
     for block, order in enumerate(balanced_orders(variants, blocks=blocks, seed=seed), start=1):
@@ -102,7 +95,7 @@ def compare(
         for variant in order:
             if variant.name not in working:
                 continue
-            for attempt in range(1, 2 + REPEATS_MAX):
+            for attempt in range(1, 2 + policy.REPEATS_MAX):
                 number += 1
                 turn = Turn(variant=variant, block=block, attempt=attempt, number=number)
                 on_turn(turn)
@@ -111,7 +104,7 @@ def compare(
                 if finished.trial.state == "failed":
                     working.discard(variant.name)
                     break
-                if not is_noisy(finished.trial) or attempt > REPEATS_MAX or not repeats_left:
+                if not is_noisy(finished.trial) or attempt > policy.REPEATS_MAX or not repeats_left:
                     break
                 repeats_left -= 1
 
@@ -127,6 +120,6 @@ def _plan(turn: Turn) -> Plan:
         configuration=turn.variant.configuration,
         source="variant",
         reason=turn.variant.name,
-        seed=turn.variant.scenario.load.seed + _SEED_STRIDE * turn.block,
+        seed=turn.variant.scenario.load.seed + policy.SEED_STRIDE * turn.block,
         block=turn.block,
     )

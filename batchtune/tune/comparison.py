@@ -10,6 +10,7 @@ from typing import Any, Literal
 from batchtune.batching import DEFAULT_MAX_BATCH_SIZE
 from batchtune.measure.paired import ratio_estimate
 from batchtune.measure.quantiles import Estimate
+from batchtune.tune import policy
 from batchtune.tune.compare import Variant
 from batchtune.tune.trial import Trial
 from batchtune.tune.variant_figures import (
@@ -25,8 +26,6 @@ from batchtune.tune.variant_figures import (
 
 SCHEMA_VERSION = 1
 
-HARDLY = 0.05
-"""A gain below this, sure as it may be, is called hardly any."""
 
 Outcome = Literal["different", "not distinguishable", "client-limited", "not measured"]
 Helps = Literal["yes", "hardly", "no", "not distinguishable", "client-limited", "not measured"]
@@ -205,4 +204,4 @@ def _helps(pair: Pair) -> Helps:
     gain = 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
     if gain < 1.0:
         return "no"
-    return "yes" if gain >= 1.0 + HARDLY else "hardly"
+    return "yes" if gain >= 1.0 + policy.HARDLY else "hardly"

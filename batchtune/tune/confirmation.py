@@ -12,31 +12,17 @@ from collections.abc import Sequence
 
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.pool import Pooled, pool, run_noise
 from batchtune.tune.ranking import indistinct, leaders, merit
 from batchtune.tune.strategy import Ask, Outlook, Strategy
-
-CONFIRMATIONS = 3
-"""Fresh runs of what is recommended, at least; a spread needs three."""
-
-CONFIRMATIONS_MAX = 5
-"""More are added, while there is time, when the interval is `WIDE`."""
-
-BLOCKS_MAX = 9
-"""Also when leaders keep failing their confirmation."""
-
-WIDE = 0.1
-"""Half of a prediction interval, relative, that is worth more runs."""
-
-GAIN_HALF_WIDTH = 0.15
-"""A gain known this well (in logs), and to half of itself, needs no more runs of the reference point."""
 
 
 def confirmations(outlook: Outlook) -> Strategy:
     """Blocks of fresh runs, each arm once a block, until what would be recommended has been confirmed."""
     scenario = outlook.scenario
     searched = max((one.block or 0 for one in outlook.trials if one.source != "confirm"), default=0)
-    for block in range(1 + searched, 1 + searched + BLOCKS_MAX):
+    for block in range(1 + searched, 1 + searched + policy.CONFIRMATION_BLOCKS_MAX):
         pooled = pool(outlook.trials, scenario=scenario)
         runs_affordable = outlook.left_s() / outlook.fresh_run_s()
         arms = confirmation_arms(
@@ -103,7 +89,7 @@ def confirmation_arms(
     )
     # A rival once begun stays while it may still win: leaders that take turns would else never finish.
     rivals = [one for one in close if one.confirmations or one.missed_fresh]
-    if not rivals and runs_affordable >= CONFIRMATIONS * (len(claims) + 1) + len(compared) - 1:
+    if not rivals and runs_affordable >= policy.CONFIRMATIONS * (len(claims) + 1) + len(compared) - 1:
         rivals = close[:1]
     return [one.configuration for one in (*claims, *rivals, *compared)]
 
@@ -116,19 +102,19 @@ def _may_win(one: Pooled, leader: Pooled, pooled: Sequence[Pooled], *, scenario:
 
 
 def _wanted(one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int:
-    if one.confirmations < CONFIRMATIONS:
-        return CONFIRMATIONS
+    if one.confirmations < policy.CONFIRMATIONS:
+        return policy.CONFIRMATIONS
     noises = (run_noise([one], scenario=scenario), run_noise(pooled, scenario=scenario))
     widest = max(noise.half_width(one.confirmations) for noise in noises)
-    return CONFIRMATIONS_MAX if widest > WIDE else CONFIRMATIONS
+    return policy.CONFIRMATIONS_MAX if widest > policy.WIDE else policy.CONFIRMATIONS
 
 
 def _gain_is_open(reference: Pooled, leader: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
-    if reference.failures or reference.confirmations >= CONFIRMATIONS:
+    if reference.failures or reference.confirmations >= policy.CONFIRMATIONS:
         return False
     if not reference.confirmations:
         return True
     gap = abs(merit(reference.value, scenario) - merit(leader.value, scenario))
     noise = run_noise(pooled, scenario=scenario)
     half_width = 2.0 * math.sqrt(2.0 / reference.confirmations) * noise.sd
-    return half_width > min(GAIN_HALF_WIDTH, 0.5 * gap)
+    return half_width > min(policy.GAIN_HALF_WIDTH, 0.5 * gap)

@@ -21,32 +21,15 @@ from batchtune.batching import DEFAULT_MAX_BATCH_SIZE, Configuration, default_nu
 from batchtune.errors import BatchingParametersError
 from batchtune.provenance import gpu_names
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.ranking import merit
-from batchtune.tune.references import PROBE_S, rows_per_request
+from batchtune.tune.references import (
+    rows_per_request,
+)
 from batchtune.tune.space import in_force
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.trial import Trial
-
-FILLING_TIMEOUT_MICROS = 1_000_000
-"""So long that batches always fill while max_batch_size is tuned; never recommended."""
-
-BULK_TIMEOUT_MICROS = 2_000_000
-"""For bulk work only the last batch waits so long."""
-
-TIMEOUTS_MICROS = (0, 1_000, 2_000, 5_000, 10_000)
-TIMEOUTS_MAX = 5
-
-LONG_QUEUE_BATCHES = 1_000_000
-LARGEST_ROWS = 1024
-FIRST_REQUESTS = 8
-"""The size that is tried first holds so many requests; from there sizes rise, or fall."""
-
-CLIENTS_MAX = 1024
-ENOUGH_GAIN = 0.05
-"""Less throughput than this is not worth a larger batch: it only makes requests wait longer."""
-
-SAME_OBJECTIVE = 0.02
 
 _Tuning: TypeAlias = Generator[Ask, Trial, list[Trial]]
 
@@ -103,7 +86,7 @@ def chosen_size(filled: Sequence[Trial]) -> int | None:
         nearest = min(working, key=lambda one: max(one.constraints.values()), default=None)
         return None if nearest is None else in_force(nearest.configuration, "max_batch_size")
     most = max(_rows_per_s(one) for one in kept)
-    enough = [one for one in kept if _rows_per_s(one) >= (1.0 - ENOUGH_GAIN) * most]
+    enough = [one for one in kept if _rows_per_s(one) >= (1.0 - policy.GUIDE_ENOUGH_GAIN) * most]
     return min(int(in_force(one.configuration, "max_batch_size")) for one in enough)
 
 
@@ -122,7 +105,7 @@ class _Guide:
     def filled(self) -> _Tuning:
         """Probes of full batches: larger sizes while they gain rows per second within the SLO, else smaller ones."""
         sizes = self.sizes
-        enough = (at for at, size in enumerate(sizes) if size >= FIRST_REQUESTS * self._rows)
+        enough = (at for at, size in enumerate(sizes) if size >= policy.GUIDE_FIRST_REQUESTS * self._rows)
         start = next(enough, len(sizes) - 1)
         tried = yield from self._larger(sizes[start:])
         if tried and chosen_size(tried) in (None, sizes[start]):
@@ -184,37 +167,42 @@ class _Guide:
     def timeouts(self) -> list[int]:
         """Those of the space up to 10 ms, else the usual ones; none as long as the SLO allows in all; rising."""
         knob = self._scenario.search.space.get("batch_timeout_micros")
-        values = TIMEOUTS_MICROS if knob is None else knob.values
+        values = policy.GUIDE_TIMEOUTS_MICROS if knob is None else knob.values
         limit_s = min(self._scenario.slo.limits().values(), default=math.inf)
         found = sorted(
             int(one)
             for one in values
-            if isinstance(one, int | float) and one <= TIMEOUTS_MICROS[-1] and one < limit_s * 1e6
+            if isinstance(one, int | float)
+            and one <= policy.GUIDE_TIMEOUTS_MICROS[-1]
+            and one < limit_s * 1e6
         )
-        if len(found) <= TIMEOUTS_MAX:
+        if len(found) <= policy.GUIDE_TIMEOUTS_MAX:
             return found
-        return [found[round(at * (len(found) - 1) / (TIMEOUTS_MAX - 1))] for at in range(TIMEOUTS_MAX)]
+        return [
+            found[round(at * (len(found) - 1) / (policy.GUIDE_TIMEOUTS_MAX - 1))]
+            for at in range(policy.GUIDE_TIMEOUTS_MAX)
+        ]
 
     def bulk_timeout(self) -> int:
         knob = self._scenario.search.space.get("batch_timeout_micros")
         values = [] if knob is None else [one for one in knob.values if isinstance(one, int | float)]
-        return int(max(values, default=BULK_TIMEOUT_MICROS))
+        return int(max(values, default=policy.GUIDE_BULK_TIMEOUT_MICROS))
 
     def _probed(self, size: int) -> _Tuning:
         """A short closed loop that fills two batches of this size, the timeout out of the way."""
         clients = self._scenario.load.concurrency
         if clients is None:
-            clients = min(max(math.ceil(2 * size / self._rows), 2), CLIENTS_MAX)
+            clients = min(max(math.ceil(2 * size / self._rows), 2), policy.PROBE_CLIENTS_MAX)
             who = f"{clients} clients fill two"
         else:
             who = f"{clients} clients, as the scenario has, fill two or more"
         ask = self._ask(
             size,
-            FILLING_TIMEOUT_MICROS,
+            policy.GUIDE_FILLING_TIMEOUT_MICROS,
             reason=f"guide, {self._device}: batches of {size} rows, always full; {who}",
             clients=clients,
         )
-        if ask is None or not self._outlook.may_propose(PROBE_S):
+        if ask is None or not self._outlook.may_propose(policy.RULE_PROBE_S):
             return []
         return [(yield ask)]
 
@@ -227,7 +215,7 @@ class _Guide:
         if knob is not None:
             sizes = sorted({int(one) for one in knob.values if isinstance(one, int) and one >= self._rows})
         else:
-            sizes = [self._rows << power for power in range(LARGEST_ROWS.bit_length())]
+            sizes = [self._rows << power for power in range(policy.GUIDE_LARGEST_ROWS.bit_length())]
             sizes = [size for size in sizes if size < DEFAULT_MAX_BATCH_SIZE] + [DEFAULT_MAX_BATCH_SIZE]
         bound = self._rows_bound()
         return [size for size in sizes if size <= bound] or sizes[:1]
@@ -250,7 +238,7 @@ class _Guide:
         timeout_micros: int,
         *,
         reason: str,
-        queue_batches: int = LONG_QUEUE_BATCHES,
+        queue_batches: int = policy.GUIDE_LONG_QUEUE_BATCHES,
         clients: int | None = None,
     ) -> Ask | None:
         """A candidate under the scenario's load, or with `clients` a probe; None where what is fixed forbids it."""
@@ -269,7 +257,7 @@ class _Guide:
             reason=reason,
             point=self._outlook.space.locate(configuration),
             concurrency=clients,
-            duration_s=None if clients is None else PROBE_S,
+            duration_s=None if clients is None else policy.RULE_PROBE_S,
         )
 
     def _configuration(self, wanted: Mapping[str, Any], *, out_of_the_way: bool) -> Configuration | None:
@@ -294,7 +282,11 @@ def best_trial(tried: Sequence[Trial], *, scenario: Scenario) -> Trial | None:
     }
     if not kept:
         return None
-    equal = [one for one in tried if kept.get(one.number, -math.inf) >= max(kept.values()) - SAME_OBJECTIVE]
+    equal = [
+        one
+        for one in tried
+        if kept.get(one.number, -math.inf) >= max(kept.values()) - policy.GUIDE_SAME_OBJECTIVE
+    ]
     return min(
         equal,
         key=lambda one: (float(f"{_p95_s(one):.1e}"), in_force(one.configuration, "batch_timeout_micros")),
@@ -311,7 +303,7 @@ def _keeps(trial: Trial) -> bool:
 
 def _gains(smaller: Trial, larger: Trial) -> bool:
     """Whether the larger size brings enough more rows per second."""
-    return (1.0 - ENOUGH_GAIN) * _rows_per_s(larger) > _rows_per_s(smaller)
+    return (1.0 - policy.GUIDE_ENOUGH_GAIN) * _rows_per_s(larger) > _rows_per_s(smaller)
 
 
 def _rows_per_s(trial: Trial) -> float:

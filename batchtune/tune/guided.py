@@ -15,11 +15,15 @@ from typing import Any
 
 from batchtune.batching import default_num_batch_threads
 from batchtune.scenario.units import percentage
+from batchtune.tune import policy
 from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
 from batchtune.tune.insight import Insight
 from batchtune.tune.ladder import locate, rungs_of
 from batchtune.tune.pool import pool
-from batchtune.tune.race import RUNG_S, Survivor, race
+from batchtune.tune.race import (
+    Survivor,
+    race,
+)
 from batchtune.tune.references import (
     reference_configurations,
     rule_ask,
@@ -30,41 +34,6 @@ from batchtune.tune.search import Sampler
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.summary import Findings
 from batchtune.tune.trial import Source, Trial
-
-BLOCK = 5
-"""Proposals between two calibrations; one in each is the sampler's own."""
-
-HASTY_REFERENCES: dict[int, Source] = {1: "no_batching", 3: "defaults"}
-"""After so many proposals of the twin a reference point is measured when there is time for few trials."""
-
-SURVIVORS = 5
-
-SEARCH_SHARE = 0.45
-"""Share of the time after the seeds that may go to proposals; the rest is the race's."""
-
-TIGHT_RUNS = 12
-"""With time for fewer runs than this after the calibration, all of it goes to what the twin proposes: the usual answers
-and a race would leave none."""
-
-GAIN_WANTED = 0.025
-"""Proposals end when they are expected to add less than this, twice."""
-
-RATE_SHARE = 0.98
-"""A proposal is tried at this share of the rate that it, or the leader, is expected to take,"""
-
-STEP_UP = {"leads": 1.0, "shares": 0.3, "off": 0.12}
-"""but at most this far (in logs) above the leader's, by how far the twin is trusted."""
-
-START_SHARE = 0.97
-"""Where the ladder of the race begins, as a share of what the leader is expected to take."""
-
-REFERENCE_RUNS = 4
-REFERENCE_STEP = {True: 0.08, False: 0.2}
-REFERENCE_SD = {True: 0.03, False: 0.06}
-"""A reference point's capacity is sought by so many runs, so far apart, until it is known to this (in logs); more
-roughly, False, where the twin puts it FAR_BEHIND the best."""
-
-FAR_BEHIND = 0.7
 
 _REASONS: dict[Source, str] = {
     "no_batching": "reference point: batching off",
@@ -79,7 +48,7 @@ def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
     insight = Insight(outlook, findings)
     if insight.cannot_pay():
         yield from _without_search(outlook, insight)
-    elif outlook.remaining_s() < TIGHT_RUNS * _usual_run_s(outlook):
+    elif outlook.remaining_s() < policy.TIGHT_RUNS * _usual_run_s(outlook):
         yield from _in_haste(outlook, insight)
         findings.stop_reason = "there was time for few trials: no race was run"
     else:
@@ -103,9 +72,13 @@ def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
 def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
     """What the twin proposes first, no batching, more proposals, the defaults, and what else there is time for."""
     sampler = _sampler(outlook)
-    turns = [False] * BLOCK if insight.trust == "off" else [True] * (BLOCK - 1) + [False]
+    turns = (
+        [False] * policy.PROPOSALS_BLOCK
+        if insight.trust == "off"
+        else [True] * (policy.PROPOSALS_BLOCK - 1) + [False]
+    )
     for turn, is_twins in enumerate(turns):
-        reference = HASTY_REFERENCES.get(turn)
+        reference = policy.HASTY_REFERENCES.get(turn)
         if reference is not None and outlook.may_propose():
             yield from _references(outlook, insight, only=reference)
         if not outlook.may_propose():
@@ -132,15 +105,15 @@ def _located(outlook: Outlook, insight: Insight, at: int, source: Source, reason
     if scenario.objective != "capacity" or not insight.predicts or insight.hopeless(at):
         yield ask
         return
-    rate_rps = RATE_SHARE * math.exp(insight.expected(at))
-    near = insight.expected(at) > float(insight.believed.expected.max()) - FAR_BEHIND
+    rate_rps = policy.RATE_SHARE * math.exp(insight.expected(at))
+    near = insight.expected(at) > float(insight.believed.expected.max()) - policy.FAR_BEHIND
     seen: list[Trial] = []
-    for _ in range(REFERENCE_RUNS):
+    for _ in range(policy.REFERENCE_RUNS):
         seen.append((yield _one_rate(outlook, ask, rate_rps)))
         located = locate(rungs_of([one for one in seen if one.state == "complete"], scenario.slo))
-        if located is None or (located.bracketed and located.sd <= REFERENCE_SD[near]):
+        if located is None or (located.bracketed and located.sd <= policy.REFERENCE_SD[near]):
             return
-        step = 0.0 if located.bracketed else REFERENCE_STEP[near]
+        step = 0.0 if located.bracketed else policy.REFERENCE_STEP[near]
         rate_rps = located.crossing_rps * (1.0 + step if located.held_rps > 0.0 else 1.0 - step)
 
 
@@ -176,13 +149,13 @@ def _guides_answer(outlook: Outlook) -> Ask | None:
 def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     """Blocks of the twin's candidates and the sampler's own; returns why no more are made."""
     sampler = _sampler(outlook)
-    ends_below_s = (1.0 - SEARCH_SHARE) * outlook.remaining_s()
+    ends_below_s = (1.0 - policy.SEARCH_SHARE) * outlook.remaining_s()
     small = 0
     while outlook.may_propose() and outlook.remaining_s() > max(ends_below_s, 0.0):
         insight.look()
-        small = small + 1 if insight.believed.gain_left(insight.settled()) < GAIN_WANTED else 0
+        small = small + 1 if insight.believed.gain_left(insight.settled()) < policy.PROPOSAL_GAIN_MIN else 0
         if small >= 2:
-            return f"another trial is expected to add less than {percentage(GAIN_WANTED, 1)}"
+            return f"another trial is expected to add less than {percentage(policy.PROPOSAL_GAIN_MIN, 1)}"
         for turn, is_twins in enumerate(_turns(insight)):
             if not outlook.may_propose() or (turn and outlook.remaining_s() <= ends_below_s):
                 break
@@ -197,7 +170,7 @@ def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]
 def _usual_run_s(outlook: Outlook) -> float:
     """What a proposal takes: of a capacity one rate is tried, for less long than a fresh run."""
     if outlook.scenario.objective == "capacity":
-        return min(outlook.scenario.load.duration_s, RUNG_S) + 0.5
+        return min(outlook.scenario.load.duration_s, policy.RUNG_S) + 0.5
     return outlook.fresh_run_s()
 
 
@@ -210,11 +183,11 @@ def _turns(insight: Insight) -> list[bool]:
     """Which of a block's proposals are the twin's: four of five, half, or none."""
     match insight.trust:
         case "leads":
-            return [True] * (BLOCK - 1) + [False]
+            return [True] * (policy.PROPOSALS_BLOCK - 1) + [False]
         case "shares":
-            return [True, False] * (BLOCK // 2)
+            return [True, False] * (policy.PROPOSALS_BLOCK // 2)
         case "off":
-            return [False] * BLOCK
+            return [False] * policy.PROPOSALS_BLOCK
 
 
 def _proposal(
@@ -244,17 +217,19 @@ def _proposal(
 
 def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     """The leader and the few that may be better, side by side; returns why it ended."""
-    believed = [insight.leader(), *insight.believed.contenders(SURVIVORS)]
+    believed = [insight.leader(), *insight.believed.contenders(policy.SURVIVORS)]
     racing = dict.fromkeys(insight.simplest(at) for at in believed if not insight.hopeless(at))
     survivors = [
         Survivor(configuration=insight.cells[at].configuration, point=_point(insight, at))
-        for at in list(racing)[:SURVIVORS]
+        for at in list(racing)[: policy.SURVIVORS]
     ]
     if not survivors:
         return "nothing keeps the SLO"
     rate_rps = None
     if outlook.scenario.objective == "capacity":
-        rate_rps = START_SHARE * max(math.exp(insight.expected(insight.leader())), insight.claim_rps())
+        rate_rps = policy.RACE_START_SHARE * max(
+            math.exp(insight.expected(insight.leader())), insight.claim_rps()
+        )
     return (yield from race(outlook, survivors, rate_rps=rate_rps))
 
 
@@ -269,7 +244,7 @@ def _point(insight: Insight, at: int) -> dict[str, Any] | None:
 
 
 def _one_rate(outlook: Outlook, ask: Ask, rate_rps: float) -> Ask:
-    return replace(ask, rate_rps=rate_rps, duration_s=min(outlook.scenario.load.duration_s, RUNG_S))
+    return replace(ask, rate_rps=rate_rps, duration_s=min(outlook.scenario.load.duration_s, policy.RUNG_S))
 
 
 def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:
@@ -284,5 +259,5 @@ def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:
     hoped = bar if own is None else insight.expected(own)
     if measured:
         # A leader that is only believed in sets no bar: it may be wrong, and all would fail at its rate.
-        hoped = max(bar, min(hoped, bar + STEP_UP[insight.trust]))
-    return _one_rate(outlook, ask, RATE_SHARE * math.exp(hoped))
+        hoped = max(bar, min(hoped, bar + policy.STEP_UP[insight.trust]))
+    return _one_rate(outlook, ask, policy.RATE_SHARE * math.exp(hoped))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
 from batchtune.scenario.units import counted
+from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship
 from batchtune.tune.pool import pool
 from batchtune.tune.ranking import leaders
@@ -22,25 +23,7 @@ from batchtune.tune.trial import NO_CANDIDATES
 from batchtune.tune.twin_view import calibrated, measured_merits, predicted_merits
 from batchtune.twin.model import Twin
 
-CELLS_MAX = 1500
-"""Points of a larger space that are looked at, drawn at random."""
-
-LOOK_SHARE = 0.1
-"""The twin is not calibrated again when that last took more than this share of the time left."""
-
-HOPELESS = 5.0
-"""Further than this (in logs) behind the best lies only what keeps the SLO at no rate."""
-
-AS_GOOD = 0.02
-"""A shorter timeout that is believed to cost less than this, in logs, is taken instead."""
-
 TIMEOUT = "batch_timeout_micros"
-
-PAYS_FROM = 1.05
-"""Batching that makes no size this much cheaper per row than one row alone cannot pay."""
-
-ERROR_SHARE = 0.5
-"""The twin's mean error, over p95 and throughput, that shows in the objective; p95 near saturation errs the most."""
 
 
 class Insight:
@@ -69,7 +52,7 @@ class Insight:
         measured since.
         """
         left_s = self._outlook.remaining_s()
-        if self._look_s > LOOK_SHARE * left_s:
+        if self._look_s > policy.LOOK_SHARE * left_s:
             self.believe()
             return
         self._outlook.thinking(f"the twin is fitted to {counted(len(self._outlook.trials), 'trial')}")
@@ -92,7 +75,7 @@ class Insight:
             self._kinship,
             predicted=self._predicted,
             measured=measured_merits(self._outlook.trials, self._scenario, self.cells),
-            error=None if self.twin is None else ERROR_SHARE * self.twin.error.mape,
+            error=None if self.twin is None else policy.ERROR_SHARE * self.twin.error.mape,
             seed=self._scenario.search.seed,
         )
 
@@ -116,7 +99,7 @@ class Insight:
         size, gains = _gains_per_row(twin)
         off = next(at for at, cell in enumerate(self.cells) if cell.configuration.batching is None)
         ahead = self._predicted[self.batched()].max(axis=0) - self._predicted[off]
-        if not (np.median(gains) < PAYS_FROM and np.median(ahead) < math.log(PAYS_FROM)):
+        if not (np.median(gains) < policy.PAYS_FROM and np.median(ahead) < math.log(policy.PAYS_FROM)):
             return False
         tau = twin.best.tau_s
         self._findings.cannot_pay = (
@@ -146,7 +129,7 @@ class Insight:
 
     def hopeless(self, at: int) -> bool:
         """Whether it is believed to keep the SLO at no rate."""
-        return self.expected(at) <= float(self.believed.expected.max()) - HOPELESS
+        return self.expected(at) <= float(self.believed.expected.max()) - policy.HOPELESS_MERIT
 
     def place(self, configuration: Configuration) -> int | None:
         """Where a configuration stands among the cells."""
@@ -171,7 +154,7 @@ class Insight:
 
     def simplest(self, at: int) -> int:
         """The same size and threads with the shortest timeout that is believed to be as good."""
-        least = self.expected(at) - AS_GOOD
+        least = self.expected(at) - policy.AS_GOOD
         alike = [one for one in self._siblings(at) if self.expected(one) >= least]
         return min(alike, key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at)
 
@@ -187,7 +170,7 @@ class Insight:
             one
             for at in measured
             for one in self._siblings(at)
-            if abs(predicted[one] - predicted[at]) < AS_GOOD
+            if abs(predicted[one] - predicted[at]) < policy.AS_GOOD
         }
         return frozenset(measured | alike)
 
@@ -222,11 +205,13 @@ class Insight:
 def _cells(outlook: Outlook) -> list[Cell]:
     """The points that some server would accept, and the reference points."""
     space, scenario = outlook.space, outlook.scenario
-    if space.size <= CELLS_MAX:
+    if space.size <= policy.CELLS_MAX:
         points = list(space.points())
     else:
         chance = random.Random(scenario.search.seed)
-        drawn = {tuple(chance.randrange(count) for count in space.shape.values()) for _ in range(CELLS_MAX)}
+        drawn = {
+            tuple(chance.randrange(count) for count in space.shape.values()) for _ in range(policy.CELLS_MAX)
+        }
         points = [space.point(indices) for indices in sorted(drawn)]
     found: dict[Configuration, Cell] = {}
     for point in points:

@@ -14,25 +14,8 @@ from typing import Literal
 from batchtune.measure.isotonic import isotonic_root
 from batchtune.measure.slo import Limit, primary_limit
 from batchtune.scenario.spec import SloSpec
+from batchtune.tune import policy
 from batchtune.tune.trial import Trial, is_feasible, violations
-
-MOST_MARGIN = 2.0
-"""Margins are cut here: a server that has fallen behind shows no more than that it has."""
-
-CLAIM_BELOW_CROSSING = 0.97
-"""At the crossing itself every other run misses; this share of it is what a fresh run is expected to keep."""
-
-_ELASTICITY = 0.25
-"""Change of log rate per change of log quantile near the capacity, where nothing else is known; from there to
-saturation the quantile grows at least this much faster than the rate."""
-
-_LEAST_SD = 0.015
-
-_NEAR = 0.3
-"""A margin this small, on either side, tells where the crossing is; a larger one only on which side of the rate."""
-
-_OF_SATURATION = 0.93
-"""The capacity as a share of what an overwhelmed server answers, roughly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +55,7 @@ class Located:
         """A rate that a fresh run should keep; the highest held where none was missed; 0 where none was held."""
         if self.held_rps <= 0.0 or not self.bracketed:
             return self.held_rps
-        return CLAIM_BELOW_CROSSING * self.crossing_rps
+        return policy.CLAIM_BELOW_CROSSING * self.crossing_rps
 
 
 def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
@@ -100,24 +83,24 @@ def locate(rungs: Sequence[Rung]) -> Located | None:
     missed = [one for one in rungs if not one.held]
     if not missed:
         top = max(held, key=lambda one: one.rate_rps)
-        ahead = min(_ELASTICITY * -top.margin, 0.1)
+        ahead = min(policy.RATE_ELASTICITY * -top.margin, 0.1)
         return Located(
             held_rps=top.rate_rps,
             crossing_rps=top.rate_rps * math.exp(ahead),
             sd=0.03 + ahead,
-            says="about" if -top.margin <= _NEAR else "at least",
+            says="about" if -top.margin <= policy.NEAR_MARGIN else "at least",
             bound_rps=top.rate_rps,
             bracketed=False,
         )
     if not held:
         bottom = min(missed, key=lambda one: one.rate_rps)
-        behind = min(_ELASTICITY * bottom.margin, 0.4)
+        behind = min(policy.RATE_ELASTICITY * bottom.margin, 0.4)
         crossing, sd = bottom.rate_rps * math.exp(-behind), 0.03 + behind
-        says: Literal["about", "at most"] = "about" if bottom.margin <= _NEAR else "at most"
+        says: Literal["about", "at most"] = "about" if bottom.margin <= policy.NEAR_MARGIN else "at most"
         if (
-            bottom.margin >= MOST_MARGIN and bottom.answered_rps
+            bottom.margin >= policy.MOST_MARGIN and bottom.answered_rps
         ):  # what an overwhelmed server answers is its most
-            crossing = min(_OF_SATURATION * bottom.answered_rps, bottom.rate_rps)
+            crossing = min(policy.OF_SATURATION * bottom.answered_rps, bottom.rate_rps)
             sd, says = 0.04, "about"
         return Located(
             held_rps=0.0,
@@ -135,12 +118,12 @@ def _between(rungs: Sequence[Rung], held: Sequence[Rung], missed: Sequence[Rung]
     points = [(math.log(one.rate_rps), one.margin, 1.0) for one in rungs]
     crossing = math.exp(isotonic_root(points, default=0.5 * math.log(low * high)))
     # Rates in between that were held and missed are noise, and widen what is unsure.
-    width = math.log(high / low) if low < high else math.log(low / high) + 2.0 * _LEAST_SD
+    width = math.log(high / low) if low < high else math.log(low / high) + 2.0 * policy.CROSSING_LEAST_SD
     kept = [one.rate_rps for one in held if one.rate_rps <= crossing * (1.0 + 1e-9)]
     return Located(
         held_rps=max(kept, default=min(one.rate_rps for one in held)),
         crossing_rps=crossing,
-        sd=max(_LEAST_SD, 0.25 * width),
+        sd=max(policy.CROSSING_LEAST_SD, 0.25 * width),
         bracketed=True,
     )
 
@@ -153,7 +136,7 @@ def _missed(latency_s: Mapping[str, float], error_ratio: float, slo: SloSpec) ->
 def _margin(latency_s: Mapping[str, float], limit: Limit, *, missed: bool) -> float:
     """Another limit that is missed, or errors, count as a small miss at least."""
     value = latency_s.get(limit.name, math.nan)
-    margin = MOST_MARGIN
+    margin = policy.MOST_MARGIN
     if math.isfinite(value) and value > 0.0:
-        margin = min(max(math.log(value / limit.seconds), -MOST_MARGIN), MOST_MARGIN)
+        margin = min(max(math.log(value / limit.seconds), -policy.MOST_MARGIN), policy.MOST_MARGIN)
     return max(margin, 0.01) if missed else margin

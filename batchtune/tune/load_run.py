@@ -25,14 +25,8 @@ from batchtune.scenario.spec import Scenario
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, ServerActivity, activity
 from batchtune.target.tfserving import ApplyRecord
+from batchtune.tune import policy
 from batchtune.wire.tensors import Signature
-
-PATIENCE = 10.0
-"""Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
-
-SETTLE_LIMIT_S = 10.0
-SETTLE_STEP_S = 0.1
-"""A server that was overwhelmed is given this long to come to rest, looked at in steps."""
 
 _LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
 
@@ -168,7 +162,7 @@ class Loader:
             requests=requests,
             arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
             timeout_s=request.timeout_s,
-            drain_s=None if limit_s is None else min(request.timeout_s, PATIENCE * limit_s),
+            drain_s=None if limit_s is None else min(request.timeout_s, policy.PATIENCE * limit_s),
             in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
             connections=self._scenario.load.connections,
             check_every=max(1, round(1 / answers.sample)) if checked else 0,
@@ -197,8 +191,8 @@ class Loader:
     def _settle(self) -> None:
         """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
         before = self._target.counters()
-        for _ in range(round(SETTLE_LIMIT_S / SETTLE_STEP_S)):
-            self._sleep(SETTLE_STEP_S)
+        for _ in range(round(policy.SETTLE_LIMIT_S / policy.SETTLE_STEP_S)):
+            self._sleep(policy.SETTLE_STEP_S)
             after = self._target.counters()
             moved = activity(before, after)
             if not moved.batches and not sum(moved.requests_by_status.values()):

@@ -3,7 +3,7 @@
 Runs of a benchmark differ by more than the error within each of them: another seed, another placement of threads, a
 busier neighbour. So a figure that a fresh run is to reproduce gets a prediction interval from the spread *between*
 runs, on the log scale. Few runs estimate that spread badly; it is therefore moderated: the variance is averaged with
-a stated prior, weighted as if the prior had been seen over PRIOR_DEGREES degrees of freedom (the empirical-Bayes
+a stated prior, weighted as if the prior had been seen over policy.PRIOR_DEGREES degrees of freedom (the empirical-Bayes
 variance of Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression").
 """
 
@@ -15,22 +15,7 @@ from dataclasses import dataclass
 
 from batchtune.measure.distributions import t_quantile
 from batchtune.measure.quantiles import Estimate
-
-THROUGHPUT_PRIOR_SD = 0.03
-"""Standard deviation of log throughput between runs, assumed before any is seen (a shared two-core machine)."""
-
-LATENCY_PRIOR_SD = 0.06
-"""The same for log latency quantiles."""
-
-FRESH_THROUGHPUT_PRIOR_SD = 0.05
-"""The same for a run some minutes later and from a cold start, which is what a recommendation promises.
-
-With 0.03 a sweep in a quiet minute promised ±7 %, and a neighbour's busy minute then broke the promise.
-"""
-
-FRESH_LATENCY_PRIOR_SD = 0.08
-
-PRIOR_DEGREES = 4
+from batchtune.tune import policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +31,7 @@ class Noise:
 
 
 def spread(
-    groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: int = PRIOR_DEGREES
+    groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: int = policy.PRIOR_DEGREES
 ) -> Noise:
     """The moderated noise of positive values; each group holds the runs of one configuration, side by side.
 

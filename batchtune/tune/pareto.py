@@ -9,14 +9,9 @@ from typing import Any
 
 from batchtune.batching import Configuration
 from batchtune.scenario.units import percentage
+from batchtune.tune import policy
 from batchtune.tune.noise import geometric_mean
 from batchtune.tune.pool import Pooled, RunFigures
-
-ALTERNATIVE_GAIN = 0.05
-"""An alternative has this much more throughput, or this much less p95."""
-
-SAME = 0.005
-"""Ratios closer to 1 than this round to the same per cent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +33,9 @@ class Alternative:
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
         more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
         slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
-        if abs(throughput) < SAME:
+        if abs(throughput) < policy.SAME_RATIO:
             return f"{slower} at the same throughput"
-        if abs(p95) < SAME:
+        if abs(p95) < policy.SAME_RATIO:
             return f"{more} at the same p95"
         if throughput > 0 and p95 < 0:
             return f"{more} and {slower}"
@@ -80,7 +75,10 @@ def alternatives_to(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternati
             and place[1] <= one.p95_ratio
             for place in places
         )
-        and (one.throughput_ratio >= 1.0 + ALTERNATIVE_GAIN or one.p95_ratio <= 1.0 - ALTERNATIVE_GAIN)
+        and (
+            one.throughput_ratio >= 1.0 + policy.ALTERNATIVE_GAIN
+            or one.p95_ratio <= 1.0 - policy.ALTERNATIVE_GAIN
+        )
     ]
     return tuple(sorted(front, key=lambda one: one.p95_s))
 

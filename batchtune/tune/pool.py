@@ -16,16 +16,15 @@ from batchtune.batching import Configuration
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario, SloSpec
+from batchtune.tune import policy
 from batchtune.tune.ladder import locate, rungs_of
 from batchtune.tune.ledger import without_superseded
-from batchtune.tune.noise import LATENCY_PRIOR_SD, THROUGHPUT_PRIOR_SD, Noise, geometric_mean, spread
+from batchtune.tune.noise import (
+    Noise,
+    geometric_mean,
+    spread,
+)
 from batchtune.tune.trial import NO_CANDIDATES, Trial, is_feasible, violations
-
-CAPACITY_STEP = 1.05
-"""A capacity that fresh runs do not confirm is tried again this factor lower,"""
-
-CAPACITY_GIVEN_UP = 0.7
-"""down to this share of what the search had found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
 
     Fresh runs at a claimed capacity repeat the claim, not the search for it: of a capacity the noise is assumed.
     """
-    prior_sd = LATENCY_PRIOR_SD if scenario.objective == "latency" else THROUGHPUT_PRIOR_SD
+    prior_sd = policy.LATENCY_PRIOR_SD if scenario.objective == "latency" else policy.THROUGHPUT_PRIOR_SD
     groups = (
         [] if scenario.objective == "capacity" else [[run.value for run in one.repeats] for one in pooled]
     )
@@ -230,8 +229,8 @@ def _confirmed_capacity(
         return held[-1] if held else found[0]
     if not as_searched:
         return claim
-    lower = min(run.value for run in confirmed) / CAPACITY_STEP
-    if lower < CAPACITY_GIVEN_UP * claim.value:
+    lower = min(run.value for run in confirmed) / policy.CAPACITY_STEP
+    if lower < policy.CAPACITY_GIVEN_UP * claim.value:
         return found[0]
     return replace(claim, value=lower, missed_fresh=True)
 

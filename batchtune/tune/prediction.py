@@ -12,10 +12,9 @@ from batchtune.measure.caveats import Caveat
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
 from batchtune.scenario.spec import Scenario, SloSpec
+from batchtune.tune import policy
 from batchtune.tune.limits import usual_bottleneck
 from batchtune.tune.noise import (
-    FRESH_LATENCY_PRIOR_SD,
-    FRESH_THROUGHPUT_PRIOR_SD,
     Noise,
     paired_ratio,
     predict,
@@ -122,7 +121,9 @@ def reference_of(name: str, one: Pooled, pooled: Sequence[Pooled], *, scenario: 
 def predicted(one: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]) -> Estimate:
     """A rate that a fresh run will show."""
     spreads = [[figure(run).value for run in each.repeats] for each in pooled]
-    return predict([figure(run) for run in one.runs], repeats=spreads, prior_sd=FRESH_THROUGHPUT_PRIOR_SD)
+    return predict(
+        [figure(run) for run in one.runs], repeats=spreads, prior_sd=policy.FRESH_THROUGHPUT_PRIOR_SD
+    )
 
 
 def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estimate]:
@@ -135,7 +136,7 @@ def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estima
         quantile: predict(
             figures(one.runs, quantile),
             repeats=[[run.value for run in figures(each.repeats, quantile)] for each in pooled],
-            prior_sd=FRESH_LATENCY_PRIOR_SD,
+            prior_sd=policy.FRESH_LATENCY_PRIOR_SD,
         )
         for quantile in one.latency_s
     }
@@ -150,7 +151,7 @@ def predicted_capacity(one: Pooled, pooled: Sequence[Pooled]) -> Estimate:
     if not searches:
         return Estimate(value=one.value, low=one.value, high=one.value)
     spreads = [[run.value for run in each.searched] for each in pooled]
-    found = predict(searches, repeats=spreads, prior_sd=FRESH_THROUGHPUT_PRIOR_SD)
+    found = predict(searches, repeats=spreads, prior_sd=policy.FRESH_THROUGHPUT_PRIOR_SD)
     lowered = one.value / found.value
     return Estimate(value=one.value, low=found.low * lowered, high=found.high)
 

@@ -2,9 +2,9 @@
 
 Every block runs each survivor once under one seed, in random order, so that a drifting machine favours none. By
 throughput or latency a survivor is dropped when the anytime-valid bound on its paired differences from the leader
-excludes zero: one may look after every block and still drops the best with probability ALPHA at most. For a capacity
-all survivors run at the same rate, which then climbs; as the quantile grows with the rate, one that misses twice cannot
-return. The race ends with one survivor, when the others are as good within INDIFFERENCE, or with the time.
+excludes zero: one may look after every block and still drops the best with probability RACE_ALPHA at most. For a
+capacity all survivors run at the same rate, which then climbs; as the quantile grows with the rate, one that misses
+twice cannot return. The race ends with one survivor, when the others are as good within INDIFFERENCE, or with the time.
 """
 
 from __future__ import annotations
@@ -21,37 +21,12 @@ from batchtune.batching import Configuration
 from batchtune.measure.distributions import Z_95, t_quantile
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage
+from batchtune.tune import policy
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
-from batchtune.tune.noise import LATENCY_PRIOR_SD, PRIOR_DEGREES, THROUGHPUT_PRIOR_SD
-from batchtune.tune.ranking import INDIFFERENCE
 from batchtune.tune.strategy import Ask, Outlook
-from batchtune.tune.trial import WORST_VIOLATION, Trial
-
-ALPHA = 0.05
-"""Probability, over the whole race, that the best survivor is dropped."""
-
-SURE = 0.95
-"""Probability with which all survivors must lie within the indifference zone for the race to end."""
-
-FIRST_LOOK = 3
-"""Blocks before a survivor may be dropped."""
-
-BLOCKS_MAX = 8
-
-RUNGS_MAX = 8
-RUNG = 1.05
-LONG_RUNG = 1.1
-"""The step up while every survivor keeps the limit easily, by EASY in logs."""
-
-EASY = -0.4
-RUNG_S = 2.0
-"""Longest measured part of a run on the ladder."""
-
-BREACH_WEIGHT = 4.0
-"""Logs of merit lost for each log by which the SLO is missed."""
-
-_MIXTURE_AT = 6.0
-"""The bound is tightest at about so many blocks."""
+from batchtune.tune.trial import (
+    Trial,
+)
 
 Race = Generator[Ask, Trial, str]
 
@@ -82,15 +57,17 @@ def mixture_half_width(blocks: int, sd: float, alpha: float) -> float:
     related to the law of the iterated logarithm".
     """
     log = -2.0 * math.log(alpha)
-    variance = (log + math.log(log + 1.0)) / _MIXTURE_AT
+    variance = (log + math.log(log + 1.0)) / policy.MIXTURE_AT_BLOCKS
     grown = blocks * variance + 1.0
     return sd * math.sqrt(2.0 * grown / (blocks**2 * variance) * math.log(math.sqrt(grown) / alpha))
 
 
-def dropped(merits: Mapping[Any, Sequence[float]], *, prior_sd: float, alpha: float = ALPHA) -> set[Any]:
+def dropped(
+    merits: Mapping[Any, Sequence[float]], *, prior_sd: float, alpha: float = policy.RACE_ALPHA
+) -> set[Any]:
     """Those whose paired differences from the leader exclude zero; `merits` in the same blocks, more is better."""
     blocks = min(len(one) for one in merits.values())
-    if blocks < FIRST_LOOK or len(merits) < 2:
+    if blocks < policy.RACE_FIRST_LOOK or len(merits) < 2:
         return set()
     leader = max(merits, key=lambda one: float(np.mean(merits[one])))
     share = alpha / (len(merits) - 1)
@@ -106,7 +83,7 @@ def dropped(merits: Mapping[Any, Sequence[float]], *, prior_sd: float, alpha: fl
 
 
 def as_good(merits: Mapping[Any, Sequence[float]], *, prior_sd: float) -> bool:
-    """Whether nothing beats the leader by more than INDIFFERENCE, with probability SURE (normal, Bonferroni)."""
+    """Whether nothing beats the leader by more than INDIFFERENCE, with probability RACE_SURE (normal, Bonferroni)."""
     leader = max(merits, key=lambda one: float(np.mean(merits[one])))
     beaten = 0.0
     for one, values in merits.items():
@@ -114,26 +91,28 @@ def as_good(merits: Mapping[Any, Sequence[float]], *, prior_sd: float) -> bool:
             behind = np.subtract(values, merits[leader])
             error = _moderated_sd(behind, prior_sd) / math.sqrt(len(behind))
             beaten += 0.5 * math.erfc(
-                (-math.log1p(-INDIFFERENCE) - float(behind.mean())) / error / math.sqrt(2.0)
+                (-math.log1p(-policy.INDIFFERENCE) - float(behind.mean())) / error / math.sqrt(2.0)
             )
-    return beaten <= 1.0 - SURE
+    return beaten <= 1.0 - policy.RACE_SURE
 
 
 def _moderated_sd(differences: Any, prior_sd: float) -> float:
     """Averaged with the prior's, and widened as far as few differences tell a spread badly."""
-    degrees = PRIOR_DEGREES + len(differences) - 1
-    squares = PRIOR_DEGREES * 2.0 * prior_sd**2 + float(np.square(differences - np.mean(differences)).sum())
+    degrees = policy.PRIOR_DEGREES + len(differences) - 1
+    squares = policy.PRIOR_DEGREES * 2.0 * prior_sd**2 + float(
+        np.square(differences - np.mean(differences)).sum()
+    )
     return math.sqrt(squares / degrees) * t_quantile(0.975, degrees) / Z_95
 
 
 def _paired(outlook: Outlook, survivors: list[Survivor]) -> Race:
     scenario = outlook.scenario
-    prior_sd = LATENCY_PRIOR_SD if scenario.objective == "latency" else THROUGHPUT_PRIOR_SD
+    prior_sd = policy.LATENCY_PRIOR_SD if scenario.objective == "latency" else policy.THROUGHPUT_PRIOR_SD
     names = {one.configuration: one for one in survivors}
     alive = [one.configuration for one in survivors]
     by_configuration: dict[Configuration, list[float]] = {one: [] for one in alive}
     first = _next_block(outlook)
-    for block in range(first, first + BLOCKS_MAX):
+    for block in range(first, first + policy.RACE_BLOCKS_MAX):
         if not _time_for(outlook, len(alive)):
             return f"the time for the race was spent with {len(alive)} survivors"
         for configuration in _shuffled(alive, block):
@@ -148,8 +127,8 @@ def _paired(outlook: Outlook, survivors: list[Survivor]) -> Race:
         if len(alive) == 1:
             return "one survivor is left"
         if block > first and as_good({one: known[one] for one in alive}, prior_sd=prior_sd):
-            return f"none of {len(alive)} survivors beats the leader by more than {percentage(INDIFFERENCE)}"
-    return f"{BLOCKS_MAX} blocks did not separate {len(alive)} survivors"
+            return f"none of {len(alive)} survivors beats the leader by more than {percentage(policy.INDIFFERENCE)}"
+    return f"{policy.RACE_BLOCKS_MAX} blocks did not separate {len(alive)} survivors"
 
 
 @dataclass(slots=True)
@@ -181,19 +160,17 @@ class _Climb:
 def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Race:
     climb = _Climb(scenario=outlook.scenario, alive=survivors)
     held_once = False
-    reason = f"{RUNGS_MAX} rungs did not separate the survivors"
-    for _ in range(RUNGS_MAX):
+    reason = f"{policy.RUNGS_MAX} rungs did not separate the survivors"
+    for _ in range(policy.RUNGS_MAX):
         if not _time_for(outlook, len(climb.alive)):
             reason = f"the time for the race was spent with {len(climb.alive)} survivors"
             break
         missed, margins = yield from _rung(outlook, climb, rate_rps)
         if len(missed) == len(climb.alive):
             if held_once:
-                reason = (
-                    f"the last {len(missed)} survivors fail at the same rate, {RUNG:g} times what they held"
-                )
+                reason = f"the last {len(missed)} survivors fail at the same rate, {policy.RUNG:g} times what they held"
                 break
-            rate_rps /= LONG_RUNG
+            rate_rps /= policy.LONG_RUNG
             continue
         held_once = True
         climb.alive = [one for one in climb.alive if one not in missed]
@@ -202,7 +179,7 @@ def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Rac
             break
         if len(climb.alive) == 1 and climb.located(climb.alive[0]) is None:
             break
-        rate_rps *= LONG_RUNG if max(margins, default=0.0) < EASY else RUNG
+        rate_rps *= policy.LONG_RUNG if max(margins, default=0.0) < policy.EASY_MARGIN else policy.RUNG
     yield from _boundary(outlook, climb)
     return reason
 
@@ -256,7 +233,7 @@ def _ask(survivor: Survivor, reason: str, *, block: int) -> Ask:
 
 
 def _ladder_ask(outlook: Outlook, survivor: Survivor, rate_rps: float, block: int, reason: str) -> Ask:
-    duration_s = min(outlook.scenario.load.duration_s, RUNG_S)
+    duration_s = min(outlook.scenario.load.duration_s, policy.RUNG_S)
     return replace(_ask(survivor, reason, block=block), rate_rps=rate_rps, duration_s=duration_s)
 
 
@@ -265,8 +242,10 @@ def _merit(trial: Trial, scenario: Scenario) -> float:
     if trial.objective is None or trial.state != "complete" or not trial.objective.value > 0.0:
         return -math.inf
     logarithm = math.log(trial.objective.value)
-    missed = min(max(0.0, *trial.constraints.values()), WORST_VIOLATION) if trial.constraints else 0.0
-    return (-logarithm if scenario.objective == "latency" else logarithm) - BREACH_WEIGHT * math.log1p(missed)
+    missed = min(max(0.0, *trial.constraints.values()), policy.WORST_VIOLATION) if trial.constraints else 0.0
+    return (-logarithm if scenario.objective == "latency" else logarithm) - policy.BREACH_WEIGHT * math.log1p(
+        missed
+    )
 
 
 def _time_for(outlook: Outlook, runs: int) -> bool:
@@ -274,7 +253,7 @@ def _time_for(outlook: Outlook, runs: int) -> bool:
     recent = [one.seconds for one in outlook.trials if one.source == "race"][-5:]
     load = outlook.scenario.load
     if outlook.scenario.objective == "capacity":
-        usual = min(load.duration_s, RUNG_S) + 0.5
+        usual = min(load.duration_s, policy.RUNG_S) + 0.5
     else:
         usual = load.warm_up_s + load.duration_s + 0.2
     each = float(np.mean(recent)) if recent else usual

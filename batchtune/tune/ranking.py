@@ -10,11 +10,9 @@ from batchtune.batching import DEFAULT_BATCH_TIMEOUT_MICROS, DEFAULT_MAX_BATCH_S
 from batchtune.measure.distributions import Z_95
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.noise import spread
 from batchtune.tune.pool import Pooled, RunFigures, run_noise
-
-INDIFFERENCE = 0.05
-"""Objectives closer than this may be called equal; whether they are depends on the noise measured."""
 
 
 def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
@@ -30,7 +28,7 @@ def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
     others = [one for one in feasible if not one.confirmations]
     if not confirmed:
         return _ordered(others, scenario=scenario)
-    bar = max(merit(one.search_value, scenario) for one in confirmed) + INDIFFERENCE
+    bar = max(merit(one.search_value, scenario) for one in confirmed) + policy.INDIFFERENCE
     ahead = [one for one in others if merit(one.value, scenario) > bar]
     behind = [one for one in others if merit(one.value, scenario) <= bar]
     return [part for group in (ahead, confirmed, behind) for part in _ordered(group, scenario=scenario)]
@@ -88,14 +86,14 @@ def _tie(best: Pooled, feasible: Sequence[Pooled], *, scenario: Scenario) -> flo
         sd = measured.sd
     else:
         sd = statistics.median(_within_sd(run, scenario) for one in feasible for run in one.runs)
-    return min(INDIFFERENCE, math.sqrt(2.0 / max(best.confirmations, 1)) * sd)
+    return min(policy.INDIFFERENCE, math.sqrt(2.0 / max(best.confirmations, 1)) * sd)
 
 
 def _within_sd(run: RunFigures, scenario: Scenario) -> float:
     """Standard deviation, in logs, that the run's own interval stands for; INDIFFERENCE where it has none."""
     shown: Estimate = run.latency_s["p95"] if scenario.objective == "latency" else run.throughput_rps
     if not (shown.low > 0.0 and math.isfinite(shown.high)):
-        return INDIFFERENCE
+        return policy.INDIFFERENCE
     return 0.5 * math.log(shown.high / shown.low) / Z_95
 
 

@@ -9,15 +9,10 @@ from typing import Any
 from batchtune.batching import BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.trial import Source, Trial
-
-PROBE_S = 1.0
-"""Length of each of the rule's two probes."""
-
-SATURATING_CLIENTS = 16
-"""Closed-loop clients of the probe for the throughput without batching, where the scenario's loop is open."""
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
@@ -55,14 +50,14 @@ def rule_probes(scenario: Scenario) -> Strategy:
     off = reference_configurations(scenario)["no_batching"]
     wanted = {1: "latency of a lone request"}
     if scenario.load.open_loop:
-        wanted[SATURATING_CLIENTS] = "throughput without batching"
+        wanted[policy.SATURATING_CLIENTS] = "throughput without batching"
     for clients, what in wanted.items():
         yield Ask(
             configuration=off,
             source="probe",
             reason=f"for the rule: {what}",
             concurrency=clients,
-            duration_s=PROBE_S,
+            duration_s=policy.RULE_PROBE_S,
         )
 
 
@@ -83,7 +78,9 @@ def rule_ask(outlook: Outlook) -> Ask | None:
 def rule_answer(scenario: Scenario, trials: Sequence[Trial]) -> RuleAnswer | None:
     """What the rule says of its probes; None when they are missing or tell nothing."""
     lone = _probe(trials, 1)
-    busy = _probe(trials, SATURATING_CLIENTS) if scenario.load.open_loop else _last(trials, "no_batching")
+    busy = (
+        _probe(trials, policy.SATURATING_CLIENTS) if scenario.load.open_loop else _last(trials, "no_batching")
+    )
     if lone is None or busy is None or lone.measurement is None or busy.measurement is None:
         return None
     rows_per_s = busy.measurement.throughput_rows_per_s.value

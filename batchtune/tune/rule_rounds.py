@@ -17,17 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-REDUCTION = 2.0
-"""By this factor size and interval are reduced where a size does not work."""
-
-REACHED_RATIO = 0.9
-"""From this share of max_batch_size on, throughput × interval reaches it."""
-
-BRACKET_RATIO = 1.2
-"""A size that fills and one that does not, nearer than this, hold the fixed point between them."""
-
-SAME_THROUGHPUT_RATIO = 0.05
-"""Throughputs this close are the same to the rule."""
+from batchtune.tune import policy
 
 Verdict = Literal[
     "fixed_point", "raise_size", "interval_first", "something_else", "memory", "no_interval", "fails"
@@ -127,14 +117,14 @@ class _Seen:
     def shorter_interval(self) -> Step:
         return Step(
             max_batch_size=self.settled.max_batch_size,
-            interval_s=_micros(self.interval_s / REDUCTION),
+            interval_s=_micros(self.interval_s / policy.RULE_REDUCTION),
             reason=f"another max_batch_size leaves the throughput at {self.settled.rows_per_s:.4g} rows/s: does the "
             "interval matter?",
         )
 
     def reduced(self) -> Step | Conclusion:
         last = self._rounds[-1]
-        size = self._whole_requests(last.max_batch_size / REDUCTION)
+        size = self._whole_requests(last.max_batch_size / policy.RULE_REDUCTION)
         if size >= last.max_batch_size:
             return self.fails()
         return Step(
@@ -165,7 +155,7 @@ class _Seen:
         if above is not None and above.failure is not None and self._aim(self._low) >= above.max_batch_size:
             text = f"{self._sum(self.settled)}, but {above.max_batch_size} rows do not work: memory limits"
             return self._concluded("memory", text)
-        if under_way is not None and self.settled.interval_rows * REACHED_RATIO > under_way:
+        if under_way is not None and self.settled.interval_rows * policy.RULE_REACHED_RATIO > under_way:
             text = f"{self._product(self.settled)}, but only {under_way} rows are ever under way: the clients limit"
             return self._concluded("something_else", text)
         size = self.settled.max_batch_size
@@ -192,11 +182,11 @@ class _Seen:
         if self._low is None:
             return self.settled.interval_rows if self.settled.max_batch_size > self._rows else None
         low, above, aim = self._low.max_batch_size, self._above(), self._aim(self._low)
-        if aim * REACHED_RATIO <= low:
+        if aim * policy.RULE_REACHED_RATIO <= low:
             return None
         if above is None or aim < above.max_batch_size:
             return aim
-        near = above.max_batch_size <= BRACKET_RATIO * low
+        near = above.max_batch_size <= policy.RULE_BRACKET_RATIO * low
         return None if near else math.sqrt(low * above.max_batch_size)
 
     def _aim(self, one: Round) -> float:
@@ -224,7 +214,7 @@ class _Seen:
 
     def _reaches(self, one: Round) -> bool:
         whole = max(one.max_batch_size // self._rows, 1) * self._rows
-        return one.interval_rows >= REACHED_RATIO * whole
+        return one.interval_rows >= policy.RULE_REACHED_RATIO * whole
 
     def _whole_requests(self, rows: float) -> int:
         return max(round(rows / self._rows), 1) * self._rows
@@ -244,7 +234,7 @@ class _Seen:
 
 
 def _same(one: float, other: float) -> bool:
-    return abs(one - other) <= SAME_THROUGHPUT_RATIO * max(one, other)
+    return abs(one - other) <= policy.RULE_SAME_THROUGHPUT_RATIO * max(one, other)
 
 
 def _micros(seconds: float) -> float:

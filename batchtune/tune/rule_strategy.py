@@ -15,21 +15,20 @@ from typing import Any
 from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.ledger import without_superseded
 from batchtune.tune.memory import out_of_memory
-from batchtune.tune.references import PROBE_S, SATURATING_CLIENTS, rows_per_request, rule_ask, rule_probes
+from batchtune.tune.references import (
+    rows_per_request,
+    rule_ask,
+    rule_probes,
+)
 from batchtune.tune.rule_rounds import Conclusion, Round, Step, next_step
 from batchtune.tune.space import in_force
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.trial import Trial
 
-ROUNDS_MAX = 8
-"""Sizes and intervals tried by the last two steps, the first answer included."""
-
 PROBE_REASON = "for the rule: peak throughput; "
-
-CLIENTS_MAX = 1024
-"""Of a probe: enough to fill two batches, as far as one client process can."""
 
 
 def rule_strategy(outlook: Outlook) -> Strategy:
@@ -64,7 +63,7 @@ def rule_conclusion(scenario: Scenario, trials: Sequence[Trial]) -> Conclusion |
 
 def _measured_rounds(outlook: Outlook, first: Trial) -> Strategy:
     rounds, tried = [_round_of(first)], {first.configuration}
-    while len(rounds) < ROUNDS_MAX:
+    while len(rounds) < policy.RULE_ROUNDS_MAX:
         step = _step(outlook, rounds)
         ask = None if step is None else _candidate(outlook, step.max_batch_size, step.interval_s, step.reason)
         if ask is None or ask.configuration in tried or not outlook.may_propose():
@@ -79,10 +78,10 @@ def _probed_rounds(outlook: Outlook, first: Trial) -> Strategy:
     ask: Ask | None = _probe(scenario, first.configuration, "the rule's first answer")
     rounds: list[Round] = []
     tried: set[Configuration] = set()
-    while ask is not None and ask.configuration not in tried and outlook.may_propose(PROBE_S):
+    while ask is not None and ask.configuration not in tried and outlook.may_propose(policy.RULE_PROBE_S):
         tried.add(ask.configuration)
         rounds.append(_round_of((yield ask)))
-        step = _step(outlook, rounds) if len(rounds) < ROUNDS_MAX else None
+        step = _step(outlook, rounds) if len(rounds) < policy.RULE_ROUNDS_MAX else None
         ask = None if step is None else _probe_of(scenario, step)
     settled = _settled(outlook, rounds)
     if settled is not None and settled.configuration != first.configuration and outlook.may_propose():
@@ -125,8 +124,8 @@ def _probe(scenario: Scenario, configuration: Configuration, why: str) -> Ask:
         configuration=configuration,
         source="probe",
         reason=f"{PROBE_REASON}{why}",
-        concurrency=min(max(requests, SATURATING_CLIENTS), CLIENTS_MAX),
-        duration_s=PROBE_S,
+        concurrency=min(max(requests, policy.SATURATING_CLIENTS), policy.PROBE_CLIENTS_MAX),
+        duration_s=policy.RULE_PROBE_S,
     )
 
 

@@ -15,17 +15,18 @@ import optuna
 
 from batchtune.batching import Configuration
 from batchtune.scenario.search_spec import SamplerKind
+from batchtune.tune import policy
 from batchtune.tune.pool import Pooled, pool
 from batchtune.tune.references import rule_without_waiting
 from batchtune.tune.search_study import (
-    POPULATION,
-    STARTUP_TRIALS,
     build_study,
     check_sampler,
     distributions,
     entries,
 )
-from batchtune.tune.space import ENUMERABLE, Space
+from batchtune.tune.space import (
+    Space,
+)
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 
 _ASKS_MAX: Mapping[SamplerKind, int] = {"tpe": 20, "gp": 3, "qmc": 20, "random": 20, "nsga2": 20}
@@ -168,9 +169,9 @@ class Sampler:
                 return "drawn at random"
             case "qmc":
                 return f"the next point of {name}"
-            case "nsga2" if seen < POPULATION:
+            case "nsga2" if seen < policy.NSGA2_POPULATION:
                 return "drawn at random to start with"
-            case "tpe" | "gp" if seen < STARTUP_TRIALS:
+            case "tpe" | "gp" if seen < policy.STARTUP_TRIALS:
                 return "drawn at random to start with"
             case _:
                 return f"{name} after {measured} measured points"
@@ -183,7 +184,7 @@ class Sampler:
         *,
         turn: int,
     ) -> Proposal | None:
-        if self._space.size > ENUMERABLE:
+        if self._space.size > policy.ENUMERABLE:
             return None
         chance = random.Random(self._seed + turn)
         untried = [

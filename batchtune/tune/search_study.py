@@ -25,20 +25,15 @@ from batchtune.batching import Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.search_spec import SamplerKind
+from batchtune.tune import policy
 from batchtune.tune.noise import geometric_mean
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import Space
-from batchtune.tune.trial import WORST_VIOLATION
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 Direction: TypeAlias = Literal["maximize", "minimize"]
 
-STARTUP_TRIALS = 5
-"""So many measured points are needed before TPE or a Gaussian process model anything."""
-
-POPULATION = 8
-"""Of NSGA-II: Optuna's 50 would be random draws for longer than most sweeps last."""
 
 _NEEDS: Mapping[SamplerKind, str] = {"gp": "torch", "qmc": "scipy"}
 _INSTALLS = {"torch": "pip install 'batchtune[torch]'", "scipy": "pip install scipy"}
@@ -95,11 +90,11 @@ def entries(
             values=tuple(
                 value if math.isfinite(value) else bad for value, bad in zip(values, worst, strict=True)
             ),
-            constraints={name: one.constraints.get(name, WORST_VIOLATION) for name in names},
+            constraints={name: one.constraints.get(name, policy.WORST_VIOLATION) for name in names},
         )
         for one, values in measured
     ]
-    missed = dict.fromkeys(names, WORST_VIOLATION)
+    missed = dict.fromkeys(names, policy.WORST_VIOLATION)
     return found + [
         Entry(params=_params(space, point), values=tuple(worst), constraints=missed)
         for point in failed.values()
@@ -139,13 +134,13 @@ def build_study(
 def _sampler(kind: SamplerKind, *, seed: int, turn: int) -> optuna.samplers.BaseSampler:
     match kind:
         case "tpe":
-            return optuna.samplers.TPESampler(seed=seed + turn, n_startup_trials=STARTUP_TRIALS)
+            return optuna.samplers.TPESampler(seed=seed + turn, n_startup_trials=policy.STARTUP_TRIALS)
         case "gp":
-            return optuna.samplers.GPSampler(seed=seed + turn, n_startup_trials=STARTUP_TRIALS)
+            return optuna.samplers.GPSampler(seed=seed + turn, n_startup_trials=policy.STARTUP_TRIALS)
         case "qmc":
             return _sobol(seed)
         case "nsga2":
-            return optuna.samplers.NSGAIISampler(seed=seed + turn, population_size=POPULATION)
+            return optuna.samplers.NSGAIISampler(seed=seed + turn, population_size=policy.NSGA2_POPULATION)
         case "random":
             return optuna.samplers.RandomSampler(seed=seed + turn)
 

@@ -17,9 +17,6 @@ from batchtune.batching import (
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 
-ENUMERABLE = 20_000
-"""Grids up to this many points are listed when a sampler repeats itself."""
-
 _DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
     "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,

@@ -20,8 +20,12 @@ from batchtune.load.live import LiveAggregate
 from batchtune.measure.host import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.confirmation import CONFIRMATIONS, confirmations, references_to_confirm
+from batchtune.tune.confirmation import (
+    confirmations,
+    references_to_confirm,
+)
 from batchtune.tune.ledger import Ledger, is_spoilt
 from batchtune.tune.load_run import Fleet, Target
 from batchtune.tune.memory import out_of_memory
@@ -33,20 +37,6 @@ from batchtune.tune.strategies import strategy_of
 from batchtune.tune.strategy import Ask, Strategy
 from batchtune.tune.summary import Findings, SearchSummary
 from batchtune.tune.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
-
-FAILURES_MAX = 3
-"""So many failed trials in a row mean that it is not the configurations that are at fault."""
-
-RESERVE_SHARE = 0.25
-"""Confirmations set aside at most this share of the time: of a small budget the search needs the most."""
-
-REPEATS_MAX = 2
-"""A trial that the host or the client spoilt is repeated at most so often,"""
-
-REPEATS_SHARE = 0.15
-"""and repeats take at most this share of the trials (and of the budget's time)."""
-
-_SEED_STRIDE = 1_000_003
 
 
 class TrialBench(Protocol):
@@ -148,8 +138,10 @@ class _Sweep:
         """Seconds of the budget that are left for the search, confirmations set aside."""
         reserve_s = 0.0
         if self._best is not None:
-            reserve_s = (2 * CONFIRMATIONS + len(references_to_confirm(self))) * self.fresh_run_s()
-            reserve_s = min(reserve_s, RESERVE_SHARE * (self.scenario.search.time_budget_s or math.inf))
+            reserve_s = (2 * policy.CONFIRMATIONS + len(references_to_confirm(self))) * self.fresh_run_s()
+            reserve_s = min(
+                reserve_s, policy.RESERVE_SHARE * (self.scenario.search.time_budget_s or math.inf)
+            )
         return self.left_s() - reserve_s
 
     def left_s(self) -> float:
@@ -192,12 +184,12 @@ class _Sweep:
         while True:
             done = self._attempt(ask, repeat_of=repeat_of)
             yield done
-            if self._failures >= FAILURES_MAX:
+            if self._failures >= policy.FAILURES_MAX:
                 raise TargetError(
-                    f"{FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
+                    f"{policy.FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
                     hint="the failed trials are in the ledger; see whether the server works by hand",
                 )
-            if attempt == REPEATS_MAX or not is_spoilt(done.trial) or not self._may_repeat(done.trial):
+            if attempt == policy.REPEATS_MAX or not is_spoilt(done.trial) or not self._may_repeat(done.trial):
                 return done.trial
             attempt, repeat_of = attempt + 1, done.trial.number
 
@@ -207,7 +199,7 @@ class _Sweep:
             configuration=ask.configuration,
             source=ask.source,
             reason=ask.reason,
-            seed=self.scenario.load.seed + _SEED_STRIDE * (ask.block or 0),
+            seed=self.scenario.load.seed + policy.SEED_STRIDE * (ask.block or 0),
             point=ask.point if ask.point is not None else self.space.locate(ask.configuration),
             block=ask.block,
             concurrency=ask.concurrency,
@@ -232,11 +224,13 @@ class _Sweep:
     def _may_repeat(self, spoilt: Trial) -> bool:
         """Whether repeats have a share of trials and time left."""
         repeats = [one for one in self.trials if one.repeat_of is not None]
-        if len(repeats) >= max(REPEATS_MAX, REPEATS_SHARE * len(self.trials)):
+        if len(repeats) >= max(policy.REPEATS_MAX, policy.REPEATS_SHARE * len(self.trials)):
             return False
         budget_s = self.scenario.search.time_budget_s
         spent_s = sum(one.seconds for one in repeats) + spoilt.seconds
-        return budget_s is None or (spent_s <= REPEATS_SHARE * budget_s and spoilt.seconds <= self.left_s())
+        return budget_s is None or (
+            spent_s <= policy.REPEATS_SHARE * budget_s and spoilt.seconds <= self.left_s()
+        )
 
     def _hint_rps(self, ask: Ask) -> float | None:
         """Where the search for a capacity begins: at the incumbent's, but for the reference points."""

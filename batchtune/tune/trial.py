@@ -11,6 +11,7 @@ from batchtune.batching import Configuration
 from batchtune.load.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.tune import policy
 from batchtune.tune.declared import check_declared
 
 SCHEMA_VERSION = 1
@@ -42,9 +43,6 @@ REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
 
 State = Literal["complete", "failed", "interrupted"]
-
-WORST_VIOLATION = 10.0
-"""Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +174,11 @@ def violations(
     """How far each promise is missed, as a share of it: at most 0 when kept.
 
     Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
-    samplers compare constraints by position. An undefined quantile counts as missed by WORST_VIOLATION.
+    samplers compare constraints by position. An undefined quantile counts as missed by policy.WORST_VIOLATION.
     """
     found = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
     found["errors"] = (
-        _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, WORST_VIOLATION)
+        _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, policy.WORST_VIOLATION)
     )
     return found
 
@@ -192,5 +190,5 @@ def is_feasible(constraints: Mapping[str, float]) -> bool:
 
 def _relative(value: float, limit: float) -> float:
     if math.isnan(value):
-        return WORST_VIOLATION
-    return min(value / limit - 1.0, WORST_VIOLATION)
+        return policy.WORST_VIOLATION
+    return min(value / limit - 1.0, policy.WORST_VIOLATION)

@@ -13,6 +13,7 @@ from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario
+from batchtune.tune import policy
 from batchtune.tune.beliefs import Cell, Measured
 from batchtune.tune.ladder import locate, rungs_of
 from batchtune.tune.ledger import without_superseded
@@ -23,24 +24,6 @@ from batchtune.twin.calibrate import Observation, calibrate, observation_of
 from batchtune.twin.model import Twin, traffic_of
 from batchtune.twin.simulate import batcher_of
 
-READINGS = 8
-"""Readings of the twin that the search looks at; more cost time and add little."""
-
-CLOSE = 0.12
-"""Only the points that one reading puts this near (in logs) to the best are looked at by all readings,"""
-
-MOST_CLOSE = 12
-"""and at most so many."""
-
-STALE = 0.15
-"""Points that were this far behind the best when the twin was calibrated last are not looked at again."""
-
-MOST_OVER = 2.0
-"""An open loop whose watched quantile exceeds its limit more than this tells the twin nothing."""
-
-BREACH_WEIGHT = 4.0
-"""Logs of merit lost for each log by which a limit is exceeded: an SLO that is nearly kept is nearly as good."""
-
 
 def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: bool = True) -> Twin | None:
     """The twin that fits these trials; None when none can be fitted."""
@@ -50,7 +33,7 @@ def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: 
         if one.state == "complete" and one.measurement is not None and _kept_up(one.measurement, scenario)
     ]
     try:
-        return calibrate(seen, seed=seed, draws=READINGS, test=test)
+        return calibrate(seen, seed=seed, draws=policy.READINGS, test=test)
     except TwinError:
         return None
 
@@ -65,15 +48,19 @@ def predicted_merits(
     """
     rough = np.full(len(cells), -np.inf)
     for at, cell in enumerate(cells):
-        if before is not None and before[at, 0] < before[:, 0].max() - STALE:
+        if before is not None and before[at, 0] < before[:, 0].max() - policy.STALE_MERIT:
             rough[at] = before[at, 0]
         else:
             rough[at] = _merits(twin, scenario, cell.configuration, readings=1)[0]
-    order = np.argsort(-rough, kind="stable")[:MOST_CLOSE]
-    close = [int(at) for at in order if rough[at] >= rough[order[0]] - CLOSE and np.isfinite(rough[at])]
+    order = np.argsort(-rough, kind="stable")[: policy.CLOSE_POINTS_MAX]
+    close = [
+        int(at)
+        for at in order
+        if rough[at] >= rough[order[0]] - policy.CLOSE_MERIT and np.isfinite(rough[at])
+    ]
     if not close:
-        return np.repeat(rough[:, np.newaxis], READINGS, axis=1)
-    seen = {at: _merits(twin, scenario, cells[at].configuration, readings=READINGS) for at in close}
+        return np.repeat(rough[:, np.newaxis], policy.READINGS, axis=1)
+    seen = {at: _merits(twin, scenario, cells[at].configuration, readings=policy.READINGS) for at in close}
     shifts = np.mean([seen[at] - rough[at] for at in close], axis=0)
     found: NDArray[np.float64] = rough[:, np.newaxis] + shifts
     for at in close:
@@ -86,7 +73,7 @@ def _kept_up(measured: Measurement, scenario: Scenario) -> bool:
     limit = primary_limit(scenario.slo)
     if measured.concurrency is not None or limit is None:
         return True
-    return measured.latency_s[limit.name].value <= MOST_OVER * limit.seconds
+    return measured.latency_s[limit.name].value <= policy.MOST_OVER * limit.seconds
 
 
 def measured_merits(
@@ -107,7 +94,7 @@ def measured_merits(
             continue
         breach = max(0.0, math.log1p(max(one.violation, -0.5)))
         sd = math.hypot(noise.sd / math.sqrt(len(one.searched) or 1), 0.5 * breach)
-        found[at] = Measured(merit=value - BREACH_WEIGHT * breach, sd=sd)
+        found[at] = Measured(merit=value - policy.BREACH_WEIGHT * breach, sd=sd)
     return found
 
 
@@ -145,7 +132,9 @@ def _merits(
     seen = twin.predict(batcher, traffic, quantiles=names, only_best=readings == 1)
     objective = seen.throughput_rps if scenario.objective == "throughput" else 1.0 / seen.latency_s["p95"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        merits: NDArray[np.float64] = np.log(objective) - BREACH_WEIGHT * _breach(seen.latency_s, limits)
+        merits: NDArray[np.float64] = np.log(objective) - policy.BREACH_WEIGHT * _breach(
+            seen.latency_s, limits
+        )
     merits[(seen.error_ratio > scenario.slo.error_ratio) | np.isnan(merits)] = -np.inf
     return merits[:readings]
 

@@ -1,0 +1,350 @@
+"""How much time, how many trials and how near is near enough: every hand-set number of search, race and confirmation.
+
+Durations are in seconds (`_S`), merits and margins in natural logarithms of the objective, shares and ratios are plain
+numbers. `tests/benchmarks/policy.py` moves each by 30 % on the recorded tables and prints what that does to the regret.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# Any trial.
+
+WORST_VIOLATION = 10.0
+"""Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
+
+ENUMERABLE = 20_000
+"""Grids up to this many points are listed when a sampler repeats itself."""
+
+PATIENCE = 10.0
+"""Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
+
+SETTLE_LIMIT_S = 10.0
+
+SETTLE_STEP_S = 0.1
+"""A server that was overwhelmed is given this long to come to rest, looked at in steps."""
+
+PROBE_WARM_UP_S = 0.3
+"""Warm-up of the rule's short probes, when the scenario's is longer."""
+
+HOPELESS_RATIO = 0.25
+
+
+# Probes and references.
+
+RULE_PROBE_S = 1.0
+"""Length of each of the rule's two probes."""
+
+SATURATING_CLIENTS = 16
+"""Closed-loop clients of the probe for the throughput without batching, where the scenario's loop is open."""
+
+CALIBRATION_S = 1.0
+"""Measured part of a probe."""
+
+CALIBRATION_CLIENTS = (4, 256)
+"""Fewest and most clients of a probe."""
+
+CALIBRATION_SHARE = 0.2
+"""Calibration ends when it has taken this share of what was left of the time, and at least CALIBRATIONS_MIN probes."""
+
+CALIBRATIONS_MIN = 2
+
+
+# The capacity of one configuration.
+
+CAPACITY_WARM_UP_MAX_S = 0.5
+"""Probes follow each other on a warm server."""
+
+CAPACITY_SEARCH_S = (8.0, 45.0)
+"""Fewest and most seconds of a search; between them it takes"""
+
+CAPACITY_SHARE = 0.2
+"""at most this share of the time that the whole sweep has."""
+
+BURST_CLIENTS = (8, 256)
+"""Fewest and most clients of the first burst."""
+
+MOST_MARGIN = 2.0
+"""Margins are cut here: a server that has fallen behind shows no more than that it has."""
+
+CLAIM_BELOW_CROSSING = 0.97
+"""At the crossing itself every other run misses; this share of it is what a fresh run is expected to keep."""
+
+RATE_ELASTICITY = 0.25
+"""Change of log rate per change of log quantile near the capacity, where nothing else is known; from there to
+saturation the quantile grows at least this much faster than the rate."""
+
+CROSSING_LEAST_SD = 0.015
+
+NEAR_MARGIN = 0.3
+"""A margin this small, on either side, tells where the crossing is; a larger one only on which side of the rate."""
+
+OF_SATURATION = 0.93
+"""The capacity as a share of what an overwhelmed server answers, roughly."""
+
+
+# Noise between runs.
+
+THROUGHPUT_PRIOR_SD = 0.03
+"""Standard deviation of log throughput between runs, assumed before any is seen (a shared two-core machine)."""
+
+LATENCY_PRIOR_SD = 0.06
+"""The same for log latency quantiles."""
+
+FRESH_THROUGHPUT_PRIOR_SD = 0.05
+"""The same for a run some minutes later and from a cold start, which is what a recommendation promises.
+
+With 0.03 a sweep in a quiet minute promised ±7 %, and a neighbour's busy minute then broke the promise.
+"""
+
+FRESH_LATENCY_PRIOR_SD = 0.08
+
+PRIOR_DEGREES = 4
+
+CAPACITY_STEP = 1.05
+"""A capacity that fresh runs do not confirm is tried again this factor lower,"""
+
+CAPACITY_GIVEN_UP = 0.7
+"""down to this share of what the search had found."""
+
+
+# Which leads.
+
+INDIFFERENCE = 0.05
+"""Objectives closer than this may be called equal; whether they are depends on the noise measured."""
+
+
+# The rule and TF Serving's guide.
+
+RULE_REDUCTION = 2.0
+"""By this factor size and interval are reduced where a size does not work."""
+
+RULE_REACHED_RATIO = 0.9
+"""From this share of max_batch_size on, throughput × interval reaches it."""
+
+RULE_BRACKET_RATIO = 1.2
+"""A size that fills and one that does not, nearer than this, hold the fixed point between them."""
+
+RULE_SAME_THROUGHPUT_RATIO = 0.05
+"""Throughputs this close are the same to the rule."""
+
+RULE_ROUNDS_MAX = 8
+"""Sizes and intervals tried by the last two steps, the first answer included."""
+
+PROBE_CLIENTS_MAX = 1024
+"""Of a probe: enough to fill two batches, as far as one client process can."""
+
+GUIDE_FILLING_TIMEOUT_MICROS = 1_000_000
+"""So long that batches always fill while max_batch_size is tuned; never recommended."""
+
+GUIDE_BULK_TIMEOUT_MICROS = 2_000_000
+"""For bulk work only the last batch waits so long."""
+
+GUIDE_TIMEOUTS_MICROS = (0, 1_000, 2_000, 5_000, 10_000)
+
+GUIDE_TIMEOUTS_MAX = 5
+
+GUIDE_LONG_QUEUE_BATCHES = 1_000_000
+
+GUIDE_LARGEST_ROWS = 1024
+
+GUIDE_FIRST_REQUESTS = 8
+"""The size that is tried first holds so many requests; from there sizes rise, or fall."""
+
+GUIDE_ENOUGH_GAIN = 0.05
+"""Less throughput than this is not worth a larger batch: it only makes requests wait longer."""
+
+GUIDE_SAME_OBJECTIVE = 0.02
+
+
+# The sampler.
+
+STARTUP_TRIALS = 5
+"""So many measured points are needed before TPE or a Gaussian process model anything."""
+
+NSGA2_POPULATION = 8
+"""Of NSGA-II: Optuna's 50 would be random draws for longer than most sweeps last."""
+
+
+# What the guided search believes.
+
+CELLS_MAX = 1500
+"""Points of a larger space that are looked at, drawn at random."""
+
+LOOK_SHARE = 0.1
+"""The twin is not calibrated again when that last took more than this share of the time left."""
+
+HOPELESS_MERIT = 5.0
+"""Further than this (in logs) behind the best lies only what keeps the SLO at no rate."""
+
+AS_GOOD = 0.02
+"""A shorter timeout that is believed to cost less than this, in logs, is taken instead."""
+
+PAYS_FROM = 1.05
+"""Batching that makes no size this much cheaper per row than one row alone cannot pay."""
+
+ERROR_SHARE = 0.5
+"""The twin's mean error, over p95 and throughput, that shows in the objective; p95 near saturation errs the most."""
+
+CONTENDERS_MIN = 2
+"""Contenders named whatever their chances."""
+
+NO_RATE_MERIT = -20.0
+"""The merit, relative to the others, of a point that keeps the SLO at no rate."""
+
+TWIN_PRIOR_ERROR = 0.06
+
+TWIN_LEAST_ERROR = 0.01
+
+TWIN_PRIOR_WEIGHT = 6.0
+
+ALONE_PRIOR_SD = 0.5
+
+KERNEL_LENGTH = 0.5
+
+KERNEL_COMMON_SHARE = 0.4
+
+BOUND_SD = 0.02
+
+READINGS = 8
+"""Readings of the twin that the search looks at; more cost time and add little."""
+
+CLOSE_MERIT = 0.12
+"""Only the points that one reading puts this near (in logs) to the best are looked at by all readings,"""
+
+CLOSE_POINTS_MAX = 12
+"""and at most so many."""
+
+STALE_MERIT = 0.15
+"""Points that were this far behind the best when the twin was calibrated last are not looked at again."""
+
+MOST_OVER = 2.0
+"""An open loop whose watched quantile exceeds its limit more than this tells the twin nothing."""
+
+BREACH_WEIGHT = 4.0
+"""Logs of merit lost for each log by which a limit is exceeded: an SLO that is nearly kept is nearly as good."""
+
+
+# The guided search.
+
+PROPOSALS_BLOCK = 5
+"""Proposals between two calibrations; one in each is the sampler's own."""
+
+HASTY_REFERENCES: dict[int, Literal["no_batching", "defaults"]] = {1: "no_batching", 3: "defaults"}
+"""After so many proposals of the twin a reference point is measured when there is time for few trials."""
+
+SURVIVORS = 5
+
+SEARCH_SHARE = 0.45
+"""Share of the time after the seeds that may go to proposals; the rest is the race's."""
+
+TIGHT_RUNS = 12
+"""With time for fewer runs than this after the calibration, all of it goes to what the twin proposes: the usual answers
+and a race would leave none."""
+
+PROPOSAL_GAIN_MIN = 0.025
+"""Proposals end when they are expected to add less than this, twice."""
+
+RATE_SHARE = 0.98
+"""A proposal is tried at this share of the rate that it, or the leader, is expected to take,"""
+
+STEP_UP = {"leads": 1.0, "shares": 0.3, "off": 0.12}
+"""but at most this far (in logs) above the leader's, by how far the twin is trusted."""
+
+RACE_START_SHARE = 0.97
+"""Where the ladder of the race begins, as a share of what the leader is expected to take."""
+
+REFERENCE_RUNS = 4
+
+REFERENCE_STEP = {True: 0.08, False: 0.2}
+
+REFERENCE_SD = {True: 0.03, False: 0.06}
+"""A reference point's capacity is sought by so many runs, so far apart, until it is known to this (in logs); more
+roughly, False, where the twin puts it FAR_BEHIND the best."""
+
+FAR_BEHIND = 0.7
+
+
+# The race.
+
+RACE_ALPHA = 0.05
+"""Probability, over the whole race, that the best survivor is dropped."""
+
+RACE_SURE = 0.95
+"""Probability with which all survivors must lie within the indifference zone for the race to end."""
+
+RACE_FIRST_LOOK = 3
+"""Blocks before a survivor may be dropped."""
+
+RACE_BLOCKS_MAX = 8
+
+RUNGS_MAX = 8
+
+RUNG = 1.05
+
+LONG_RUNG = 1.1
+"""The step up while every survivor keeps the limit easily, by EASY_MARGIN in logs."""
+
+EASY_MARGIN = -0.4
+
+RUNG_S = 2.0
+"""Longest measured part of a run on the ladder."""
+
+MIXTURE_AT_BLOCKS = 6.0
+"""The bound is tightest at about so many blocks."""
+
+
+# Confirmation.
+
+CONFIRMATIONS = 3
+"""Fresh runs of what is recommended, at least; a spread needs three."""
+
+CONFIRMATIONS_MAX = 5
+"""More are added, while there is time, when the interval is `WIDE`."""
+
+CONFIRMATION_BLOCKS_MAX = 9
+"""Also when leaders keep failing their confirmation."""
+
+WIDE = 0.1
+"""Half of a prediction interval, relative, that is worth more runs."""
+
+GAIN_HALF_WIDTH = 0.15
+"""A gain known this well (in logs), and to half of itself, needs no more runs of the reference point."""
+
+
+# Budget and failures.
+
+FAILURES_MAX = 3
+"""So many failed trials in a row mean that it is not the configurations that are at fault."""
+
+RESERVE_SHARE = 0.25
+"""Confirmations set aside at most this share of the time: of a small budget the search needs the most."""
+
+REPEATS_MAX = 2
+"""A trial that the host or the client spoilt is repeated at most so often,"""
+
+REPEATS_SHARE = 0.15
+"""and repeats take at most this share of the trials (and of the budget's time)."""
+
+SEED_STRIDE = 1_000_003
+
+
+# Comparisons.
+
+COMPARE_REPEATS_SHARE = 0.5
+"""Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
+
+HARDLY = 0.05
+"""A gain below this, sure as it may be, is called hardly any."""
+
+
+# The recommendation.
+
+ALTERNATIVE_GAIN = 0.05
+"""An alternative has this much more throughput, or this much less p95."""
+
+SAME_RATIO = 0.005
+"""Ratios closer to 1 than this round to the same per cent."""
+
+WORTH_GAIN = 0.05
+"""Batching that gains less than this is not worth its parameters."""

@@ -9,11 +9,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from batchtune.cpus import control_groups, quota_cpus, schedulable_cpus
 
 SCHEMA_VERSION = 1
 
@@ -130,8 +132,8 @@ def _cpu(root: Path) -> dict[str, Any]:
         "model": _cpu_model(root),
         "logical": os.cpu_count(),
         "physical": psutil.cpu_count(logical=False),
-        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cgroup_limit": _cpu_limit(root),
+        "usable": len(schedulable_cpus()),
+        "cgroup_limit": quota_cpus(root),
         "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     }
 
@@ -144,43 +146,15 @@ def _cpu_model(root: Path) -> str | None:
     return platform.processor() or None
 
 
-def _cpu_limit(root: Path) -> float | None:
-    """CPUs that the control groups allow, at every level; None: no limit."""
-    limits = []
-    for group in _control_groups(root):
-        quota, _, period = (_read(group / "cpu.max") or "").partition(" ")
-        if not quota:
-            quota = _read(group / "cpu.cfs_quota_us") or ""
-            period = _read(group / "cpu.cfs_period_us") or ""
-        if quota.isdigit() and period.isdigit() and int(period):
-            limits.append(int(quota) / int(period))
-    return min(limits, default=None)
-
-
 def _memory_limit_bytes(root: Path) -> int | None:
     """Bytes that the control groups allow, at every level; None: no limit."""
     texts = [
         _read(group / name) or ""
-        for group in _control_groups(root)
+        for group in control_groups(root)
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
     # Version 1 writes "no limit" as a number close to 2^63.
     return min((int(text) for text in texts if text.isdigit() and int(text) < 2**60), default=None)
-
-
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Every directory that may limit this process, in both versions of control groups."""
-    for line in (_read(root / "proc/self/cgroup") or "0::/").splitlines():
-        _, controllers, group = line.split(":", 2)
-        mounts = [root / "sys/fs/cgroup"]
-        if controllers:
-            mounts = [mounts[0] / controllers, *(mounts[0] / one for one in controllers.split(","))]
-        for mount in mounts:
-            path = mount / group.lstrip("/")
-            # Inside a container the group's own path is often not mounted: the mount itself is then the limit.
-            while path != mount.parent:
-                yield path
-                path = path.parent
 
 
 def _in_container(root: Path) -> bool:

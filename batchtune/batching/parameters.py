@@ -7,13 +7,13 @@ TensorFlow's `shared_batch_scheduler.h`.
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
+from batchtune.cpus import schedulable_cpus
 from batchtune.errors import BatchingParametersError
 
 DEFAULT_MAX_BATCH_SIZE = 1000
@@ -23,9 +23,12 @@ DEFAULT_MAX_ENQUEUED_BATCHES = 10
 _INT64_MAX = 2**63 - 1
 
 
-def default_num_batch_threads() -> int:
-    """TF Serving's default for `num_batch_threads`: the number of CPUs."""
-    return os.cpu_count() or 1
+def default_num_batch_threads(cpus: Collection[int] | None = None) -> int:
+    """TF Serving's default for `num_batch_threads`: the CPUs that the server may run on, whatever their quota.
+
+    `cpus` are those of a server that is kept to them; None: those of this process, which what it starts inherits.
+    """
+    return len(schedulable_cpus() if cpus is None else cpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def run_plan(
     with note_when_slow(f"simulating replicas for {rate_rps:,.0f} requests/s", quiet=quiet):
         plan = plan_replicas(
             found.twin,
-            batcher_of(configurations[0]),
+            batcher_of(configurations[0], cpus=found.scenario.target.cpus),
             traffic_of(found.scenario, rate_rps=rate_rps),
             rate_rps=rate_rps,
             limit=limit,

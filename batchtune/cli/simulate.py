@@ -53,7 +53,8 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
 
 
 def _point(found: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
-    prediction = found.twin.predict(batcher_of(configuration), traffic, quantiles=("p50", "p95", "p99"))
+    batcher = batcher_of(configuration, cpus=found.scenario.target.cpus)
+    prediction = found.twin.predict(batcher, traffic, quantiles=("p50", "p95", "p99"))
     return Simulated(configuration=configuration, traffic=traffic, prediction=prediction)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,16 +42,18 @@ def settings_of(
     server_cores: float | None = None,
     flags: Mapping[str, Any] | None = None,
     protocol: str = "grpc",
+    cpus: Collection[int] | None = None,
 ) -> ServerSettings:
     """The settings that a configuration puts in force, TF Serving's defaults where it is silent.
 
+    `cpus` are those of the server (`target.cpus`; None: those of this process), which its default of threads follows.
     `flags` are the server's own (`target.flags`), `protocol` the one that is loaded: both tell `request_threads`.
     """
     batching = configuration.batching
     request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
     if batching is None:
         return ServerSettings(
-            batch_threads=UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(),
+            batch_threads=UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(cpus),
             rows_per_request=rows_per_request,
             server_cores=server_cores,
             request_threads=request_threads,
@@ -60,7 +62,7 @@ def settings_of(
     return ServerSettings(
         max_batch_size=batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
         batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if micros is None else micros) / 1e6,
-        batch_threads=threads or default_num_batch_threads(),
+        batch_threads=threads or default_num_batch_threads(cpus),
         rows_per_request=rows_per_request,
         server_cores=server_cores,
         request_threads=request_threads,

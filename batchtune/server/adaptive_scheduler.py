@@ -7,12 +7,12 @@ are express: they need only a free thread and teach the limit nothing.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from batchtune.batching import default_num_batch_threads
 from batchtune.server.adaptive_queue import AdaptiveBatch, AdaptiveQueue, WaitingBatches, check_queue
 from batchtune.server.batch_queue import Batch, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
@@ -55,7 +55,7 @@ class AdaptiveSharedBatchScheduler:
         thread_pool_name: str = "adaptive_batch_threads",
         rng: random.Random | None = None,
     ) -> None:
-        count = (os.cpu_count() or 1) if num_batch_threads is None else num_batch_threads
+        count = default_num_batch_threads() if num_batch_threads is None else num_batch_threads
         self._options = options or AdaptiveOptions()
         initial = self._options.initial_in_flight_batches_limit
         if initial is None:

@@ -7,10 +7,10 @@ instead of hanging; the number of threads and the options of a queue can be repl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
+from batchtune.batching import default_num_batch_threads
 from batchtune.server.batch_queue import Batch, BatchQueue, CloseReason, Task, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.clock import Clock, ManualClock, MonotonicClock
@@ -50,7 +50,7 @@ class SharedBatchScheduler:
         self._next = 0
         self._rank_queues = rank_queues
         self._threads: BatchThreads[Batch[Any]] = BatchThreads(
-            count=(os.cpu_count() or 1) if num_batch_threads is None else num_batch_threads,
+            count=default_num_batch_threads() if num_batch_threads is None else num_batch_threads,
             clock=clock or MonotonicClock(),
             name=thread_pool_name,
             source=self,

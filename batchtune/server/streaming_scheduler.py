@@ -7,12 +7,12 @@ tasks is not handed out.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic
 
+from batchtune.batching import default_num_batch_threads
 from batchtune.server.batch_queue import Batch, CloseReason, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.clock import Clock, MonotonicClock
@@ -36,7 +36,7 @@ class StreamingBatchScheduler:
         thread_pool_name: str = "batch_threads",
     ) -> None:
         self.clock = clock or MonotonicClock()
-        self._count = (os.cpu_count() or 1) if num_batch_threads is None else num_batch_threads
+        self._count = default_num_batch_threads() if num_batch_threads is None else num_batch_threads
         self._name = thread_pool_name
         self._queues: set[StreamingQueue[Any]] = set()
         self._closed = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from batchtune.batching import default_num_batch_threads
 from batchtune.server.session_request import Deliver, Done, Outputs, Runner, Tensors
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
@@ -28,7 +28,7 @@ class HandlerThreads:
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"request_handler_{index}", daemon=True)
-            for index in range(4 * (os.cpu_count() or 1) if count is None else count)
+            for index in range(4 * default_num_batch_threads() if count is None else count)
         ]
         for thread in self._threads:
             thread.start()

@@ -44,7 +44,7 @@ def _asks(outlook: Outlook) -> Iterator[Ask]:
         if configuration is None:
             continue
         size = in_force(configuration, "max_batch_size")
-        count = in_force(configuration, "num_batch_threads")
+        count = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
         clients = round(size / rows_per_request(scenario) * (1 + count))
         clients = min(max(clients, policy.CALIBRATION_CLIENTS[0]), policy.CALIBRATION_CLIENTS[1])
         if (configuration, clients) in asked:
@@ -75,7 +75,10 @@ def searched_threads(scenario: Scenario) -> list[int]:
     knob = scenario.search.space.get("num_batch_threads")
     values: tuple[Any, ...] = () if knob is None else knob.values
     found = sorted({int(one) for one in values if isinstance(one, int)})
-    return found or [int(in_force(scenario.configuration(_first(scenario)), "num_batch_threads"))]
+    if found:
+        return found
+    first = scenario.configuration(_first(scenario))
+    return [int(in_force(first, "num_batch_threads", cpus=scenario.target.cpus))]
 
 
 def _first(scenario: Scenario) -> Mapping[str, Any]:

@@ -106,7 +106,8 @@ def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
     if configuration.batching is None:
         return fewest
     requests = _batch_requests_max(scenario, configuration)
-    return int(min(max(4 * requests * in_force(configuration, "num_batch_threads"), fewest), most))
+    threads = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
+    return int(min(max(4 * requests * threads, fewest), most))
 
 
 def _requests_per_batch(probe: CapacityProbe, plan: CapacityPlan, tried: Sequence[_Tried]) -> float:

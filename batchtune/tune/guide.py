@@ -17,7 +17,8 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from batchtune.batching import DEFAULT_MAX_BATCH_SIZE, Configuration, default_num_batch_threads
+from batchtune.batching import DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.cpus import usable_threads
 from batchtune.errors import BatchingParametersError
 from batchtune.provenance import gpu_names
 from batchtune.scenario.spec import Scenario
@@ -98,7 +99,7 @@ class _Guide:
         self._scenario = outlook.scenario
         self._device = device
         self._rows = rows_per_request(self._scenario)
-        self._threads = default_num_batch_threads()
+        self._threads = usable_threads(self._scenario.target.cpus)
         self.bulk = self._scenario.search.mode == "bulk"
         self.sizes = self._sizes()
 

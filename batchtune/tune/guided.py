@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from batchtune.batching import default_num_batch_threads
+from batchtune.cpus import usable_threads
 from batchtune.scenario.units import percentage
 from batchtune.tune import policy
 from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
@@ -134,7 +134,7 @@ def _seeds(outlook: Outlook, insight: Insight) -> Strategy:
 def _guides_answer(outlook: Outlook) -> Ask | None:
     """As many threads as cores, large batches, no waiting: where TF Serving's guide begins on a CPU."""
     wanted = {
-        "num_batch_threads": default_num_batch_threads(),
+        "num_batch_threads": usable_threads(outlook.scenario.target.cpus),
         "max_batch_size": searched_sizes(outlook.scenario)[-1],
         "batch_timeout_micros": 0,
     }

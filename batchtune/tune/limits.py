@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
 from batchtune.batching import Configuration
+from batchtune.cpus import usable_cpus
 from batchtune.measure.bottleneck import Bottleneck, find_bottleneck, settings_of
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
@@ -65,9 +65,10 @@ def _verdict(
     settings = settings_of(
         configuration,
         rows_per_request=rows_per_request(measured) or 1.0,
-        server_cores=float(len(cpus or os.sched_getaffinity(0))),
+        server_cores=usable_cpus(cpus),
         flags={} if scenario is None else scenario.target.flags,
         protocol="grpc" if scenario is None else scenario.request.protocol,
+        cpus=cpus,
     )
     return find_bottleneck(measured, settings)
 

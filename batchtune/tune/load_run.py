@@ -148,7 +148,9 @@ class Loader:
     def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Caveat, ...]:
         """None where a run counts from its start on purpose, or what is in force is not known."""
         in_force = self._target.in_force
-        return () if in_force is None or load.whole else warm_up_caveats(window, moved, settings_of(in_force))
+        if in_force is None or load.whole:
+            return ()
+        return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
 
     def _job(self, load: LoadRun) -> LoadJob:
         request, slo = self._scenario.request, self._scenario.slo

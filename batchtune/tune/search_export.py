@@ -160,7 +160,8 @@ def _refused(error: Exception) -> UsageError:
 
 
 def _exported(one: Trial, scenario: Scenario, knobs: Knobs) -> optuna.trial.FrozenTrial:
-    params = {name: value for name in knobs if (value := _value(one, name, knobs[name])) is not None}
+    told = {name: _value(one, name, knob, scenario) for name, knob in knobs.items()}
+    params = {name: value for name, value in told.items() if value is not None}
     values = _values(one, scenario)
     trial = optuna.trial.create_trial(
         state=optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE,
@@ -223,7 +224,9 @@ def _knobs(trials: Sequence[Trial], scenario: Scenario) -> Knobs:
             found[name] = CategoricalDistribution([str(one) for one in knob.values])
             continue
         tried = [
-            in_force(one.configuration, name) for one in trials if one.configuration.batching is not None
+            in_force(one.configuration, name, cpus=scenario.target.cpus)
+            for one in trials
+            if one.configuration.batching is not None
         ]
         numbers = [*knob.values, *(one for one in tried if _is_number(one))]
         whole = all(isinstance(one, int) for one in knob.values)
@@ -232,12 +235,13 @@ def _knobs(trials: Sequence[Trial], scenario: Scenario) -> Knobs:
     return found
 
 
-def _value(one: Trial, name: str, knob: BaseDistribution) -> Any:
+def _value(one: Trial, name: str, knob: BaseDistribution, scenario: Scenario) -> Any:
     if isinstance(knob, CategoricalDistribution):
         return None if one.point is None else str(one.point[name])
     if one.configuration.batching is None:
         return None
-    value = in_force(one.configuration, name) if one.point is None else one.point[name]
+    default = in_force(one.configuration, name, cpus=scenario.target.cpus)
+    value = default if one.point is None else one.point[name]
     return value if _is_number(value) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,12 @@ _DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
     "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
     "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES,
-    "num_batch_threads": default_num_batch_threads(),
 }
+
+
+def _defaults(cpus: Collection[int] | None) -> dict[str, Any]:
+    """The server's, when it may run on `cpus`; None: on those of this process."""
+    return {**_DEFAULTS, "num_batch_threads": default_num_batch_threads(cpus)}
 
 
 class Space:
@@ -34,6 +38,7 @@ class Space:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._search = scenario.search
+        self._defaults = _defaults(scenario.target.cpus)
         self._rows_per_request = max(kind.rows or 1 for kind in scenario.request.kinds())
         self.shape: Mapping[str, int] = {
             name: len(knob.values) for name, knob in scenario.search.space.items()
@@ -64,13 +69,14 @@ class Space:
         """The point that means this configuration, absent parameters read as the server's defaults; else None."""
         if configuration.batching is None:
             return None
-        point = {name: in_force(configuration, name) for name in self.shape}
+        cpus = self._scenario.target.cpus
+        point = {name: in_force(configuration, name, cpus=cpus) for name in self.shape}
         try:
             self.indices(point)
         except ValueError:
             return None
         found = self.configuration(point)
-        return point if found is not None and _filled(found) == _filled(configuration) else None
+        return point if found is not None and self._filled(found) == self._filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
@@ -79,7 +85,7 @@ class Space:
         """
         point = {}
         for name, knob in self._search.space.items():
-            value = wanted.get(name, _DEFAULTS.get(name))
+            value = wanted.get(name, self._defaults.get(name))
             numbers = [
                 one for one in knob.values if isinstance(one, int | float) and not isinstance(one, bool)
             ]
@@ -87,25 +93,26 @@ class Space:
             point[name] = min(numbers, key=lambda one: abs(one - value)) if near else knob.values[0]
         return point
 
+    def _filled(self, configuration: Configuration) -> Configuration:
+        """With the server's defaults spelt out."""
+        batching = configuration.batching
+        if batching is None:
+            return configuration
+        absent = {name: value for name, value in self._defaults.items() if getattr(batching, name) is None}
+        return replace(configuration, batching=replace(batching, **absent))
+
     def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         """Euclidean over the indices, each knob's extent counting as 1."""
         steps = zip(self.indices(one), self.indices(other), self.shape.values(), strict=True)
         return math.hypot(*((here - there) / max(count - 1, 1) for here, there, count in steps))
 
 
-def in_force(configuration: Configuration, name: str) -> Any:
-    """The parameter or flag if present, else the server's default; None when that is unknown."""
+def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
+    """The parameter or flag if present, else the server's default; None when that is unknown.
+
+    `cpus` are those that the server may run on (`target.cpus`), which the default of num_batch_threads follows.
+    """
     value = getattr(configuration.batching, name, None)
     if value is None or value == ():
-        value = dict(configuration.flags).get(name.lstrip("-"), _DEFAULTS.get(name))
+        value = dict(configuration.flags).get(name.lstrip("-"), _defaults(cpus).get(name))
     return value
-
-
-def _filled(configuration: Configuration) -> Configuration:
-    """With the server's defaults spelt out."""
-    if configuration.batching is None:
-        return configuration
-    absent = {
-        name: value for name, value in _DEFAULTS.items() if getattr(configuration.batching, name) is None
-    }
-    return replace(configuration, batching=replace(configuration.batching, **absent))

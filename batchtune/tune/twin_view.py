@@ -119,7 +119,7 @@ def _located(trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell])
 def _merits(
     twin: Twin, scenario: Scenario, configuration: Configuration, *, readings: int
 ) -> NDArray[np.float64]:
-    batcher, traffic = batcher_of(configuration), traffic_of(scenario)
+    batcher, traffic = batcher_of(configuration, cpus=scenario.target.cpus), traffic_of(scenario)
     limits = scenario.slo.limits()
     if scenario.objective == "capacity":
         limit = primary_limit(scenario.slo)

@@ -47,7 +47,7 @@ def observation_of(configuration: Configuration, measurement: Measurement, scena
     rate_rps = None if clients is not None else measurement.offered_rps
     traffic = traffic_of(scenario, rate_rps=rate_rps, concurrency=clients)
     return Observation(
-        batcher=batcher_of(configuration),
+        batcher=batcher_of(configuration, cpus=scenario.target.cpus),
         measurement=measurement,
         rows_per_request=max(round(traffic.mean_rows), 1),
         traffic=traffic,

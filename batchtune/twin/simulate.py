@@ -8,7 +8,7 @@ code is loaded at the first run; without a cache from an earlier process that ta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -150,11 +150,14 @@ class Summary:
     batch_rows_max: NDArray[np.int64]
 
 
-def batcher_of(configuration: Configuration) -> Batcher:
-    """The scheduler that the bundled server makes of a configuration; absent values are its defaults on this host."""
+def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
+    """The scheduler that the bundled server makes of a configuration; absent values are its defaults.
+
+    `cpus` are those that it may run on (`target.cpus`); None: those of this process.
+    """
     parameters = configuration.batching
     if parameters is None:
-        return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads())
+        return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
     size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
     waiting, threads = parameters.max_enqueued_batches, parameters.num_batch_threads
     rows_max = DEFAULT_MAX_BATCH_SIZE if size is None else size
@@ -162,7 +165,7 @@ def batcher_of(configuration: Configuration) -> Batcher:
     return Batcher(
         max_batch_size=rows_max,
         batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if timeout_micros is None else timeout_micros) / 1e6,
-        batch_threads=default_num_batch_threads() if threads is None else threads,
+        batch_threads=default_num_batch_threads(cpus) if threads is None else threads,
         max_enqueued_batches=DEFAULT_MAX_ENQUEUED_BATCHES if waiting is None else waiting,
         allowed_batch_sizes=parameters.allowed_batch_sizes,
         max_execution_batch_size=split_rows if parameters.enable_large_batch_splitting else None,

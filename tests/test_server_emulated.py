@@ -12,6 +12,7 @@ import pytest
 from batchtune.server.emulated_backend import (
     EmulatedDevice,
     ServiceTime,
+    SharedTimetable,
     expected_outputs,
     load_emulated_model,
 )
@@ -80,6 +81,50 @@ def test_a_serial_device_runs_batches_one_after_the_other(concurrency: str, seri
     assert due_ns == ([20_000_000, 40_000_000, 60_000_000] if serial else [20_000_000] * 3)
 
 
+def test_batches_at_once_slow_each_other_by_the_contention() -> None:
+    timetable = SharedTimetable(0.5)
+    first = timetable.start(0, 30)
+    assert timetable.next_end_ns() == 30
+    second = timetable.start(10, 10)
+    # Two at once run at 1/1.5: the second takes 15, and the first has then done 10 + 10 of its 30.
+    assert timetable.next_end_ns() == 25
+    timetable.advance(25)
+    assert (timetable.has_ended(first), timetable.has_ended(second)) == (False, True)
+    assert timetable.next_end_ns() == 35
+
+
+def test_late_looks_at_the_timetable_do_not_add_up() -> None:
+    timetable = SharedTimetable(1.0)
+    batches = [timetable.start(0, held_ns) for held_ns in (10, 20)]
+    timetable.advance(1000)
+    assert all(map(timetable.has_ended, batches))
+    timetable.start(1000, 10)
+    assert timetable.next_end_ns() == 1010
+
+
+def test_a_shared_device_holds_two_batches_longer_than_one() -> None:
+    service_time = ServiceTime(base_ms=4.0, concurrency="parallel", contention_ratio=0.5)
+    device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+    started_ns = time.monotonic_ns()
+    threads = [threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Both need 4 ms of the device; beside each other they take 6 ms, less what the second came later.
+    assert time.monotonic_ns() - started_ns >= 4_000_000
+    assert device({"x": np.ones((1, 4), np.float32)})["y"].shape == (1, 3)
+
+
+def test_only_batches_that_do_not_disturb_each_other_make_a_parallel_device(tmp_path: Path) -> None:
+    def loaded(service_time: str) -> bool:
+        text = f"service_time: {{base_ms: 1, {service_time}}}\n"
+        return load_emulated_model(version_directory(tmp_path, text + IO)).parallel
+
+    assert loaded("concurrency: parallel")
+    assert not loaded("concurrency: parallel, contention_ratio: 0.5")
+
+
 def test_jitter_keeps_the_mean_and_is_seeded() -> None:
     def draw(seed: int) -> list[int]:
         service_time = ServiceTime(base_ms=1.0, jitter_ratio=0.2, seed=seed, concurrency="parallel")
@@ -121,6 +166,10 @@ def test_a_deadline_that_has_passed_does_not_sleep() -> None:
         ("service_time: {base_ms: -1}\n" + IO, "service_time.base_ms: -1; expected a number ≥ 0"),
         ("service_time: {base_ms: fast}\n" + IO, "service_time.base_ms: 'fast'; expected a number ≥ 0"),
         ("service_time: {concurrency: both}\n" + IO, "expected serial or parallel"),
+        (
+            "service_time: {contention_ratio: 0.5}\n" + IO,
+            "service_time.contention_ratio: read only with concurrency: parallel",
+        ),
         ("service_time: {steps: [1]}\n" + IO, "service_time.steps: expected a table"),
         ("service_time: {steps: {0: 1}}\n" + IO, "service_time.steps: 0; expected a whole number ≥ 1"),
         ("service_time: 3\n" + IO, "service_time: 3; expected a table"),

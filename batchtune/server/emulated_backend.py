@@ -8,7 +8,8 @@
       steps: {1: 2.1, 8: 2.5} # instead: up to 1 row 2.1 ms, up to 8 rows 2.5 ms; above, in proportion
       jitter_ratio: 0.0       # standard deviation / mean of a log-normal factor
       seed: 0                 # of the jitter
-      concurrency: serial     # one batch at a time, in order; parallel: batches do not disturb each other
+      concurrency: serial     # one batch at a time, in order; parallel: all at once
+      contention_ratio: 0.0   # of a parallel device: beside n others a batch runs at the rate 1 / (1 + ratio * n)
     memory: {rows_max: 256}   # a batch of more rows fails as out of memory does
     inputs: {x: {dtype: float32, shape: [200]}}     # shape without the batch dimension; -1: any size
     outputs: {y: {dtype: float32, shape: [2]}}
@@ -19,6 +20,7 @@ every answer can be checked: `expected_outputs`. The service time includes the c
 
 from __future__ import annotations
 
+import heapq
 import math
 import threading
 import time
@@ -48,6 +50,7 @@ class ServiceTime:
     jitter_ratio: float = 0.0
     seed: int = 0
     concurrency: Literal["serial", "parallel"] = "serial"
+    contention_ratio: float = 0.0
 
     def mean_ns(self, rows: int) -> int:
         """The mean time, in nanoseconds, of a batch of `rows` rows."""
@@ -58,6 +61,53 @@ class ServiceTime:
                 return round(milliseconds * 1e6)
         rows_max, milliseconds = self.steps[-1]
         return round(milliseconds * 1e6 * rows / rows_max)
+
+
+class SharedTimetable:
+    """When do batches end that slow each other down? Times in ns; each batch is one entry, known by its number.
+
+    All running batches get the same share of the device, so one clock of work done serves them all: a batch ends when
+    that clock has moved on by its time alone on the device. Ends are taken in order of time, however late somebody
+    looks, so late wake-ups do not add up.
+    """
+
+    def __init__(self, contention_ratio: float) -> None:
+        self._contention_ratio = contention_ratio
+        self._running: list[tuple[float, int]] = []  # (work clock at its end, number), a heap
+        self._ended: set[int] = set()
+        self._work_ns = 0.0
+        self._at_ns = 0.0
+        self._batches = 0
+
+    def start(self, now_ns: float, held_ns: float) -> int:
+        """The number of a batch that would take `held_ns` alone."""
+        self.advance(now_ns)
+        self._batches += 1
+        heapq.heappush(self._running, (self._work_ns + held_ns, self._batches))
+        return self._batches
+
+    def next_end_ns(self) -> int:
+        """When the next batch ends if none is started before: no batch ends sooner."""
+        return math.ceil(self._at_ns + (self._running[0][0] - self._work_ns) * self._slowdown())
+
+    def advance(self, now_ns: float) -> None:
+        """Move on to this instant, ending what was due until then."""
+        while self._running and self.next_end_ns() <= now_ns:
+            self._at_ns = self.next_end_ns()
+            self._work_ns, number = heapq.heappop(self._running)
+            self._ended.add(number)
+        if self._running:
+            self._work_ns += (now_ns - self._at_ns) / self._slowdown()
+        self._at_ns = now_ns
+
+    def has_ended(self, number: int) -> bool:
+        """Whether this batch has ended; asked once it is true, it is forgotten."""
+        ended = number in self._ended
+        self._ended.discard(number)
+        return ended
+
+    def _slowdown(self) -> float:
+        return 1.0 + self._contention_ratio * (len(self._running) - 1)
 
 
 class EmulatedDevice:
@@ -76,6 +126,9 @@ class EmulatedDevice:
         self._outputs = outputs
         self._lock = threading.Lock()
         self._free_at_ns = 0
+        self._shared = (
+            SharedTimetable(service_time.contention_ratio) if service_time.contention_ratio else None
+        )
         self._random = np.random.default_rng(service_time.seed)
         self._sigma = math.sqrt(math.log1p(service_time.jitter_ratio**2))
 
@@ -95,22 +148,43 @@ class EmulatedDevice:
                 f"OOM when allocating tensor with shape[{shape}] and type {first.dtype} on /device:EMULATED:0: the "
                 f"emulated device has room for {self._rows_max} rows",
             )
+        if self._shared is not None:
+            self._hold_shared(self._shared, rows)
+            return expected_outputs(self._outputs, inputs)
         due_ns = self._due_ns(arrived_ns, rows)
         outputs = expected_outputs(self._outputs, inputs)
         sleep_until(due_ns)
         return outputs
 
-    def _due_ns(self, arrived_ns: int, rows: int) -> int:
-        held_ns = self._service_time.mean_ns(rows)
-        if self._sigma == 0.0 and self._service_time.concurrency == "parallel":
-            return arrived_ns + held_ns
+    def _hold_shared(self, shared: SharedTimetable, rows: int) -> None:
+        """Sleep from one end of a batch to the next until it is this one's."""
         with self._lock:
-            if self._sigma:
-                held_ns = round(held_ns * math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma)))
+            number = shared.start(time.monotonic_ns(), self._held_ns(rows))
+            next_end_ns = shared.next_end_ns()
+        while True:
+            sleep_until(next_end_ns)
+            with self._lock:
+                shared.advance(time.monotonic_ns())
+                if shared.has_ended(number):
+                    return
+                next_end_ns = shared.next_end_ns()
+
+    def _due_ns(self, arrived_ns: int, rows: int) -> int:
+        if self._sigma == 0.0 and self._service_time.concurrency == "parallel":
+            return arrived_ns + self._held_ns(rows)
+        with self._lock:
+            held_ns = self._held_ns(rows)
             if self._service_time.concurrency == "parallel":
                 return arrived_ns + held_ns
             self._free_at_ns = max(arrived_ns, self._free_at_ns) + held_ns
             return self._free_at_ns
+
+    def _held_ns(self, rows: int) -> int:
+        """The time of one batch alone on the device; with jitter, under the lock."""
+        held_ns = self._service_time.mean_ns(rows)
+        if self._sigma == 0.0:
+            return held_ns
+        return round(held_ns * math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma)))
 
 
 def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:
@@ -138,7 +212,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
         signatures={SIGNATURE_NAME: signature},
         runs={SIGNATURE_NAME: device},
         emulated=True,
-        parallel=service_time.concurrency == "parallel",
+        parallel=service_time.concurrency == "parallel" and service_time.contention_ratio == 0.0,
     )
 
 

@@ -17,7 +17,15 @@ from batchtune.server.declared_tensors import (
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec
 
-_SERVICE_TIME_KEYS = ("base_ms", "per_row_ms", "steps", "jitter_ratio", "seed", "concurrency")
+_SERVICE_TIME_KEYS = (
+    "base_ms",
+    "per_row_ms",
+    "steps",
+    "jitter_ratio",
+    "seed",
+    "concurrency",
+    "contention_ratio",
+)
 
 
 class EmulatedFile(TypedDict):
@@ -54,13 +62,15 @@ def read_emulated_file(path: Path) -> EmulatedFile:
 def _service_time(section: Any) -> dict[str, Any]:
     check_keys(section, "service_time", _SERVICE_TIME_KEYS)
     checked = dict(section)
-    for key in ("base_ms", "per_row_ms", "jitter_ratio"):
+    for key in ("base_ms", "per_row_ms", "jitter_ratio", "contention_ratio"):
         if key in section:
             checked[key] = number(section[key], f"service_time.{key}")
     if "seed" in section:
         whole_number(section["seed"], "service_time.seed", least=0)
     if section.get("concurrency", "serial") not in ("serial", "parallel"):
         raise FaultError(f"service_time.concurrency: {section['concurrency']!r}; expected serial or parallel")
+    if "contention_ratio" in section and section.get("concurrency") != "parallel":
+        raise FaultError("service_time.contention_ratio: read only with concurrency: parallel")
     if "steps" in section:
         checked["steps"] = _steps(section["steps"])
     return checked

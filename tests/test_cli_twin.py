@@ -143,7 +143,7 @@ def test_plan_says_replicas_with_an_interval(ask: Ask) -> None:
     assert plan["advised"] >= 50_000 / plan["saturation_rps"]
     code, text, _ = ask("plan", "--rate", "50k/s", "--slo-p95", "20ms")
     assert code == 0
-    assert f"{plan['advised']} replicas for 50,000 requests/s with p95 ≤ 20.0 ms" in text
+    assert f"{plan['advised']} replicas for 50,000 requests/s with p95 ≤ 20 ms" in text
     assert "95 % interval" in text
 
 

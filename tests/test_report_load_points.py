@@ -20,7 +20,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.limits import spoilt_by
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
-LATE = caveat("client_late", lag_ms=3.0, late_ratio=0.1, tolerance_ms=1.0)
+LATE = caveat("client_late", lag_s=0.003, late_ratio=0.1, tolerance_s=0.001)
 STEAL = caveat("host_steal", steal_ratio=0.05)
 EMULATED = caveat("emulated_device")
 BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}

@@ -37,7 +37,7 @@ GUIDED = SearchSummary(
 PARAMETERS_FILE = Path("results/fake/20261121T000000Z-abcdef/batching_parameters.txt")
 
 GOLDEN = """\
-fake by gRPC, 1 row per request, 16 clients in a closed loop; SLO p95 ≤ 50.0 ms;
+fake by gRPC, 1 row per request, 16 clients in a closed loop; SLO p95 ≤ 50 ms;
   objective throughput
 
 Recommended
@@ -59,15 +59,15 @@ Recommended
 Batching helps here: a batch of 14 rows takes 6.1 ms where 14 rows one by one
   take 18.2 ms; batches hold 13.6 rows on average, 87 % close because they are
   full: batching is worth 2.88× no batching (2.79 to 2.98).
-SLO: p95 9.35 ms a, in a fresh run at most 11.3 ms of 50.0 ms allowed (77 % to
+SLO: p95 9.35 ms a, in a fresh run at most 11.3 ms of 50 ms allowed (77 % to
   spare).
 Limit: none was seen, nothing is used up. Advice: raise the rate to find what
   limits it.
 
-How sure: 13 trials in 26.0 s (calibration 8.00 s, race 6.00 s, confirmation
-  12.0 s); the figures rest on 3 fresh runs, made after the choice, and hold at
-  95 % for another fresh run. It lies within 5 % of the best of all 30 points of
-  the space with probability 94 %. Runs of one configuration differ by 2.80 %
+How sure: 13 trials in 26 s (calibration 8 s, race 6 s, confirmation 12 s); the
+  figures rest on 3 fresh runs, made after the choice, and hold at 95 % for
+  another fresh run. It lies within 5 % of the best of all 30 points of the
+  space with probability 94 %. Runs of one configuration differ by 2.80 %
   (standard deviation). The twin led the search: trials left out of the fit are
   predicted within p95 9 % (median). The search ended: all survivors lie within
   5 % of each other.
@@ -117,15 +117,13 @@ def test_the_whole_statement_reads_so_at_80_columns_without_colour():
 def test_the_upper_bound_of_every_limit_is_held_against_it(found):
     promise = Promise(name="p99", limit_s=0.040, value_s=0.030, upper_bound_s=0.032)
     text = said(replace(found, promises=(*found.promises, promise)))
-    assert "SLO: p99 30.0 ms, in a fresh run at most 32.0 ms of 40.0 ms allowed (20 % to spare)." in text
+    assert "SLO: p99 30 ms, in a fresh run at most 32 ms of 40 ms allowed (20 % to spare)." in text
 
 
 def test_a_bound_above_its_limit_is_said_to_be_a_possible_miss(found):
     promise = Promise(name="p95", limit_s=0.050, value_s=0.049, upper_bound_s=0.0563)
     text = said(replace(found, promises=(promise,)))
-    assert (
-        "p95 49.0 ms, in a fresh run at most 56.3 ms: above the 50.0 ms allowed, so it may be missed." in text
-    )
+    assert "p95 49 ms, in a fresh run at most 56.3 ms: above the 50 ms allowed, so it may be missed." in text
 
 
 def test_a_capacity_stands_first_with_its_interval(found):
@@ -246,7 +244,7 @@ def test_every_kind_of_trade_has_its_words(found, throughput_ratio, p95_ratio, w
 
 def test_a_figure_that_was_not_confirmed_is_not_said_to_rest_on_fresh_runs():
     text = said(recommend(helping_ledger()[:4], scenario=SCENARIO))
-    assert "How sure: 4 trials in 8.00 s." in text
+    assert "How sure: 4 trials in 8 s." in text
     assert "not confirmed by fresh runs: the figures are from 1 run of the search" in text
     assert "made after the choice" not in text
 
@@ -267,7 +265,7 @@ def test_an_open_loop_is_named_by_its_arrivals():
     trial = planted(1, batching=BATCH_8, throughput=500, p95_s=0.01, objective="latency")
     measured = replace(trial.measurement, concurrency=None, offered_rps=500.0)
     chosen = recommend([replace(trial, concurrency=None, measurement=measured)], scenario=scenario)
-    assert "poisson arrivals; SLO p95 ≤ 50.0 ms; objective latency" in said(chosen, scenario)
+    assert "poisson arrivals; SLO p95 ≤ 50 ms; objective latency" in said(chosen, scenario)
 
 
 def test_a_number_stays_with_its_unit_and_long_words_whole():

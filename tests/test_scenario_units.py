@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
-from batchtune.scenario.units import format_duration, parse_duration_s, parse_rate_rps, parse_ratio
+from batchtune.scenario.units import (
+    format_duration,
+    parse_duration_s,
+    parse_rate_rps,
+    parse_ratio,
+    rounded,
+    rounded_duration,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +88,53 @@ def test_a_ratio_is_a_percentage_or_a_number() -> None:
     assert parse_ratio("0.25") == 0.25
     with pytest.raises(UsageError, match="percentage"):
         parse_ratio("one percent")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"),
+        (5e-7, "0.5 µs"),
+        (85e-5, "850 µs"),
+        (0.9999e-3, "1 ms"),
+        (0.00935, "9.35 ms"),
+        (0.05, "50 ms"),
+        (0.9994, "999 ms"),
+        (0.99996, "1 s"),
+        (2.534, "2.53 s"),
+        (3.0, "3 s"),
+        (59.97, "1 min 00 s"),
+        (185.0, "3 min 05 s"),
+        (float("inf"), "∞"),
+        (float("nan"), "–"),
+    ],
+)
+def test_a_sentence_gives_a_duration_three_digits_and_its_natural_unit(seconds: float, text: str) -> None:
+    assert rounded_duration(seconds) == text
+
+
+@given(st.floats(1e-9, 1e7))
+def test_a_rounded_duration_is_read_back_within_its_digits(seconds: float) -> None:
+    text = rounded_duration(seconds)
+    assert "e" not in text
+    assert parse_duration_s(text.replace(" min ", "m").replace(" ", "")) == pytest.approx(seconds, rel=0.0101)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (123456.0, "123,000"),
+        (1000.0, "1,000"),
+        (999.6, "1,000"),
+        (6.4, "6.4"),
+        (0.05, "0.05"),
+        (13.64, "13.6"),
+        (0.0, "0"),
+        (1e-7, "0.0000001"),
+        (float("inf"), "∞"),
+        (float("-inf"), "-∞"),
+        (float("nan"), "–"),
+    ],
+)
+def test_a_sentence_gives_a_number_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert rounded(value) == text

@@ -102,11 +102,11 @@ def test_from_above_the_fixed_point_is_reached_as_well():
 def test_reaching_and_staying_below_max_batch_size_have_the_published_verdicts():
     full = next_step([linear(8, 0.022)], rows_per_request=1, last=True)
     assert full.verdict == "raise_size"
-    assert full.text == "1333 rows/s × 22 ms = 29.3 rows reach max_batch_size 8: it may be raised"
+    assert full.text == "1,330 rows/s × 22 ms = 29.3 rows reach max_batch_size 8: it may be raised"
     short = next_step([linear(100, 0.022)], rows_per_request=1, last=True)
     assert short.verdict == "interval_first"
     assert short.text == (
-        "1923 rows/s × 22 ms = 42.3 rows are below max_batch_size 100: the interval triggers first"
+        "1,920 rows/s × 22 ms = 42.3 rows are below max_batch_size 100: the interval triggers first"
     )
 
 
@@ -118,7 +118,7 @@ def test_where_neither_parameter_changes_the_throughput_something_else_limits():
     assert [(one.max_batch_size, one.interval_s) for one in rounds] == [(8, 0.02), (20, 0.02), (20, 0.01)]
     assert found.verdict == "something_else"
     assert found.text == (
-        "neither max_batch_size nor the interval (20 → 10 ms: 1000 → 1000 rows/s) changes the throughput: "
+        "neither max_batch_size nor the interval (20 ms → 10 ms: 1,000 → 1,000 rows/s) changes the throughput: "
         "something else limits"
     )
 

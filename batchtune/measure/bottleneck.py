@@ -11,7 +11,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import number_from_json, number_to_json
 from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYING_GAIN, Seen
 from batchtune.measure.server_settings import ServerSettings, settings_of
-from batchtune.scenario.units import percentage
+from batchtune.scenario.units import percentage, rounded, rounded_duration
 
 __all__ = ["Bottleneck", "Kind", "ServerSettings", "find_bottleneck", "settings_of"]
 
@@ -136,10 +136,10 @@ def _server_threads(seen: Seen) -> _Found:
     if not taken or seen.run.latency_mean_s < 2.0 * inside_s or threads >= _requests_wanted(seen):
         return None
     batch = seen.fill_ratio and seen.fill_ratio * (seen.settings.max_batch_size or 1)
-    held = "" if batch is None else f"; batches hold {batch:.3g} rows of {seen.settings.max_batch_size}"
+    held = "" if batch is None else f"; batches hold {rounded(batch)} rows of {seen.settings.max_batch_size}"
     return "server_threads", (
-        f"all {threads} request threads are taken, and of {seen.run.latency_mean_s * 1e3:.3g} ms only "
-        f"{inside_s * 1e3:.3g} ms pass in queue and device{held}"
+        f"all {threads} request threads are taken, and of {rounded_duration(seen.run.latency_mean_s)} only "
+        f"{rounded_duration(inside_s)} pass in queue and device{held}"
     )
 
 
@@ -164,8 +164,8 @@ def _batch_timeout(seen: Seen) -> _Found:
         return None
     idle = "" if busy is None else f"; batch threads are busy {percentage(busy)} of the time"
     return "batch_timeout", (
-        f"{percentage(seen.timeout_ratio)} of the batches waited out {timeout_s * 1e3:.3g} ms, "
-        f"requests {wait_s * 1e3:.3g} ms of {seen.run.latency_mean_s * 1e3:.3g} ms{idle}"
+        f"{percentage(seen.timeout_ratio)} of the batches waited out {rounded_duration(timeout_s)}, "
+        f"requests {rounded_duration(wait_s)} of {rounded_duration(seen.run.latency_mean_s)}{idle}"
     )
 
 
@@ -177,7 +177,7 @@ def _concurrency(seen: Seen) -> _Found:
     if seen.fuller_gain is not None and seen.fuller_gain < PAYING_GAIN:
         return None
     return "concurrency", (
-        f"{rows:.0f} rows in flight cannot fill batches of {most}; they hold {fill * most:.3g} rows on average"
+        f"{rows:.0f} rows in flight cannot fill batches of {most}; they hold {rounded(fill * most)} rows on average"
     )
 
 
@@ -225,7 +225,7 @@ def _front_end(seen: Seen) -> _Found:
         return None
     lag_s, cpu = server.event_loop_lag_p99_s, seen.server_cpu_ratio
     if lag_s is not None and lag_s > max(0.002, 0.3 * seen.run.latency_mean_s):
-        return "front_end", f"the server's event loop is late by {lag_s * 1e3:.3g} ms (p99)"
+        return "front_end", f"the server's event loop is late by {rounded_duration(lag_s)} (p99)"
     if cpu is not None and cpu >= BUSY_RATIO:
         return (
             "front_end",
@@ -234,6 +234,7 @@ def _front_end(seen: Seen) -> _Found:
     closed = seen.run.concurrency is not None
     if closed and overhead_s is not None and overhead_s > MANY_RATIO * seen.run.latency_mean_s:
         return "front_end", (
-            f"{overhead_s * 1e3:.3g} ms of {seen.run.latency_mean_s * 1e3:.3g} ms pass outside queue and device"
+            f"{rounded_duration(overhead_s)} of {rounded_duration(seen.run.latency_mean_s)} "
+            "pass outside queue and device"
         )
     return None

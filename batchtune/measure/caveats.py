@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from batchtune.scenario.units import rounded, rounded_duration
+
 Touches = Literal["latency", "throughput", "server", "everything"]
 
 
@@ -52,8 +54,8 @@ _QUIET_HOST = "stop other work on this machine, or repeat; noisy trials are repe
 _KNOWN: Final[Mapping[str, _Known]] = {
     "client_late": _Known(
         "latency",
-        "requests left the client late: p99 of the send lag {lag_ms:.3g} ms, {late_ratio:.2%} late by more than "
-        "{tolerance_ms:.3g} ms",
+        "requests left the client late: p99 of the send lag {lag_s}, {late_ratio:.2%} late by more than "
+        "{tolerance_s}",
         _MORE_CLIENT,
     ),
     "client_behind": _Known(
@@ -63,12 +65,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "few_connections": _Known(
         "latency",
-        "requests waited for a free connection or stream: p99 {wait_ms:.3g} ms",
+        "requests waited for a free connection or stream: p99 {wait_s}",
         "allow more connections or in-flight requests, if the service will have them",
     ),
     "client_paused": _Known(
         "latency",
-        "the client stood still for {pause_ms:.3g} ms at a time: requests due then were sent late, answers seen late",
+        "the client stood still for {pause_s} at a time: requests due then were sent late, answers seen late",
         "keep the load generator's core free of other work; its garbage collector is off while it sends",
     ),
     "client_throttled": _Known(
@@ -81,12 +83,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "client_near_limit": _Known(
         "everything",
-        "{rate_rps:.4g} requests/s is {ratio:.0%} of the most that this client can send ({client_max_rps:.4g}/s)",
+        "{rate_rps} requests/s is {ratio:.0%} of the most that this client can send ({client_max_rps}/s)",
         _MORE_CLIENT,
     ),
     "nothing_measured": _Known(
         "everything",
-        "no request was due within the window of {window_s:.3g} s after a warm-up of {warm_up_s:.3g} s",
+        "no request was due within the window of {window_s} after a warm-up of {warm_up_s}",
         "measure for longer or raise the rate",
     ),
     "few_requests": _Known(
@@ -117,12 +119,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "warm_up_short": _Known(
         "everything",
-        "the warm-up was {warm_up_s:.3g} s where {needed_s:.3g} s are called for",
+        "the warm-up was {warm_up_s} where {needed_s} are called for",
         "raise `load.warm_up`",
     ),
     "stopped_early": _Known(
         "everything",
-        "stopped after {elapsed_s:.3g} s, before its planned end",
+        "stopped after {elapsed_s}, before its planned end",
         "the verdict stands; the figures are rough",
     ),
     "emulated_device": _Known(
@@ -159,11 +161,18 @@ CODES: Final = tuple(_KNOWN)
 
 
 def caveat(code: str, **figures: Any) -> Caveat:
-    """A caveat of the closed list with its figures filled in.
+    """A caveat of the closed list with its figures filled in: those named `_s` are durations, `_rps` rates.
 
     Raises:
         KeyError: the code is not on the list, or a figure of its text is missing.
     """
     known = _KNOWN[code]
-    text = known.text.format(**figures).replace("%", " %")
-    return Caveat(code=code, text=text, advice=known.advice.format(**figures))
+    shown = {name: _shown(name, figure) for name, figure in figures.items()}
+    text = known.text.format(**shown).replace("%", " %")
+    return Caveat(code=code, text=text, advice=known.advice.format(**shown))
+
+
+def _shown(name: str, figure: Any) -> Any:
+    if name.endswith("_s"):
+        return rounded_duration(figure)
+    return rounded(figure) if name.endswith("_rps") else figure

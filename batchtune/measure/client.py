@@ -80,19 +80,19 @@ def client_caveats(
         found.append(
             caveat(
                 "client_late",
-                lag_ms=client.send_lag_p99_s * 1e3,
+                lag_s=client.send_lag_p99_s,
                 late_ratio=client.late_ratio,
-                tolerance_ms=client.late_after_s * 1e3,
+                tolerance_s=client.late_after_s,
             )
         )
     if client.sent_ratio < 0.99:
         found.append(caveat("client_behind", sent_ratio=client.sent_ratio))
     if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
-        found.append(caveat("few_connections", wait_ms=client.connection_wait_p99_s * 1e3))
+        found.append(caveat("few_connections", wait_s=client.connection_wait_p99_s))
     if client.paused_ratio > THROTTLED_RATIO:
         found.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
     if client.longest_pause_s > LONG_PAUSE_RATIO * limit_s:
-        found.append(caveat("client_paused", pause_ms=client.longest_pause_s * 1e3))
+        found.append(caveat("client_paused", pause_s=client.longest_pause_s))
     if client.cpu_ratio > BUSY_CPU_RATIO:
         found.append(caveat("client_busy", cpu_ratio=client.cpu_ratio))
     if client_max_rps and rate_rps > NEAR_LIMIT_RATIO * client_max_rps:

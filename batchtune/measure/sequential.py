@@ -16,6 +16,7 @@ import numpy as np
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.distributions import Z_95, t_quantile
 from batchtune.measure.slo import ALPHA, Decision, Limit, strict_decision
+from batchtune.scenario.units import rounded
 
 GOOD_SHARE: Final = 0.7
 BAD_SHARE: Final = 1.4
@@ -195,7 +196,7 @@ class SloWatch:
         answered_rps = (live.done - (self._start or live).done) / self._elapsed_s(live)
         if answered_rps >= 0.97 * self.plan.rate_rps:
             return None
-        return "FAIL", f"in flight grew to {live.in_flight} at {answered_rps:.4g} answers/s"
+        return "FAIL", f"in flight grew to {live.in_flight} at {rounded(answered_rps)} answers/s"
 
     def _may_pass(self, live: LiveAggregate) -> bool:
         """Slight overload takes its time to break the limit: no PASS too soon, nor while in flight grows."""

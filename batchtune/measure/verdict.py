@@ -14,7 +14,7 @@ from batchtune.measure.client import own_lag_ns
 from batchtune.measure.quantiles import design_effect, quantile_design_effect, time_slices
 from batchtune.measure.slo import Decision, Slo, Verdict, limits_of, strict_decision
 from batchtune.measure.steady_state import Window
-from batchtune.scenario.units import percentage
+from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 
 CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit"})
@@ -100,7 +100,7 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
             decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
         told = (
-            f"{misses} of {count} requests over {limit.name}'s {limit.seconds * 1e3:.4g} ms "
+            f"{misses} of {count} requests over {limit.name}'s {rounded_duration(limit.seconds)} "
             f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
             f"counted as {count / effect:.0f}"
         )

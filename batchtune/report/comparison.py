@@ -14,7 +14,7 @@ from batchtune.report.limits import limit_title, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
-from batchtune.scenario.units import counted
+from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.comparison import (
     BatchingAnswer,
@@ -106,7 +106,7 @@ def variant_line(trial: Trial) -> str:
     noisy = [one.text for one in measured.caveats if one.code in HOST_CODES]
     figures = [
         f"{number(measured.throughput_rps.value)} requests/s",
-        f"p95 {number(measured.latency_s['p95'].value * 1e3)} ms",
+        f"p95 {rounded_duration(measured.latency_s['p95'].value)}",
     ]
     if measured.error_ratio > 0:
         figures.append(f"{percent(measured.error_ratio)} errors")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.limits import limit_word
-from batchtune.report.units import duration, milliseconds, number, percent
+from batchtune.report.units import latency, number, percent
+from batchtune.scenario.units import rounded_duration
 from batchtune.tune.limits import usual_bottleneck
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def trial_line(trial: Trial, *, head: str | None = None) -> str:
     measured = trial.measurement
     parts = [
         f"{number(measured.throughput_rps.value)} requests/s",
-        f"p95 {milliseconds(measured.latency_s.get('p95'))} ms",
+        f"p95 {latency(measured.latency_s.get('p95'))}",
     ]
     if measured.server is not None and measured.server.mean_batch_rows is not None:
         parts.append(f"mean batch {number(measured.server.mean_batch_rows)} rows")
@@ -171,12 +172,12 @@ def _panel(progress: SweepProgress) -> RenderableType:
         rows.add_row("best so far", trial_line(progress.best))
     if progress.budget_s:
         left = max(0.0, progress.budget_s - progress.elapsed_s)
-        rows.add_row("time left", duration(left))
+        rows.add_row("time left", rounded_duration(left))
         rows.add_row("", ProgressBar(total=progress.budget_s, completed=progress.elapsed_s, width=40))
     return Panel(rows, title="batchtune sweep", title_align="left", expand=False)
 
 
 def live_line(live: LiveAggregate) -> str:
     """What the running load test sees at this moment."""
-    text = f"{number(live.throughput_rps)} requests/s, p95 {number(live.p95_s * 1e3)} ms, {live.in_flight} in flight"
+    text = f"{number(live.throughput_rps)} requests/s, p95 {rounded_duration(live.p95_s)}, {live.in_flight} in flight"
     return f"{text}, {live.errors} errors" if live.errors else text

@@ -13,9 +13,9 @@ from batchtune.recommend import Promise, Recommendation, Reference
 from batchtune.report.limits import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import duration, interval, milliseconds, number, percent, ratio
+from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.scenario.spec import Scenario
-from batchtune.scenario.units import counted, percentage
+from batchtune.scenario.units import counted, percentage, rounded_duration
 from batchtune.tune.confidence import NearBest
 from batchtune.tune.pareto import Alternative
 from batchtune.tune.summary import SearchSummary
@@ -95,7 +95,7 @@ def _workload(scenario: Scenario, chosen: Recommendation) -> str:
         traffic = f"{scenario.load.arrivals} arrivals"
     protocol = _PROTOCOLS[scenario.request.protocol]
     limits = ", ".join(
-        f"{name} ≤ {duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
+        f"{name} ≤ {rounded_duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
     )
     slo = f"; SLO {limits}" if limits else ""
     model = Path(scenario.target.model).name
@@ -158,9 +158,9 @@ def _answer(chosen: Recommendation, latency_marks: str) -> Iterator[str]:
 
 
 def _promise(promise: Promise, marks: str) -> str:
-    value = f"{_ms(promise.value_s)} {marks}".strip()
-    bound = f"{promise.name} {value}, in a fresh run at most {_ms(promise.upper_bound_s)}"
-    limit = _ms(promise.limit_s)
+    value = f"{rounded_duration(promise.value_s)} {marks}".strip()
+    bound = f"{promise.name} {value}, in a fresh run at most {rounded_duration(promise.upper_bound_s)}"
+    limit = rounded_duration(promise.limit_s)
     if promise.spare_ratio < 0.0:
         return f"{bound}: above the {limit} allowed, so it may be missed"
     return f"{bound} of {limit} allowed ({percentage(promise.spare_ratio)} to spare)"
@@ -181,10 +181,12 @@ def _confidence(chosen: Recommendation) -> Iterator[str]:
 
 
 def _trials(chosen: Recommendation) -> str:
-    text = f"{counted(chosen.trials, 'trial')} in {duration(chosen.seconds)}"
+    text = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}"
     if chosen.search is None or not chosen.search.seconds_by_phase:
         return text
-    phases = ", ".join(f"{name} {duration(spent)}" for name, spent in chosen.search.seconds_by_phase.items())
+    phases = ", ".join(
+        f"{name} {rounded_duration(spent)}" for name, spent in chosen.search.seconds_by_phase.items()
+    )
     return f"{text} ({phases})"
 
 
@@ -257,10 +259,6 @@ def _others(chosen: Recommendation) -> list[Reference]:
 
 def _gains(chosen: Recommendation) -> dict[str, Estimate | None]:
     return {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}
-
-
-def _ms(seconds: float) -> str:
-    return f"{number(seconds * 1e3)} ms"
 
 
 def _shown(value: object) -> str:

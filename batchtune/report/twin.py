@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching import Configuration
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import duration, interval, milliseconds, number, percent
-from batchtune.scenario.units import counted
+from batchtune.report.units import interval, latency, milliseconds, number, percent
+from batchtune.scenario.units import counted, rounded_duration
 from batchtune.twin.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def print_plan(
     label = "extrapolated: " if plan.extrapolated else ""
     console.print(
         f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {plan.limit.name} "
-        f"≤ {duration(plan.limit.seconds)}",
+        f"≤ {rounded_duration(plan.limit.seconds)}",
         style="bold",
         markup=False,
     )
@@ -95,8 +95,8 @@ def print_plan(
             f"{number(plan.saturation_rps)} that saturate it; requests go {_ROUTES[plan.routing]}."
         ),
         (
-            f"Then: p50 {milliseconds(plan.latency_s['p50'])} ms, p95 {milliseconds(plan.latency_s['p95'])} ms, "
-            f"p99 {milliseconds(plan.latency_s['p99'])} ms; mean batch {number(plan.mean_batch_rows)} rows; devices "
+            f"Then: p50 {latency(plan.latency_s['p50'])}, p95 {latency(plan.latency_s['p95'])}, "
+            f"p99 {latency(plan.latency_s['p99'])}; mean batch {number(plan.mean_batch_rows)} rows; devices "
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",

@@ -41,16 +41,12 @@ def ratio(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"×{interval(estimate)}"
 
 
-def duration(seconds: float) -> str:
-    """`850 µs`, `20 ms`, `5.2 s`, `3 min 05 s`."""
-    if seconds < 1e-3:
-        return f"{number(seconds * 1e6)} µs"
-    if seconds < 1:
-        return f"{number(seconds * 1e3)} ms"
-    if seconds < 60:
-        return f"{number(seconds)} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+def latency(estimate: Estimate | None) -> str:
+    """An estimate in seconds for a sentence, in the unit that fits its value: `2.10 [1.90, 2.40] s`."""
+    if estimate is None or math.isnan(estimate.value):
+        return "–"
+    unit, scale = ("s", 1.0) if abs(estimate.value) >= 0.9995 else ("ms", 1e3)
+    return f"{interval(estimate, scale=scale)} {unit}"
 
 
 def percent(value: float | None) -> str:

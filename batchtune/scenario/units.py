@@ -6,6 +6,7 @@ taken for seconds by one reader and for milliseconds by the other.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -62,6 +63,26 @@ def format_duration(seconds: float) -> str:
     exact = Decimal(repr(float(seconds)))
     unit = "s" if exact >= 1 or not exact else "ms" if exact >= _SECONDS["ms"] else "us"
     return f"{_plain(exact / _SECONDS[unit])}{unit}"
+
+
+def rounded(value: float) -> str:
+    """Three significant digits for a sentence, thousands separated, never an exponent: `12,300`, `6.4`, `0.05`."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    exact = Decimal(f"{value:.3g}")
+    return _plain(exact) if abs(exact) < 1000 else f"{exact:,.0f}"
+
+
+def rounded_duration(seconds: float) -> str:
+    """Three significant digits for a sentence: `850 µs`, `20 ms`, `2.5 s`, `3 min 05 s`; `–` for nan."""
+    if not math.isfinite(seconds):
+        return rounded(seconds)
+    shown_s = float(f"{seconds:.3g}")
+    if shown_s >= 60:
+        minutes, rest_s = divmod(round(seconds), 60)
+        return f"{minutes} min {rest_s:02d} s"
+    unit, unit_s = ("s", 1.0) if shown_s >= 1 else ("ms", 1e-3) if shown_s >= 1e-3 else ("µs", 1e-6)
+    return f"{rounded(shown_s / unit_s)} {unit}" if shown_s else "0 ms"
 
 
 def parse_rate_rps(text: str) -> float:

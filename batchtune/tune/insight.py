@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
-from batchtune.scenario.units import counted
+from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship
 from batchtune.tune.pool import pool
@@ -103,9 +103,9 @@ class Insight:
             return False
         tau = twin.best.tau_s
         self._findings.cannot_pay = (
-            f"batching cannot pay: the time of a batch is proportional to its rows ({tau[1] * 1e3:.3g} ms for 1, "
-            f"{tau[size] * 1e3:.3g} ms for {size}), so {size} rows together cost {1.0 / np.median(gains):.2f} times "
-            "what they cost one by one"
+            f"batching cannot pay: the time of a batch is proportional to its rows ({rounded_duration(tau[1])} for 1, "
+            f"{rounded_duration(tau[size])} for {size}), so {size} rows together cost "
+            f"{1.0 / np.median(gains):.2f} times what they cost one by one"
         )
         self._findings.stop_reason = "the probes show that batching cannot pay; only that was confirmed"
         return True
@@ -190,9 +190,9 @@ class Insight:
         """What the objective of a cell is expected to be, in words."""
         expected = math.exp(self.expected(at))
         shown = {
-            "throughput": f"{expected:.4g} requests/s",
-            "capacity": f"a capacity of {expected:.4g} requests/s",
-            "latency": f"a p95 of {1e3 / expected:.3g} ms",
+            "throughput": f"{rounded(expected)} requests/s",
+            "capacity": f"a capacity of {rounded(expected)} requests/s",
+            "latency": f"a p95 of {rounded_duration(1.0 / expected)}",
         }[self._scenario.objective]
         return f"the twin expects {shown}"
 

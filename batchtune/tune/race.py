@@ -20,7 +20,7 @@ import numpy as np
 from batchtune.batching import Configuration
 from batchtune.measure.distributions import Z_95, t_quantile
 from batchtune.scenario.spec import Scenario
-from batchtune.scenario.units import percentage
+from batchtune.scenario.units import percentage, rounded
 from batchtune.tune import policy
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
 from batchtune.tune.strategy import Ask, Outlook
@@ -191,7 +191,9 @@ def _rung(
     block = _next_block(outlook)
     margins, doubtful = [], []
     for survivor in _shuffled(climb.alive, block):
-        trial = yield _ladder_ask(outlook, survivor, rate_rps, block, f"race at {rate_rps:.4g} requests/s")
+        trial = yield _ladder_ask(
+            outlook, survivor, rate_rps, block, f"race at {rounded(rate_rps)} requests/s"
+        )
         rung = climb.note(survivor, trial)
         if rung is None or not rung.held:
             doubtful.append(survivor)
@@ -202,7 +204,7 @@ def _rung(
         if not _time_for(outlook, 1):
             missed.append(survivor)
             continue
-        why = f"race at {rate_rps:.4g} requests/s, seen again after a miss"
+        why = f"race at {rounded(rate_rps)} requests/s, seen again after a miss"
         rung = climb.note(survivor, (yield _ladder_ask(outlook, survivor, rate_rps, block + 1, why)))
         if rung is None or not rung.held:
             missed.append(survivor)
@@ -217,7 +219,7 @@ def _boundary(outlook: Outlook, climb: _Climb) -> Generator[Ask, Trial, None]:
         if located is None or not _time_for(outlook, 1):
             return
         rate_rps = share * located.crossing_rps
-        why = f"the leader's boundary, at {rate_rps:.4g} requests/s"
+        why = f"the leader's boundary, at {rounded(rate_rps)} requests/s"
         trial = yield _ladder_ask(outlook, leader, rate_rps, _next_block(outlook), why)
         climb.note(leader, trial)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
-from batchtune.scenario.units import counted, percentage
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import in_force
@@ -58,7 +58,9 @@ def explain_gain(
     facts = "; ".join(one for one in told if one)
     if gain is None:
         return facts or "there is no run without batching to compare with"
-    verdict = f"batching is worth {gain.value:.3g}× no batching ({gain.low:.3g} to {gain.high:.3g})"
+    verdict = (
+        f"batching is worth {rounded(gain.value)}× no batching ({rounded(gain.low)} to {rounded(gain.high)})"
+    )
     return f"{facts}: {verdict}" if facts else verdict
 
 
@@ -71,8 +73,8 @@ def is_telling(batched: Pooled, no_batching: Pooled | None, *, scenario: Scenari
 
 def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec) -> str:
     """What was asked for, which configuration comes nearest, and by how much it misses."""
-    wanted = ", ".join(f"{name} ≤ {limit * 1e3:.3g} ms" for name, limit in slo.limits().items())
-    wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {slo.error_ratio:.3g}"
+    wanted = ", ".join(f"{name} ≤ {rounded_duration(limit)}" for name, limit in slo.limits().items())
+    wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {rounded(slo.error_ratio)}"
     if not pooled:
         failures = [trial.failure for trial in trials if trial.failure]
         if failures:
@@ -102,11 +104,15 @@ def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
     value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
     if not math.isfinite(value_s):
         return f"{name} is undefined: too many requests had no good answer"
-    shown, allowed, ratio = f"{name} {value_s * 1e3:.3g} ms", f"{limit_s * 1e3:.3g} ms", value_s / limit_s
+    shown, allowed, ratio = (
+        f"{name} {rounded_duration(value_s)}",
+        rounded_duration(limit_s),
+        value_s / limit_s,
+    )
     return (
         f"{shown} misses {allowed} by {percentage(ratio - 1)}"
         if ratio < 2
-        else f"{shown} is {ratio:.3g} × {allowed}"
+        else f"{shown} is {rounded(ratio)} × {allowed}"
     )
 
 
@@ -124,8 +130,8 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
     if per_row_s[least] / min(per_row_s.values()) >= PAYING_GAIN:
         return None
     return (
-        f"batching cannot pay here: a batch of {_rows(most)} takes {times[most] / times[least]:.3g} times as long as "
-        f"one of {_rows(least)}, so the device does no more rows in a second however they come"
+        f"batching cannot pay here: a batch of {_rows(most)} takes {rounded(times[most] / times[least])} times "
+        f"as long as one of {_rows(least)}, so the device does no more rows in a second however they come"
     )
 
 
@@ -163,14 +169,14 @@ def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
     rows = max(times_s, key=lambda size: size * counts.get(size, 0))
     busy_s = sum(counts.get(size, 0) * each_s for size, each_s in times_s.items())
     at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
-    each = f"{times_s[rows] * 1e3:.3g} ms"
+    each = rounded_duration(times_s[rows])
     took = f"a batch of {_rows(rows)} takes {each}"
     if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
         return took
     if at_once >= 1.2:
-        every = f"{times_s[rows] / at_once * 1e3:.3g} ms"
-        took = f"a batch of {_rows(rows)} is done every {every} ({at_once:.2g} at once, {each} each)"
-    return f"{took} where {_rows(rows)} one by one take {rows / unbatched_rows_per_s * 1e3:.3g} ms"
+        every = rounded_duration(times_s[rows] / at_once)
+        took = f"a batch of {_rows(rows)} is done every {every} ({rounded(at_once)} at once, {each} each)"
+    return f"{took} where {_rows(rows)} one by one take {rounded_duration(rows / unbatched_rows_per_s)}"
 
 
 def _batch_sizes(batched: Pooled) -> str:
@@ -178,7 +184,7 @@ def _batch_sizes(batched: Pooled) -> str:
     activity = _activity(batched)
     if activity is None or activity.mean_batch_rows is None:
         return ""
-    held = f"batches hold {activity.mean_batch_rows:.3g} rows on average"
+    held = f"batches hold {rounded(activity.mean_batch_rows)} rows on average"
     closed = sum(activity.close_reasons.values())
     if not closed:
         return held
@@ -193,8 +199,8 @@ def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
     for name, limit_s in limits_s.items():
         value_s = no_batching.latency_s.get(name, math.nan)
         if not value_s <= limit_s:
-            shown = f"{value_s * 1e3:.3g} ms" if math.isfinite(value_s) else "without bound"
-            return f"without batching {name} is {shown}, above the {limit_s * 1e3:.3g} ms allowed"
+            shown = rounded_duration(value_s) if math.isfinite(value_s) else "without bound"
+            return f"without batching {name} is {shown}, above the {rounded_duration(limit_s)} allowed"
     return "without batching too many requests fail"
 
 

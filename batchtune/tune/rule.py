@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from batchtune.scenario.units import rounded, rounded_duration
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleAnswer:
@@ -37,18 +39,18 @@ class RuleAnswer:
 
     def explain(self) -> str:
         """The arithmetic in one line."""
-        ms = self.interval_s * 1e3
+        shown = rounded_duration(self.interval_s)
         if self.slo_s is None:
-            interval = f"interval {ms:.3g} ms (no SLO: the latency of a lone request)"
+            interval = f"interval {shown} (no SLO: the latency of a lone request)"
         elif self.interval_s > 0:
-            slo_ms, lone_ms = self.slo_s * 1e3, self.lone_latency_s * 1e3
-            interval = f"interval ({slo_ms:.3g} ms - {lone_ms:.3g} ms) / 2 = {ms:.3g} ms"
+            slo, lone = rounded_duration(self.slo_s), rounded_duration(self.lone_latency_s)
+            interval = f"interval ({slo} - {lone}) / 2 = {shown}"
         else:
             interval = (
-                f"a lone request takes {self.lone_latency_s * 1e3:.3g} ms of the {self.slo_s * 1e3:.3g} ms allowed: "
-                "no interval is left"
+                f"a lone request takes {rounded_duration(self.lone_latency_s)} of the "
+                f"{rounded_duration(self.slo_s)} allowed: no interval is left"
             )
-        return f"X = {self.rows_per_s:.4g} rows/s without batching, {interval}: X·interval = {self.max_batch_size}"
+        return f"X = {rounded(self.rows_per_s)} rows/s without batching, {interval}: X·interval = {self.max_batch_size}"
 
 
 def throughput_interval_rule(

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from batchtune.scenario.units import rounded, rounded_duration
 from batchtune.tune import policy
 
 Verdict = Literal[
@@ -118,8 +119,8 @@ class _Seen:
         return Step(
             max_batch_size=self.settled.max_batch_size,
             interval_s=_micros(self.interval_s / policy.RULE_REDUCTION),
-            reason=f"another max_batch_size leaves the throughput at {self.settled.rows_per_s:.4g} rows/s: does the "
-            "interval matter?",
+            reason=f"another max_batch_size leaves the throughput at {rounded(self.settled.rows_per_s)} rows/s: "
+            "does the interval matter?",
         )
 
     def reduced(self) -> Step | Conclusion:
@@ -131,7 +132,7 @@ class _Seen:
             max_batch_size=size,
             interval_s=_micros(last.interval_s * size / last.max_batch_size),
             reason=f"{last.max_batch_size} rows do not work ({last.failure}): size and interval reduced by the factor "
-            f"{last.max_batch_size / size:.3g}",
+            f"{rounded(last.max_batch_size / size)}",
         )
 
     def fails(self) -> Conclusion:
@@ -169,8 +170,8 @@ class _Seen:
     def _by_interval(self, other: Round) -> Conclusion:
         best = max(self.settled, other, key=lambda one: one.rows_per_s)
         change = (
-            f"{self.interval_s * 1e3:.3g} → {other.interval_s * 1e3:.3g} ms: "
-            f"{self.settled.rows_per_s:.4g} → {other.rows_per_s:.4g} rows/s"
+            f"{rounded_duration(self.interval_s)} → {rounded_duration(other.interval_s)}: "
+            f"{rounded(self.settled.rows_per_s)} → {rounded(other.rows_per_s)} rows/s"
         )
         if _same(other.rows_per_s, self.settled.rows_per_s):
             text = f"neither max_batch_size nor the interval ({change}) changes the throughput: something else limits"
@@ -229,8 +230,11 @@ class _Seen:
         )
 
     def _product(self, one: Round) -> str:
-        requests = f" ({one.interval_rows / self._rows:.3g} requests)" if self._rows > 1 else ""
-        return f"{one.rows_per_s:.4g} rows/s × {one.interval_s * 1e3:.3g} ms = {one.interval_rows:.3g} rows{requests}"
+        requests = f" ({rounded(one.interval_rows / self._rows)} requests)" if self._rows > 1 else ""
+        return (
+            f"{rounded(one.rows_per_s)} rows/s × {rounded_duration(one.interval_s)} = "
+            f"{rounded(one.interval_rows)} rows{requests}"
+        )
 
 
 def _same(one: float, other: float) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.measure.quantiles import QUANTILES, Estimate, number_from_json, number_to_json
 from batchtune.measure.slo import Limit
-from batchtune.scenario.units import percentage
+from batchtune.scenario.units import percentage, rounded
 from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.highest_rate import highest_rates
 from batchtune.twin.playing import play
@@ -260,7 +260,7 @@ class Twin:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > NEAR_SATURATION * saturation:
                 found.append(
-                    f"{rate_rps:.4g} requests/s is above {percentage(NEAR_SATURATION)} of {saturation:.4g}/s"
+                    f"{rounded(rate_rps)} requests/s is above {percentage(NEAR_SATURATION)} of {rounded(saturation)}/s"
                 )
         return tuple(found)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from batchtune.errors import TwinError
 from batchtune.measure.quantiles import Estimate, number_to_json
 from batchtune.measure.slo import Limit
+from batchtune.scenario.units import rounded_duration
 from batchtune.twin.fitted import Fitted
 from batchtune.twin.highest_rate import highest_rates
 from batchtune.twin.model import NEAR_SATURATION, Prediction, Twin, estimate_of
@@ -105,7 +106,7 @@ def plan_replicas(
     shares = fleet.shares(rate_rps)
     if not np.median(shares) > 0.0:
         raise TwinError(
-            f"no rate keeps {limit.name} within {limit.seconds * 1e3:g} ms with these parameters, says the twin",
+            f"no rate keeps {limit.name} within {rounded_duration(limit.seconds)} with these parameters, says the twin",
             hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
         )
     needed = _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST))

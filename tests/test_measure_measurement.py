@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -253,7 +255,7 @@ def test_every_caveat_comes_with_advice_and_a_known_code() -> None:
     assert Caveat(code="of a later version", text="", advice="").touches == "everything"
 
 
-def reading(**figures: float) -> HostReading:
+def reading(**figures: Any) -> HostReading:
     plain = HostReading(monotonic_s=0.0, steal_ticks=0, cpu_ticks=0, pressure_s=0.0, canary_s=0.001)
     return replace(plain, **figures)
 
@@ -270,7 +272,9 @@ def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
         reading(canary_s=0.0012), reading(canary_s=0.0011, monotonic_s=5.0), usual_canary_s=0.001
     )
     assert [each.code for each in slow.caveats()] == ["host_canary"]
-    waiting = noise_between(reading(), reading(pressure_s=4.0, monotonic_s=5.0))
+    waiting = noise_between(
+        reading(pressed="this machine"), reading(pressure_s=4.0, monotonic_s=5.0, pressed="this machine")
+    )
     assert [each.code for each in waiting.caveats()] == ["host_pressure"]
     assert not waiting.noisy
 
@@ -327,18 +331,60 @@ def test_a_warm_up_shorter_than_the_settings_call_for_is_told() -> None:
 
 
 def test_a_kernel_that_tells_nothing_is_quiet(tmp_path) -> None:
-    untold = read_host(tmp_path)
+    untold = read_host(root=tmp_path)
     assert untold.steal_ticks is None
     assert untold.pressure_s is None
     assert not noise_between(untold, untold).noisy
 
 
+def machine_file(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 def test_proc_files_are_read_as_the_kernel_writes_them(tmp_path) -> None:
-    (tmp_path / "stat").write_text("cpu  100 0 50 800 5 0 3 42 0 0\ncpu0 1 2 3\n")
-    (tmp_path / "pressure").mkdir()
-    (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
-    told = read_host(tmp_path)
+    machine_file(tmp_path, "proc/stat", "cpu  101 2 53 800 5 0 3 42 0 0\ncpu3 100 0 50 800 5 0 3 42 0 0\n")
+    machine_file(tmp_path, "proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
+    told = read_host([3], root=tmp_path)
     assert (told.steal_ticks, told.cpu_ticks, told.pressure_s) == (42, 1000, 2.5)
+    assert told.pressed == "this machine"
+
+
+def stat_of(*, ours: int, neighbours: int) -> str:
+    """Busy ticks of user programs on CPUs 0-1 and on CPUs 2-3; a CPU that was busy for 100 ticks was idle for 900."""
+    lines = [
+        f"cpu{cpu} {busy} 0 0 {1000 - busy} 0 0 0 0 0 0"
+        for cpu, busy in enumerate([ours] * 2 + [neighbours] * 2)
+    ]
+    return "\n".join(["cpu  0 0 0 0 0 0 0 0 0 0", *lines, "intr 1 2 3"]) + "\n"
+
+
+def test_a_neighbour_on_other_cpus_spoils_nothing(tmp_path) -> None:
+    machine_file(tmp_path, "proc/stat", stat_of(ours=0, neighbours=0).replace("1000", "0"))
+    before = read_host([0, 1], root=tmp_path)
+    machine_file(tmp_path, "proc/stat", stat_of(ours=0, neighbours=1000))
+    aside = replace(read_host([0, 1], root=tmp_path), canary_s=before.canary_s)
+    assert not noise_between(before, aside, loaded_cpu_s=0.0).noisy
+    machine_file(tmp_path, "proc/stat", stat_of(ours=1000, neighbours=0))
+    upon_us = replace(read_host([0, 1], root=tmp_path), canary_s=before.canary_s)
+    assert [each.code for each in noise_between(before, upon_us, loaded_cpu_s=0.0).caveats()] == ["host_busy"]
+
+
+def test_pressure_is_that_of_our_control_group_or_of_cpus_that_are_all_ours(tmp_path) -> None:
+    machine_file(tmp_path, "proc/stat", stat_of(ours=0, neighbours=0))
+    machine_file(tmp_path, "proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
+    assert read_host([0, 1], root=tmp_path).pressure_s is None
+    assert read_host(range(4), root=tmp_path).pressed == "this machine"
+    machine_file(tmp_path, "proc/self/cgroup", "0::/pod/us\n")
+    machine_file(
+        tmp_path, "sys/fs/cgroup/pod/us/cpu.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=500000\n"
+    )
+    told = read_host([0, 1], root=tmp_path)
+    assert (told.pressed, told.pressure_s) == ("our control group", 0.5)
+    later = replace(told, monotonic_s=told.monotonic_s + 1.0, pressure_s=1.4)
+    [caveat] = noise_between(told, later).caveats()
+    assert caveat.text == "some task of our control group waited for a CPU 90 % of the time"
 
 
 def test_the_host_guard_learns_the_sessions_canary() -> None:

@@ -142,7 +142,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "host_busy": _Known(
         "everything",
-        "programs other than server and client used {foreign_ratio:.0%} of this machine's CPUs",
+        "programs other than server and client used {foreign_ratio:.0%} of the CPUs that these may run on",
         _QUIET_HOST,
     ),
     "host_canary": _Known(
@@ -152,7 +152,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "host_pressure": _Known(
         "everything",
-        "some task waited for a CPU {pressure_ratio:.0%} of the time",
+        "some task of {pressed} waited for a CPU {pressure_ratio:.0%} of the time",
         "pin client and server to different cores, or use more of them",
     ),
 }

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching import Configuration
+from batchtune.cpus import schedulable_cpus
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.live import LiveAggregate
 from batchtune.load.lone_answers import with_lone_answers
@@ -111,6 +112,7 @@ class Loader:
         self._ask_client_max_rps = client_max_rps
         self._client_max_rps: float | None = None
         self._requests: RequestSet | None = None
+        self._cpus = _loaded_cpus(scenario)
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
         """Send one load and sum it up.
@@ -121,7 +123,7 @@ class Loader:
         """
         job = self._job(load)
         if self._guard is not None:
-            self._guard.begin()
+            self._guard.begin(cpus=self._cpus)
         before = self._target.counters()
         samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
         after = self._target.counters()
@@ -200,3 +202,12 @@ class Loader:
             if not moved.batches and not sum(moved.requests_by_status.values()):
                 return
             before = after
+
+
+def _loaded_cpus(scenario: Scenario) -> frozenset[int]:
+    """The CPUs that server and client may run on."""
+    anywhere = schedulable_cpus()
+    server, client = scenario.target.cpus, scenario.load.cpus
+    return frozenset(anywhere if server is None else server) | (
+        anywhere if client is None else frozenset(client)
+    )

@@ -16,7 +16,6 @@ from batchtune.cli.options import (
     ConcurrencyOption,
     Dialect,
     JsonOption,
-    LimitOption,
     ParameterOption,
     QuietOption,
     RateOption,
@@ -27,6 +26,7 @@ from batchtune.cli.options import (
     SetOption,
     Strategy,
     examples,
+    takes_slo,
 )
 
 app = typer.Typer(
@@ -61,7 +61,10 @@ def _root(
         "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
     )
 )
+@takes_slo
 def sweep(
+    *,
+    slo: dict[str, str],
     scenario: ScenarioArgument,
     set_: SetOption = None,
     results: RootOption = Path("results"),
@@ -79,9 +82,14 @@ def sweep(
     quiet: QuietOption = False,
 ) -> None:
     """Launch the server, load it, search the parameters, recommend."""
+    from batchtune.cli.slo import slo_overrides
     from batchtune.cli.sweep import run_sweep
 
-    overrides = [*(set_ or []), *([] if strategy is None else [f"search.strategy={strategy}"])]
+    overrides = [
+        *(set_ or []),
+        *slo_overrides(slo),
+        *([] if strategy is None else [f"search.strategy={strategy}"]),
+    ]
     raise typer.Exit(
         run_sweep(
             scenario,
@@ -102,11 +110,11 @@ def sweep(
         "recommend results/quickstart/20261121T205903Z-2fda2e --json",
     )
 )
+@takes_slo
 def recommend(
+    *,
+    slo: dict[str, str],
     run: RunArgument = None,
-    slo_p50: LimitOption = None,
-    slo_p95: LimitOption = None,
-    slo_p99: LimitOption = None,
     format_: Annotated[
         Dialect,
         typer.Option("--format", help="The dialect that --write uses, or that is shown below the statement."),
@@ -120,8 +128,7 @@ def recommend(
     """Choose from a run what to deploy for this SLO, and say why."""
     from batchtune.cli.recommend import run_recommend
 
-    limits = {"p50": slo_p50, "p95": slo_p95, "p99": slo_p99}
-    raise typer.Exit(run_recommend(run, limits, dialect=format_, write=write, results=results, json=json))
+    raise typer.Exit(run_recommend(run, slo, dialect=format_, write=write, results=results, json=json))
 
 
 @app.command(
@@ -132,7 +139,10 @@ def recommend(
         "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
     )
 )
+@takes_slo
 def load(
+    *,
+    slo: dict[str, str],
     scenario: ScenarioArgument,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
@@ -161,10 +171,11 @@ def load(
     limit, or the host stayed noisy through two repeats. Of a range one good point is enough; the others are marked.
     """
     from batchtune.cli.load import LoadRequest, run_load
+    from batchtune.cli.slo import slo_overrides
 
     wanted = LoadRequest(
         scenario=scenario,
-        overrides=set_ or [],
+        overrides=[*(set_ or []), *slo_overrides(slo)],
         concurrency=concurrency,
         rate=rate,
         batching_parameters_file=batching_parameters_file,
@@ -182,7 +193,10 @@ def load(
         "compare scenarios/imdb-benchmark.yaml --baseline grpc_5_rows --json",
     )
 )
+@takes_slo
 def compare(
+    *,
+    slo: dict[str, str],
     scenario: ScenarioArgument,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="The variant to compare with. Default: the first.")
@@ -206,9 +220,16 @@ def compare(
     the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.compare import run_compare
+    from batchtune.cli.slo import slo_overrides
 
     code = run_compare(
-        scenario, set_ or [], baseline=baseline, blocks=blocks, results=results, json=json, quiet=quiet
+        scenario,
+        [*(set_ or []), *slo_overrides(slo)],
+        baseline=baseline,
+        blocks=blocks,
+        results=results,
+        json=json,
+        quiet=quiet,
     )
     raise typer.Exit(code)
 
@@ -266,14 +287,14 @@ def simulate(
         "plan --rate 10k/s --routing least_loaded --set max_batch_size=64",
     )
 )
+@takes_slo
 def plan(
+    *,
+    slo: dict[str, str],
     rate: Annotated[
         str, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
     ],
     run: RunArgument = None,
-    slo_p50: LimitOption = None,
-    slo_p95: LimitOption = None,
-    slo_p99: LimitOption = None,
     set_: ParameterOption = None,
     routing: Annotated[Routing, typer.Option(help="How requests are dealt out.")] = "round_robin",
     results: RootOption = Path("results"),
@@ -287,11 +308,10 @@ def plan(
     """
     from batchtune.cli.plan import run_plan
 
-    limits = {"p50": slo_p50, "p95": slo_p95, "p99": slo_p99}
     code = run_plan(
         run,
         rate=rate,
-        limits=limits,
+        limits=slo,
         settings=set_ or [],
         routing=routing,
         results=results,

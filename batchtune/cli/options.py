@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -42,10 +45,6 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on
 RunArgument = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
 ]
-LimitOption = Annotated[
-    str | None,
-    typer.Option(metavar="DURATION", help="Latency limit such as 20ms; replaces the scenario's limits."),
-]
 Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]
@@ -67,6 +66,34 @@ ParameterOption = Annotated[
         autocompletion=_parameters_beginning,
     ),
 ]
+
+
+_LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
+_SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),
+    "errors": ("RATIO", "Most requests that may fail, such as 0.1%; replaces the scenario's."),
+}
+
+
+def takes_slo(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options `--slo-p50` to `--slo-errors`; as `slo` it gets the texts given, by name."""
+    names = {f"slo_{name.replace('.', '_')}": name for name in _SLO_HELP}
+
+    @functools.wraps(command)
+    def with_slo(**given: Any) -> None:
+        texts = {name: given.pop(parameter) for parameter, name in names.items()}
+        command(**given, slo={name: text for name, text in texts.items() if text is not None})
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "slo"]
+    for parameter, name in names.items():
+        metavar, text = _SLO_HELP[name]
+        option = Annotated[str | None, typer.Option(f"--slo-{name}", metavar=metavar, help=text)]
+        parameters.append(
+            inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        )
+    with_slo.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_slo
 
 
 def examples(*lines: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchtune.cli.calibrated import asked_configurations, calibrated_run
-from batchtune.cli.recommend import parse_limits_s
 from batchtune.cli.simulate import twin_document
+from batchtune.cli.slo import parse_limits_s, promised
 from batchtune.errors import InconclusiveError, UsageError
 from batchtune.measure.quantiles import QUANTILES
 from batchtune.measure.slo import Limit, primary_limit
@@ -41,6 +41,7 @@ def run_plan(
         raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
     given = _limit(parse_limits_s(limits))
     found = calibrated_run(path, results=results, quiet=quiet)
+    slo = promised(limits, found.scenario.slo) or found.scenario.slo
     limit = given or _scenario_limit(found.scenario)
     configurations = asked_configurations(found.base, settings)
     if len(configurations) != 1:
@@ -55,7 +56,7 @@ def run_plan(
             traffic_of(found.scenario, rate_rps=rate_rps),
             rate_rps=rate_rps,
             limit=limit,
-            error_ratio=found.scenario.slo.error_ratio,
+            error_ratio=slo.error_ratio,
             routing=routing,
         )
     if json:

@@ -8,15 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run, write_whole
 from batchtune.batching import format_cortex, format_flags, format_triton
 from batchtune.cli.options import Dialect
+from batchtune.cli.slo import promised
 from batchtune.errors import ArchiveError, NoFeasibleConfigurationError, TargetError, UsageError
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.statement import print_recommendation
-from batchtune.scenario.reader import parse_duration_s
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.trial import Trial
 
@@ -31,10 +29,10 @@ def run_recommend(
     json: bool,
 ) -> int:
     """The exit code: 0; errors say otherwise (3: nothing measured meets the limits)."""
-    limits_s = parse_limits_s(limits)
+    promised(limits, SloSpec())
     run = open_run(path, root=results)
     scenario = run.scenario()
-    slo = _slo(limits_s, scenario) if limits_s else None
+    slo = promised(limits, scenario.slo)
     trials = kept_trials(run)
     if any(trial.source == "variant" for trial in trials):
         raise UsageError(
@@ -128,35 +126,6 @@ def formatted(chosen: Recommendation, dialect: Dialect) -> str:
 
 def _without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
     return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)
-
-
-def parse_limits_s(limits: Mapping[str, str | None]) -> dict[str, float]:
-    """Seconds by quantile, of the `--slo-…` options that were given.
-
-    Raises:
-        UsageError: no duration, or none above 0.
-    """
-    parsed = {}
-    for name, text in limits.items():
-        if text is None:
-            continue
-        try:
-            parsed[name] = parse_duration_s(text)
-        except UsageError as error:
-            raise UsageError(
-                f"--slo-{name}: {error.message}", hint="write a duration such as 20ms or 1.5s"
-            ) from error
-        if parsed[name] <= 0:
-            raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
-    return parsed
-
-
-def _slo(limits_s: Mapping[str, float], scenario: Scenario) -> SloSpec:
-    """Limits from the command line replace the scenario's; the share of errors that may be stays."""
-    try:
-        return SloSpec.model_validate({**limits_s, "errors": scenario.slo.error_ratio})
-    except ValidationError as error:
-        raise UsageError(f"--slo-…: {error.errors()[0]['msg']}") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,79 @@
+"""Which promise do the options `--slo-p50` to `--slo-p99.9` and `--slo-errors` make?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from batchtune.errors import UsageError
+from batchtune.measure.quantiles import QUANTILES
+from batchtune.scenario.reader import parse_duration_s, parse_ratio
+from batchtune.scenario.spec import SloSpec
+
+ERRORS = "errors"
+
+
+def parse_limits_s(slo: Mapping[str, str | None]) -> dict[str, float]:
+    """Seconds by quantile, of the latency limits that were given.
+
+    Raises:
+        UsageError: no duration, or none above 0.
+    """
+    return {name: _limit_s(name, text) for name, text in slo.items() if text is not None and name != ERRORS}
+
+
+def promised(slo: Mapping[str, str | None], scenario: SloSpec) -> SloSpec | None:
+    """The scenario's promise with what was given in its place; None: nothing was given.
+
+    Latency limits replace all of the scenario's; the share of errors that may be stays unless it is given too.
+
+    Raises:
+        UsageError: a value that is no limit, or limits that contradict each other.
+    """
+    given = {name: text for name, text in slo.items() if text is not None}
+    if not given:
+        return None
+    limits_s = parse_limits_s(given) or scenario.limits()
+    error_ratio = _error_ratio(given[ERRORS]) if ERRORS in given else scenario.error_ratio
+    try:
+        return SloSpec.model_validate({**limits_s, "errors": error_ratio})
+    except ValidationError as error:
+        raise UsageError(f"--slo-…: {error.errors()[0]['msg']}") from error
+
+
+def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
+    """The same for a scenario that is still to be read, as its `--set`.
+
+    Raises:
+        UsageError: as `promised`.
+    """
+    if promised(slo, SloSpec()) is None:
+        return []
+    limits_s = parse_limits_s(slo)
+    overrides = [f"slo.{name}={slo.get(name) or 'null'}" for name in QUANTILES] if limits_s else []
+    errors = slo.get(ERRORS)
+    return overrides if errors is None else [*overrides, f"slo.{ERRORS}={errors}"]
+
+
+def _limit_s(name: str, text: str) -> float:
+    try:
+        limit_s = parse_duration_s(text)
+    except UsageError as error:
+        raise UsageError(
+            f"--slo-{name}: {error.message}", hint="write a duration such as 20ms or 1.5s"
+        ) from error
+    if limit_s <= 0:
+        raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
+    return limit_s
+
+
+def _error_ratio(text: str) -> float:
+    hint = "write a share such as 0.1% or 0.001"
+    try:
+        ratio = parse_ratio(text)
+    except UsageError as error:
+        raise UsageError(f"--slo-errors: {error.message}", hint=hint) from error
+    if not 0.0 <= ratio <= 1.0:
+        raise UsageError(f"--slo-errors: {text!r} is not between 0 and 100 %", hint=hint)
+    return ratio

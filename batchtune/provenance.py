@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +41,10 @@ _PACKAGES = (
     "uvloop",
 )
 _GIT_LIMIT_S = 2.0
+_NVIDIA_SMI_LIMIT_S = 10.0
+"""Without a persistence daemon the driver wakes each GPU first: seconds on a machine with eight."""
+
+_KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 
 # What a number depends on beyond the code under test: the machine and what schedules it. Versions of packages are
 # not among them, because a new version is what a comparison is often about.
@@ -87,7 +92,7 @@ def collect(
         "cpu": _cpu(root),
         "memory_bytes": psutil.virtual_memory().total,
         "memory_cgroup_limit_bytes": _memory_limit_bytes(root),
-        "gpu": _gpu(),
+        "gpu": _gpu(root),
         "python": {
             "version": platform.python_version(),
             "series": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -162,21 +167,30 @@ def _in_container(root: Path) -> bool:
 
 
 def gpu_names() -> list[str]:
-    """The names of the NVIDIA GPUs of this machine; empty without one, and without the means to ask."""
-    names: list[str] = _gpu()["names"]
+    """The names of the NVIDIA GPUs of this machine; empty without one."""
+    names: list[str] = _gpu(Path("/"))["names"]
     return names
 
 
-def _gpu() -> dict[str, Any]:
-    none: dict[str, Any] = {"names": [], "driver": None, "memory_bytes": []}
+def _gpu(root: Path) -> dict[str, Any]:
+    """The NVIDIA GPUs by NVML (extra `gpu`), by the driver's own program, or by the files of its kernel module."""
+    return (
+        _gpu_by_nvml()
+        or _gpu_by_nvidia_smi()
+        or _gpu_by_files(root / "proc/driver/nvidia")
+        or {"names": [], "driver": None, "memory_bytes": []}
+    )
+
+
+def _gpu_by_nvml() -> dict[str, Any] | None:
     try:
         import pynvml
     except ImportError:
-        return none
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return none
+        return None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
         return {
@@ -185,9 +199,33 @@ def _gpu() -> dict[str, Any]:
             "memory_bytes": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles],
         }
     except pynvml.NVMLError:
-        return none
+        return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu_by_nvidia_smi() -> dict[str, Any] | None:
+    query = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits")
+    printed = _output(["nvidia-smi", *query], limit_s=_NVIDIA_SMI_LIMIT_S)
+    rows = [[word.strip() for word in line.split(",")] for line in (printed or "").splitlines()]
+    if not rows or any(len(row) != 3 for row in rows):
+        return None
+    return {
+        "names": [name for name, _driver, _mib in rows],
+        "driver": rows[0][1],
+        "memory_bytes": [int(mib) * 2**20 for _name, _driver, mib in rows if mib.isdigit()],
+    }
+
+
+def _gpu_by_files(folder: Path) -> dict[str, Any] | None:
+    names = []
+    for path in sorted(folder.glob("gpus/*/information")):
+        for line in (_read(path) or "").splitlines():
+            name, _, value = line.partition(":")
+            if name == "Model":
+                names.append(" ".join(value.split()))
+    version = _KERNEL_MODULE.search(_read(folder / "version") or "")
+    return {"names": names, "driver": version and version[1], "memory_bytes": []} if names else None
 
 
 def _text(value: str | bytes) -> str:
@@ -214,14 +252,19 @@ def _git(directory: Path) -> dict[str, Any] | None:
 
 
 def _git_output(directory: Path, *arguments: str) -> str | None:
+    return _output(["git", "--no-optional-locks", "-C", str(directory), *arguments], limit_s=_GIT_LIMIT_S)
+
+
+def _output(command: Sequence[str], *, limit_s: float) -> str | None:
+    """What a program prints; None where it is missing, fails or takes longer."""
     try:
         ended = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(directory), *arguments],
+            list(command),
             capture_output=True,
             check=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=_GIT_LIMIT_S,
+            timeout=limit_s,
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchtune.provenance import collect, comparable
+from batchtune.provenance import collect, comparable, gpu_names
 
 
 def write(root: Path, name: str, content: str) -> None:
@@ -112,6 +112,43 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert collect(1, directory=tmp_path)["gpu"]["names"] == []
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert collect(1, directory=tmp_path)["gpu"]["names"] == []
+
+
+def stand_in(folder: Path, name: str, script: str) -> None:
+    write(folder, name, f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_gpus_are_seen_without_the_extra_by_the_drivers_own_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    told = 'case "$*" in *name,driver_version,memory.total*noheader,nounits*) echo "NVIDIA H200, 550.90.07, 143771";; esac'
+    stand_in(tmp_path / "bin", "nvidia-smi", told)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    found = collect(1, directory=tmp_path, root=tmp_path)["gpu"]
+    assert found == {"names": ["NVIDIA H200"], "driver": "550.90.07", "memory_bytes": [143771 * 2**20]}
+    assert gpu_names() == ["NVIDIA H200"]
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (user@host)",
+    ],
+)
+def test_gpus_are_seen_by_the_files_of_the_kernel_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    stand_in(tmp_path / "bin", "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 190\nGPU UUID: \t GPU-1\n"
+    write(tmp_path, "proc/driver/nvidia/gpus/0000:01:00.0/information", information)
+    write(tmp_path, "proc/driver/nvidia/version", f"{version}\nGCC version:  gcc 12\n")
+    found = collect(1, directory=tmp_path, root=tmp_path)["gpu"]
+    assert found == {"names": ["NVIDIA H200"], "driver": "535.104.05", "memory_bytes": []}
 
 
 def test_only_differences_of_the_machine_forbid_a_comparison() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from batchtune.server.deadlines import Deadlines
 from batchtune.server.loop_port import LoopPort
 from batchtune.server.loop_turn import LoopTurn
 from batchtune.wire.status import StatusError
@@ -65,3 +67,19 @@ def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> Non
 
     asyncio.run(scenario())
     assert [call.ended for call in calls] == [["INTERNAL"], ["UNAVAILABLE"], ["OK"]]
+
+
+def test_a_deadline_that_has_passed_already_replaces_none_that_is_watched() -> None:
+    late, watched = [Call() for _ in range(20)], [Call() for _ in range(20)]
+
+    async def scenario() -> None:
+        deadlines = Deadlines()
+        now_ns = time.monotonic_ns()
+        for number in range(20):
+            deadlines.add(watched[number], now_ns + (number << 18))
+            deadlines.add(late[number], now_ns - 10**9 + number * 10**7)
+        while not all(call.ended for call in late + watched):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert {tuple(call.ended) for call in late + watched} == {("DEADLINE_EXCEEDED",)}

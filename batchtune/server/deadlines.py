@@ -47,7 +47,7 @@ class Deadlines:
             self._ticking = True
             self._passed = (now_ns >> _SLOT_BITS) - 1
             asyncio.get_running_loop().call_later(_SLOT_S, self._tick)
-        self._slots[max(slot, self._passed + 1)] = {call}
+        self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
 
     def discard(self, call: Expiring, deadline_ns: int) -> None:
         """Stop watching a call that has ended; one that is not watched is no error."""

@@ -142,6 +142,20 @@ def test_a_broken_tensor_is_a_value_error(name: str) -> None:
         tensor_from_proto(BROKEN[name])
 
 
+def test_a_shape_of_many_dimensions_is_refused_before_they_are_multiplied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def product(sizes: list[int]) -> int:
+        assert len(sizes) <= 64
+        return 1
+
+    monkeypatch.setattr(math, "prod", product)
+    message = TensorProto(dtype=1, tensor_shape={"dim": [{"size": 2**62}] * 16_000})
+    with pytest.raises(ValueError, match="16000 dimensions") as raised:
+        tensor_from_proto(message)
+    assert len(str(raised.value)) < 200
+
+
 def test_the_largest_tensor_is_a_grpc_message() -> None:
     message = TensorProto(dtype=4, tensor_shape={"dim": [{"size": MAX_TENSOR_BYTES + 1}]})
     with pytest.raises(ValueError, match="exceed"):

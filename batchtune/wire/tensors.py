@@ -126,10 +126,13 @@ def tensor_from_proto(proto: Any) -> NDArray[Any]:
     if dtype is None:
         dtype = _dtype_of(proto.dtype)
     shape_proto = proto.tensor_shape
+    rank = len(shape_proto.dim)
+    if rank > _MAX_RANK:  # before the sizes are multiplied, which takes the square of their number
+        raise ValueError(f"a tensor of {rank} dimensions has more than {_MAX_RANK}")
     shape = [dim.size for dim in shape_proto.dim]
+    if shape_proto.unknown_rank or (shape and min(shape) < 0):
+        raise ValueError(f"tensor shape {shape} is not fully known")
     count = math.prod(shape)
-    if shape_proto.unknown_rank or (shape and min(shape) < 0) or len(shape) > _MAX_RANK:
-        raise ValueError(f"tensor shape {shape} is not fully known or has more than {_MAX_RANK} dimensions")
     if count * dtype.itemsize > MAX_TENSOR_BYTES:
         raise ValueError(f"a tensor of shape {shape} would exceed {MAX_TENSOR_BYTES} bytes")
     content = proto.tensor_content

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -173,6 +175,33 @@ def test_versions_labels_and_signatures_are_chosen(stub: Any, server: RunningGrp
         assert response.model_spec.version.value == 123
         assert list(response.outputs["y"].float_val) == [2.5]
     assert [asked[0] for asked in server.models.servable.asked] == ["serving_default"] * 3
+
+
+def test_refused_requests_leave_nothing_behind(server: RunningGrpc) -> None:
+    """The same refusal, again and again: neither the request nor its frames are kept by what refuses it."""
+    alive: list[weakref.ref[Any]] = []
+
+    class Call:
+        path, deadline_ns, cancelled = "/tensorflow.serving.PredictionService/Predict", None, False
+
+        def __init__(self) -> None:
+            request = predict_request(x=np.zeros(16, np.float32))
+            request.output_filter.append("z")
+            self.message = request.SerializeToString()
+            self.ended = ""
+            alive.append(weakref.ref(self))
+
+        def fail(self, code: str, _message: str) -> None:
+            self.ended = code
+
+    def refuse() -> str:
+        call = Call()
+        server.api.dispatch(call)  # type: ignore[arg-type]
+        return call.ended
+
+    assert {server.thread.call(refuse) for _ in range(20)} == {"INVALID_ARGUMENT"}
+    gc.collect()
+    assert [one for one in alive if one() is not None] == []
 
 
 def test_an_output_filter_selects_and_orders_nothing_else(stub: Any) -> None:

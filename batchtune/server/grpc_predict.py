@@ -64,8 +64,8 @@ class PredictCalls:
                 binding = self._bind(plan, servable)
             if inputs is None:
                 inputs = decode_inputs(request)
-            if binding.refusal is not None:
-                raise binding.refusal
+            if binding.refusal:
+                raise _invalid(binding.refusal)
             if binding.defaults:
                 inputs = {**binding.defaults, **inputs}
         except StatusError as error:
@@ -121,14 +121,18 @@ class PredictCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Binding:
-    """A plan that fits a version; holds no reference that would keep an unloaded version alive."""
+    """A plan that fits a version; holds no reference that would keep an unloaded version alive.
+
+    `refusal` is what such a request is told, "" where it runs; an exception kept here would keep every request that
+    it has refused.
+    """
 
     servable: weakref.ref[Servable]
     signature_name: str
     output_names: tuple[str, ...] | None
     defaults: Mapping[str, NDArray[Any]]
     encode: Callable[[Outputs], bytes]
-    refusal: StatusError | None
+    refusal: str
 
 
 def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable) -> dict[str, NDArray[Any]]:
@@ -164,17 +168,18 @@ def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable
     return defaults
 
 
-def _check_output_filter(names: tuple[str, ...], signature: Signature) -> StatusError | None:
+def _check_output_filter(names: tuple[str, ...], signature: Signature) -> str:
+    """What is wrong with the names, "" if nothing."""
     known = {spec.name for spec in signature.outputs}
     for index, name in enumerate(names):
         if name not in known:
-            return _invalid(
+            return (
                 f"output tensor alias not found in signature: {name} Outputs expected to be in the set "
                 f"{_braced(known)}."
             )
         if name in names[:index]:
-            return _invalid(f"duplicate output tensor alias: {name}")
-    return None
+            return f"duplicate output tensor alias: {name}"
+    return ""
 
 
 def _braced(names: Iterable[str]) -> str:

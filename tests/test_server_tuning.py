@@ -353,6 +353,27 @@ def test_a_request_that_is_refused_when_its_turn_comes_is_told_so() -> None:
     serve(scenario, settings, limit=ConcurrencyLimit(4))
 
 
+def test_a_fault_of_the_model_s_session_is_an_internal_error_and_frees_its_place() -> None:
+    class FaultySession:
+        def submit(self, *_arguments: Any) -> None:
+            raise KeyError("a programming error")
+
+        def close(self) -> None:
+            pass
+
+    async def scenario(server: Server) -> None:
+        real = dict(server.servable._sessions)
+        server.servable._sessions = {"s": FaultySession()}
+        for _ in range(3):
+            with pytest.raises(StatusError, match="the server failed to handle the request") as raised:
+                await server.request()
+            assert raised.value.code == "INTERNAL"
+        server.servable._sessions = real
+        await server.request()  # the limit of one has a place
+
+    serve(scenario, batching(), limit=ConcurrencyLimit(1))
+
+
 def test_a_closed_servable_is_not_found_and_an_unknown_signature_is_said() -> None:
     async def scenario(server: Server) -> None:
         with pytest.raises(StatusError, match='Serving signature key "t" not found') as raised:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from batchtune.server.metrics import DeviceActivity, Metrics
 from batchtune.server.sessions import Done, Session, SessionPool
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import FAULT, StatusError
 from batchtune.wire.tensors import Signature, signature_to_def
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +88,18 @@ class Servable:
             limit.leave()
 
         def start() -> None:
+            session = self._sessions.get(
+                signature_name
+            )  # while the request waited, the version may have closed
             try:
-                self._sessions[signature_name].submit(inputs, output_names, deadline_ns, finish)
-            except KeyError:
-                deliver([(finish, None, self._no_session(signature_name))])
+                if session is None:
+                    raise self._no_session(signature_name)
+                session.submit(inputs, output_names, deadline_ns, finish)
             except StatusError as error:
                 deliver([(finish, None, error)])
+            except Exception:  # the place in the limit must be free again
+                _logger.exception("a request for signature %s could not be submitted", signature_name)
+                deliver([(finish, None, StatusError("INTERNAL", FAULT))])
 
         limit.enter_or_wait(start)
 

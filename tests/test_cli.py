@@ -212,7 +212,7 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
     assert "20 furlongs" in wrong.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     scenario: Path, number: signal.Signals
 ) -> None:

@@ -116,7 +116,12 @@ def test_ctrl_c_before_the_start_sends_nothing(server: ScriptedHttp) -> None:
 
 def test_workers_do_not_die_of_a_ctrl_c_meant_for_the_parent(fleet: LoadFleet, server: ScriptedHttp) -> None:
     for process in fleet.process_ids:
-        os.kill(process, signal.SIGINT)
+        for number in (
+            signal.SIGINT,
+            signal.SIGHUP,
+            signal.SIGQUIT,
+        ):  # what a terminal sends to all that it runs
+            os.kill(process, number)
     assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,11 +10,12 @@ from typing import NoReturn
 from batchtune.cli.app import app
 from batchtune.cli.streams import ReaderGoneError, end_by_sigpipe, guard
 from batchtune.errors import BatchtuneError
+from batchtune.interrupts import hear_interrupts
 
 
 def main() -> NoReturn:
-    """The console script: run a command and exit with its code (see batchtune.errors); SIGTERM acts as Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """The console script: run a command and exit with its code (see batchtune.errors)."""
+    hear_interrupts()
     guard()
     try:
         code = _exit_code(app)

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +14,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
+from batchtune.interrupts import interrupts_noted
 from batchtune.load import worker
 from batchtune.load.child import start_undisturbed
 from batchtune.load.columns import Columns, new_memory
@@ -29,6 +29,7 @@ from batchtune.load.live import LiveAggregate, LiveView
 from batchtune.load.samples import Samples, merge
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.specbase import require_cpus
+from batchtune.scratch import ScratchFolder
 
 START_DELAY_NS: Final = 20_000_000
 LIVE_INTERVAL_S: Final = 0.25
@@ -73,7 +74,7 @@ class LoadFleet:
         self.processes = processes
         self._cpus = tuple(cpus) if cpus is not None else None
         self._workers: list[_Worker] = []
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: ScratchFolder | None = None
 
     def __enter__(self) -> Self:
         self._start_workers()
@@ -122,18 +123,18 @@ class LoadFleet:
                 one.process.join()
             one.process.close()
         self._workers.clear()
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
 
     def _start_workers(self) -> None:
         if self._workers and all(one.process.is_alive() for one in self._workers):
             return
         self.close()
-        self._directory = tempfile.TemporaryDirectory(prefix="batchtune-fleet-")
+        self._scratch = ScratchFolder()
         spawn = multiprocessing.get_context("spawn")
         for number in range(self.processes):
-            last_words_file = Path(self._directory.name) / f"worker-{number}.txt"
+            last_words_file = self._scratch.path / f"worker-{number}.txt"
             last_words_file.touch()
             ours, theirs = spawn.Pipe(duplex=True)
             process = spawn.Process(
@@ -255,19 +256,9 @@ def _death(one: _Worker) -> MeasurementInvalidError:
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C instead of raising; the second raises at once. Only the main thread can hear any."""
-    seen: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-
+    """Collect the first Ctrl-C instead of raising; only the main thread can hear any."""
     if threading.current_thread() is not threading.main_thread():
-        yield seen
+        yield []
         return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupts_noted() as noted:
+        yield noted

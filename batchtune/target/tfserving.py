@@ -7,9 +7,7 @@ batching parameters between two batches; any other is restarted for them.
 from __future__ import annotations
 
 import difflib
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from batchtune.batching import Configuration, format_tfserving_text, to_dict
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec import Scenario, TargetSpec
 from batchtune.scenario.specbase import require_cpus
+from batchtune.scratch import ScratchFolder
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.telemetry import Counters, read_counters
@@ -49,7 +48,7 @@ class TfServingTarget:
         self._spec = spec
         self._flags = {name.lstrip("-"): _flag_text(value) for name, value in spec.flags.items()}
         self._on_event = on_event
-        self._directory = Path(tempfile.mkdtemp(prefix="batchtune-"))
+        self._scratch = ScratchFolder()
         self._process: ServerProcess | None = None
         self._in_force: Configuration | None = None
         self._endpoint: Endpoint | None = None
@@ -119,7 +118,7 @@ class TfServingTarget:
         if self._process is not None:
             self._process.stop()
             self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +172,7 @@ class TfServingTarget:
         self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
         self._process = ServerProcess(
             [*self._program(), *arguments],
-            log_path=self._directory / "server.log",
+            log_path=self._scratch.path / "server.log",
             cpus=self._spec.cpus,
         )
         self._process.start()
@@ -218,7 +217,7 @@ class TfServingTarget:
         return ["--enable_batching=true", f"--batching_parameters_file={path}"]
 
     def _write(self, name: str, text: str) -> Path:
-        path = self._directory / name
+        path = self._scratch.path / name
         path.write_text(text, encoding="utf-8")
         return path
 

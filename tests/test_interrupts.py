@@ -1,0 +1,52 @@
+"""Signals that end a command in good order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from batchtune.interrupts import INTERRUPTS, hear_interrupts, interrupts_noted
+
+
+@pytest.fixture(autouse=True)
+def handlers_put_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in INTERRUPTS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", INTERRUPTS)
+def test_each_interrupts(number: signal.Signals) -> None:
+    hear_interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hear_interrupts()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_a_terminal_that_goes_away_twice_interrupts_once() -> None:
+    hear_interrupts()
+    with interrupts_noted() as noted:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert set(noted) == {signal.SIGHUP}
+
+
+def test_the_second_raises_at_once_and_handlers_come_back() -> None:
+    hear_interrupts()
+    with interrupts_noted() as noted:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert noted == [signal.SIGTERM]
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,65 @@
+"""Scratch folders: gone with their owner, however it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from batchtune.scratch import ScratchFolder, remove_abandoned
+
+KILLED = """
+import os, signal
+from batchtune.scratch import ScratchFolder
+
+folder = ScratchFolder()
+(folder.path / "server.log").write_text("words")
+print(folder.path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False, timeout=60
+    )
+    abandoned = Path(done.stdout.strip())
+    assert (abandoned / "server.log").is_file()
+    with ScratchFolder() as folder:
+        assert not abandoned.exists()
+        assert folder.path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_living_process_stays() -> None:
+    with ScratchFolder() as folder:
+        remove_abandoned()
+        assert folder.path.is_dir()
+    assert not folder.path.exists()
+    folder.close()
+
+
+def test_what_is_not_a_scratch_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "batchtune-notes").mkdir()
+    (tmp_path / "batchtune-file").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "owner").write_text("1\n")
+    (tmp_path / "batchtune-link").symlink_to(elsewhere)
+    remove_abandoned()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "batchtune-file",
+        "batchtune-link",
+        "batchtune-notes",
+        "elsewhere",
+    ]
+    assert elsewhere.is_dir()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import orjson
@@ -9,9 +12,12 @@ from measure_streams import make_samples, p95_within
 
 from batchtune.batching import BatchingParameters, Configuration
 from batchtune.load.samples import Status
-from batchtune.measure.bottleneck import Bottleneck, Kind, ServerSettings, find_bottleneck, settings_of
+from batchtune.measure.advice import Case, Kind, advice_for
+from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.caveats import caveat
 from batchtune.measure.measurement import Measurement, measure
+from batchtune.measure.server_settings import ServerSettings, settings_of
+from batchtune.scenario.request_spec import Protocol
 from batchtune.target.telemetry import ServerActivity
 
 EVENLY = np.arange(0, 5, 0.002)
@@ -234,7 +240,11 @@ def test_busy_time_is_worked_out_where_only_execution_times_are_told() -> None:
 
 @pytest.mark.parametrize(
     "figures",
-    [{"event_loop_lag_p99_s": 0.01}, {"server_cpu_s": 9.5}, {"queue_wait_mean_s": 0.0001}],
+    [
+        {"event_loop_lag_p99_s": 0.01, "server_cpu_s": 4.0},
+        {"server_cpu_s": 9.5},
+        {"queue_wait_mean_s": 0.0001},
+    ],
 )
 def test_a_slow_front_end_is_named(figures: dict[str, object]) -> None:
     assert named(run(latency_s=0.01, mean_batch_rows=20.0, **figures)) == "front_end"
@@ -296,6 +306,7 @@ def test_without_batching_request_threads_that_all_execute_are_the_device() -> N
     settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
     found = find_bottleneck(alone, settings)
     assert (found.kind, found.text) == ("device", "request threads execute 98 % of the time")
+    assert "batching was off" in found.advice
 
 
 def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:
@@ -310,3 +321,109 @@ def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:
     found = find_bottleneck(overlapping, replace(SETTINGS, batch_threads=2))
     assert found.evidence["thread_busy_ratio"] == pytest.approx(0.98)
     assert found.kind == "device"
+
+
+LATE_LOOP = {"latency_s": 0.01, "mean_batch_rows": 20.0, "event_loop_lag_p99_s": 0.00256}
+
+
+def test_a_late_event_loop_is_told_by_the_edge_of_its_bucket() -> None:
+    found = find_bottleneck(
+        run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=4.0, emulated=True), SETTINGS
+    )
+    assert (found.kind, "waits more than 2.56 ms" in found.text) == ("front_end", True)
+
+
+@pytest.mark.parametrize("code", ["host_busy", "host_pressure", "host_steal"])
+def test_a_late_event_loop_on_a_noisy_host_is_not_the_front_ends(code: str) -> None:
+    ratios = {"foreign_ratio": 0.34, "pressure_ratio": 0.4, "steal_ratio": 0.1, "pressed": "this machine"}
+    late = run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=4.0)
+    noisy = replace(late, caveats=(*late.caveats, caveat(code, **ratios)))
+    found = find_bottleneck(noisy, SETTINGS, blame_host=False)
+    assert found.kind == "none"
+    assert "other programs" in found.text
+    assert found.advice == "repeat on a quiet machine"
+
+
+def test_a_loop_that_hardly_uses_a_cpu_is_kept_from_running_and_no_front_end() -> None:
+    assert named(run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=1.0, emulated=True)) == "none"
+
+
+def test_a_loop_that_waits_as_long_as_the_model_executes_waits_for_its_threads() -> None:
+    model = {"batches_by_rows": {20: 500}, "execution_s_by_rows": {20: 0.004}, "server_cpu_s": 6.0}
+    assert named(run(**{**LATE_LOOP, "latency_s": 0.005}, **model)) == "none"
+    assert named(run(**{**LATE_LOOP, "latency_s": 0.005}, **model, emulated=True)) == "front_end"
+
+
+def test_a_model_whose_own_threads_fill_the_cpus_is_the_device() -> None:
+    filled = run(latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7)
+    found = find_bottleneck(filled, SETTINGS)
+    assert found.kind == "device"
+    assert "own threads fill the CPUs" in found.text
+    parsing = run(
+        latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7, emulated=True
+    )
+    assert named(parsing) == "front_end"
+
+
+def test_a_server_with_unknown_parameters_is_not_judged_by_any() -> None:
+    """98 % busy in batches of 31 rows of 32, which nobody told: neither 1000 rows nor a timeout is assumed."""
+    busy = run(mean_batch_rows=31.0, device_busy_ratio=0.98, queue_wait_mean_s=0.002, latency_s=0.005)
+    foreign = settings_of(Configuration(batching=None), protocol="grpc", known=False)
+    found = find_bottleneck(busy, replace(foreign, server_cores=2.0))
+    assert found.kind in ("device", "none")
+    assert "max_batch_size" not in found.text + found.advice
+    assert "request threads" not in found.text
+
+
+def cases() -> Iterator[Case]:
+    protocols: tuple[Protocol | None, ...] = (*get_args(Protocol), None)
+    for protocol, batching, closed, full, met, disturbed in itertools.product(
+        protocols, (True, False, None), (True, False), (True, False, None), (True, False), (True, False)
+    ):
+        yield Case(
+            protocol=protocol,
+            batching=batching,
+            closed=closed,
+            batches_full=full,
+            met=met,
+            disturbed=disturbed,
+        )
+
+
+def can_be(kind: Kind, case: Case) -> bool:
+    """Which kinds `find_bottleneck` can give: these need a batching parameter that is known, or a closed loop."""
+    if kind in ("batch_timeout", "batch_threads"):
+        return case.batching is True
+    return kind != "concurrency" or (case.batching is True and case.closed)
+
+
+def forbidden(case: Case) -> Iterator[str]:
+    """What would contradict the case, or another sentence of the same report."""
+    yield "no batching parameter"  # the report may say in the same breath that better points are likely
+    yield "buys more"
+    if case.protocol != "rest":
+        yield "REST"
+    if case.protocol in ("grpc", "kserve_grpc", None):
+        yield "gRPC"
+    if case.protocol != "kserve_rest":
+        yield "JSON"
+    if case.closed:
+        yield "the rate"
+    else:
+        yield "more clients"
+        yield "in flight"
+    if case.batching is not True:
+        yield from ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
+        yield "fuller batches"
+    if case.batching is not False:
+        yield "batching was off"
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_no_advice_contradicts_its_case(kind: Kind) -> None:
+    for case in filter(lambda one: can_be(kind, one), cases()):
+        text = advice_for(kind, case)
+        assert text
+        assert [words for words in forbidden(case) if words in text] == [], (case, text)
+        assert not (case.batches_full and "or fuller batches" in text), (case, text)
+        assert not (kind == "none" and not case.met and not case.closed and "raise the rate" in text), case

@@ -61,8 +61,8 @@ Batching helps here: a batch of 14 rows takes 6.1 ms where 14 rows one by one
   full: batching is worth 2.88× no batching (2.79 to 2.98).
 SLO: p95 9.35 ms a, in a fresh run at most 11.3 ms of 50 ms allowed (77 % to
   spare).
-Limit: none was seen, nothing is used up. Advice: raise the rate to find what
-  limits it.
+Limit: none was seen, the server tells nothing of itself. Advice: measure with
+  more clients to find what limits it.
 
 How sure: 13 trials in 26 s (calibration 8 s, race 6 s, confirmation 12 s); the
   figures rest on 3 fresh runs, made after the choice, and hold at 95 % for

@@ -79,7 +79,7 @@ def test_our_own_metrics_tell_execution_time_per_size_and_why_batches_closed() -
     assert seen.execution_s_by_rows == {8: 0.0024}
     assert seen.rejected == {"queue_full": 3}
     assert seen.device_busy_ratio == 0.096
-    assert seen.event_loop_lag_p99_s == 0.001
+    assert seen.event_loop_lag_p99_s == 0.0001  # more than the lower edge of its bucket
     assert seen.emulated
     assert seen.device_parallel
 

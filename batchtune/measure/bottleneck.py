@@ -4,45 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from batchtune.measure.advice import Kind, advice_for
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import number_from_json, number_to_json
 from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYING_GAIN, Seen
-from batchtune.measure.server_settings import ServerSettings, settings_of
+from batchtune.measure.server_settings import ServerSettings
 from batchtune.scenario.units import percentage, rounded, rounded_duration
-
-__all__ = ["Bottleneck", "Kind", "ServerSettings", "find_bottleneck", "settings_of"]
-
-Kind = Literal[
-    "host_noise",
-    "client",
-    "queue_limit",
-    "server_threads",
-    "batch_timeout",
-    "concurrency",
-    "batch_threads",
-    "device",
-    "front_end",
-    "none",
-]
 
 ROOM_RATIO: Final = 0.7
 SOME_ERRORS_RATIO: Final = 0.01
-
-_ADVICE: Final[Mapping[Kind, str]] = {
-    "host_noise": "repeat on a quiet machine: these figures are not the server's",
-    "client": "these figures are the load generator's; give it more cores or processes and measure again",
-    "queue_limit": "raise max_enqueued_batches, or shed load before the server does",
-    "server_threads": "raise the number of the server's request threads to what should share a batch",
-    "batch_timeout": "lower batch_timeout_micros: the device stands idle while batches wait to fill",
-    "concurrency": "measure with more requests in flight, or lower max_batch_size to what comes together",
-    "batch_threads": "raise num_batch_threads: the device has room while all batch threads are taken",
-    "device": "a faster device, a smaller model or more replicas; no batching parameter buys more here",
-    "front_end": "gRPC instead of REST, larger requests, or more server processes: parsing is what costs",
-    "none": "raise the rate to find what limits it",
-}
+LATE_S: Final = 0.002
+"""An event loop that is late by less delays answers by less than a batch usually takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +39,41 @@ class Bottleneck:
         return cls(kind=values["kind"], text=values["text"], advice=values["advice"], evidence=figures)
 
 
-def find_bottleneck(measurement: Measurement, settings: ServerSettings) -> Bottleneck:
+def find_bottleneck(
+    measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True
+) -> Bottleneck:
     """The first of the list that the figures show, from the least to the most trustworthy ground.
 
     Host and client come first because they spoil every other figure; the device comes after what keeps it idle or
-    its batches small.
+    its batches small. `blame_host` False looks past a noisy host to the server, which is then not blamed for what the
+    noise explains.
     """
     seen = Seen(measurement, settings)
-    for look in (
-        _host,
-        _client,
-        _queue_limit,
-        _server_threads,
-        _batch_timeout,
-        _concurrency,
-        _device,
-        _front_end,
-    ):
-        found = look(seen)
-        if found is not None:
-            kind, text = found
-            return Bottleneck(kind=kind, text=text, advice=_ADVICE[kind], evidence=seen.figures())
-    closed = measurement.concurrency is not None
-    text = "nothing is used up" if closed else "the rate offered is met; nothing is used up"
-    return Bottleneck(kind="none", text=text, advice=_ADVICE["none"], evidence=seen.figures())
+    looks = (_client, _queue_limit, _server_threads, _batch_timeout, _concurrency, _device, _front_end)
+    for look in (_host, *looks) if blame_host else looks:
+        verdict = look(seen)
+        if verdict is not None:
+            return _bottleneck(*verdict, seen)
+    return _bottleneck("none", _nothing(seen), seen)
+
+
+def _bottleneck(kind: Kind, text: str, seen: Seen) -> Bottleneck:
+    return Bottleneck(kind=kind, text=text, advice=advice_for(kind, seen.case), evidence=seen.figures())
+
+
+def _nothing(seen: Seen) -> str:
+    if seen.run.server is None:
+        return "the server tells nothing of itself"
+    if seen.disturbed:
+        return "nothing of the server's is used up, and other programs took the machine's time"
+    if seen.run.concurrency is not None:
+        return "nothing is used up"
+    if seen.is_met:
+        return "the rate offered is met; nothing is used up"
+    return (
+        f"{rounded(seen.run.throughput_rps.value)} of {rounded(seen.run.offered_rps or 0.0)} requests/s are answered, "
+        "but nothing is used up"
+    )
 
 
 _Found = tuple[Kind, str] | None
@@ -114,10 +100,8 @@ def _queue_limit(seen: Seen) -> _Found:
     refused, busy = seen.error_ratio("queue_full"), seen.thread_busy_ratio
     if refused <= SOME_ERRORS_RATIO or (busy is not None and busy >= BUSY_RATIO):
         return None
-    return (
-        "queue_limit",
-        f"{percentage(refused, 1)} of the requests found the queue full while batch threads were free",
-    )
+    idle = "" if busy is None else " while batch threads were free"
+    return "queue_limit", f"{percentage(refused, 1)} of the requests found the queue full{idle}"
 
 
 def _server_threads(seen: Seen) -> _Found:
@@ -219,18 +203,24 @@ def _threads(seen: Seen) -> str:
 
 
 def _front_end(seen: Seen) -> _Found:
-    """The device has time, and the event loop or the server's CPU has not; or nothing else takes the time."""
-    server, overhead_s = seen.run.server, seen.run.overhead_mean_s
-    if server is None:
+    """The device has time, and the event loop or the server's CPU has not; or nothing else takes the time.
+
+    On a CPU the model's own threads are the likelier user of what the server uses up.
+    """
+    cpu = seen.server_cpu_ratio
+    if seen.run.server is None:
         return None
-    lag_s, cpu = server.event_loop_lag_p99_s, seen.server_cpu_ratio
-    if lag_s is not None and lag_s > max(0.002, 0.3 * seen.run.latency_mean_s):
-        return "front_end", f"the server's event loop is late by {rounded_duration(lag_s)} (p99)"
     if cpu is not None and cpu >= BUSY_RATIO:
+        return _used_up(seen, cpu)
+    if seen.disturbed:
+        return None
+    lag_s = seen.run.server.event_loop_lag_p99_s
+    if lag_s is not None and lag_s > max(LATE_S, 0.3 * seen.run.latency_mean_s) and seen.loop_is_busy(lag_s):
         return (
             "front_end",
-            f"the server uses {percentage(cpu)} of its CPU and its batch threads are not all busy",
+            f"1 in 100 looks at the server's event loop waits more than {rounded_duration(lag_s)}",
         )
+    overhead_s = seen.run.overhead_mean_s
     closed = seen.run.concurrency is not None
     if closed and overhead_s is not None and overhead_s > MANY_RATIO * seen.run.latency_mean_s:
         return "front_end", (
@@ -238,3 +228,18 @@ def _front_end(seen: Seen) -> _Found:
             "pass outside queue and device"
         )
     return None
+
+
+def _used_up(seen: Seen, cpu: float) -> _Found:
+    executing = seen.executing_ratio
+    if not seen.device_is_cpu or executing is None or executing < MANY_RATIO:
+        return (
+            "front_end",
+            f"the server uses {percentage(cpu)} of its CPU and its batch threads are not all busy",
+        )
+    if seen.has_room_in_batches:
+        return None
+    return "device", (
+        f"the model's own threads fill the CPUs: the server uses {percentage(cpu)} of them, and "
+        f"it executes {percentage(min(executing, 1.0))} of the time"
+    )

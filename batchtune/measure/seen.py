@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from batchtune.measure.advice import Case
+from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.server_settings import ServerSettings
 
@@ -32,7 +34,7 @@ class Seen:
         From the time spent in batches; the device's busy time counts overlapping batches once, so it is a floor.
         """
         server = self.run.server
-        if server is None:
+        if server is None or not self.settings.known:
             return None
         known = [] if server.device_busy_ratio is None else [server.device_busy_ratio]
         if server.execution_s_by_rows and server.duration_s > 0:
@@ -70,18 +72,76 @@ class Seen:
     @property
     def server_cpu_ratio(self) -> float | None:
         """Of the cores that the server may use."""
-        server, cores = self.run.server, self.settings.server_cores
-        if server is None or server.server_cpu_s is None or not cores or server.duration_s <= 0:
+        used, cores = self.server_cpus_used, self.settings.server_cores
+        return None if used is None or not cores else used / cores
+
+    @property
+    def server_cpus_used(self) -> float | None:
+        """How many CPUs the server keeps busy."""
+        server = self.run.server
+        if server is None or server.server_cpu_s is None or server.duration_s <= 0:
             return None
-        return server.server_cpu_s / server.duration_s / cores
+        return server.server_cpu_s / server.duration_s
+
+    @property
+    def case(self) -> Case:
+        """Under which conditions the run was limited, for the advice."""
+        return Case(
+            protocol=self.settings.protocol,
+            batching=self.settings.batching,
+            closed=self.run.concurrency is not None,
+            batches_full=self._batches_full,
+            met=self.is_met,
+            disturbed=self.disturbed,
+        )
+
+    @property
+    def _batches_full(self) -> bool | None:
+        if self.fill_ratio is not None and self.fill_ratio >= BUSY_RATIO:
+            return True
+        return None if self.fuller_gain is None else self.fuller_gain < PAYING_GAIN
+
+    @property
+    def is_met(self) -> bool:
+        """Whether an open loop is answered as fast as it is offered; a closed one always is."""
+        offered_rps = self.run.offered_rps
+        return offered_rps is None or self.run.throughput_rps.value >= MET_RATIO * offered_rps
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs took so much of the machine that what is late may be late because of them."""
+        return any(one.code in HOST_CODES or one.code == "host_pressure" for one in self.run.caveats)
+
+    @property
+    def device_is_cpu(self) -> bool:
+        """Whether the model runs on the server's own CPUs: no emulated device, no GPU that tells of itself."""
+        server = self.run.server
+        return server is not None and not server.emulated and self.device_used_ratio is None
+
+    @property
+    def executing_ratio(self) -> float | None:
+        """Share of the time with at least one batch executing, for a server that tells it; else that of its threads."""
+        server = self.run.server
+        return (server and server.device_busy_ratio) or self.thread_busy_ratio
+
+    def loop_is_busy(self, lag_s: float) -> bool:
+        """Whether the lag of the event loop is its own work.
+
+        A loop that uses less than half a CPU is kept from running; one that is late by no more than an execution on
+        the CPU waits for the model's threads.
+        """
+        cpus_used = self.server_cpus_used
+        if cpus_used is not None and cpus_used < MANY_RATIO:
+            return False
+        return not (self.device_is_cpu and lag_s <= (self.run.compute_mean_s or 0.0))
 
     @property
     def has_room_in_batches(self) -> bool:
         """Whether an open loop is met by batches that are half empty: at a higher rate they would hold more."""
-        offered_rps, fill = self.run.offered_rps, self.fill_ratio
-        met = offered_rps is not None and self.run.throughput_rps.value >= MET_RATIO * offered_rps
+        fill = self.fill_ratio
         return (
-            met
+            self.run.offered_rps is not None
+            and self.is_met
             and fill is not None
             and fill < MANY_RATIO
             and (self.fuller_gain or PAYING_GAIN) >= PAYING_GAIN

@@ -12,6 +12,7 @@ from batchtune.batching import (
     Configuration,
     default_num_batch_threads,
 )
+from batchtune.scenario.request_spec import Protocol
 
 UNBATCHED_THREADS_PER_CORE: Final = 4
 """Without batching TF Serving and the bundled server run so many requests at once for each CPU."""
@@ -20,7 +21,8 @@ UNBATCHED_THREADS_PER_CORE: Final = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """What was in force; None: unknown. `max_batch_size` None: batching off, and
-    `batch_threads` are then those that run one request each.
+    `batch_threads` are then those that run one request each. `known` False: a server that tells nothing of its
+    parameters, whose size, timeout and threads are not to be read.
 
     `rows_per_request` is the mean; `request_threads` how many requests the server handles at once;
     `server_cores` how many it may use; `device_utilisation` from the device's own counters (NVML), 0 to 1.
@@ -33,6 +35,13 @@ class ServerSettings:
     request_threads: int | None = None
     server_cores: float | None = None
     device_utilisation: float | None = None
+    protocol: Protocol | None = None
+    known: bool = True
+
+    @property
+    def batching(self) -> bool | None:
+        """Whether the server batches; None: not known."""
+        return self.max_batch_size is not None if self.known else None
 
 
 def settings_of(
@@ -41,14 +50,20 @@ def settings_of(
     rows_per_request: float = 1.0,
     server_cores: float | None = None,
     flags: Mapping[str, Any] | None = None,
-    protocol: str = "grpc",
+    protocol: Protocol | None = None,
     cpus: Collection[int] | None = None,
+    known: bool = True,
 ) -> ServerSettings:
     """The settings that a configuration puts in force, TF Serving's defaults where it is silent.
 
     `cpus` are those of the server (`target.cpus`; None: those of this process), which its default of threads follows.
     `flags` are the server's own (`target.flags`), `protocol` the one that is loaded: both tell `request_threads`.
+    `known` False: a server that somebody else started, of which the configuration tells nothing.
     """
+    if not known:
+        return ServerSettings(
+            rows_per_request=rows_per_request, server_cores=server_cores, protocol=protocol, known=False
+        )
     batching = configuration.batching
     request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
     if batching is None:
@@ -57,6 +72,7 @@ def settings_of(
             rows_per_request=rows_per_request,
             server_cores=server_cores,
             request_threads=request_threads,
+            protocol=protocol,
         )
     micros, threads = batching.batch_timeout_micros, batching.num_batch_threads
     return ServerSettings(
@@ -66,10 +82,11 @@ def settings_of(
         rows_per_request=rows_per_request,
         server_cores=server_cores,
         request_threads=request_threads,
+        protocol=protocol,
     )
 
 
-def request_threads_of(flags: Mapping[str, Any], *, protocol: str) -> int | None:
+def request_threads_of(flags: Mapping[str, Any], *, protocol: Protocol | None) -> int | None:
     """How many requests the server's flags let it handle at once; None: they do not say, or set no limit.
 
     Cortex's `processes_per_replica` × `threads_per_process` bind the bundled server; `grpc_max_threads` and

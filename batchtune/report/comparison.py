@@ -229,11 +229,11 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
 
 def _small_print(comparison: Comparison) -> list[str]:
     lines = []
-    by_kind: dict[str, list[VariantFigures]] = {}
+    alike: dict[tuple[str, str], list[VariantFigures]] = {}
     for one in comparison.variants:
         if one.bottleneck is not None:
-            by_kind.setdefault(one.bottleneck.kind, []).append(one)
-    for limited in by_kind.values():
+            alike.setdefault((one.bottleneck.kind, one.bottleneck.advice), []).append(one)
+    for limited in alike.values():
         bottleneck = limited[0].bottleneck
         if bottleneck is not None:
             limits = ", ".join(one.name for one in limited)

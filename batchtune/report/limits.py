@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from batchtune.measure.bottleneck import Bottleneck, Kind
+from batchtune.measure.advice import Kind
+from batchtune.measure.bottleneck import Bottleneck
 
 _TITLES: Final[Mapping[Kind, str]] = {
     "host_noise": "the noisy host",

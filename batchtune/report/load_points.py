@@ -138,12 +138,12 @@ def _rows(
 
 
 def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterator[str]:
-    """Each kind of limit once, with the evidence of the last point that has it."""
-    by_kind: dict[str, list[tuple[str, Bottleneck]]] = {}
+    """Each limit and its advice once, with the evidence of the last point that has them."""
+    alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
     for load, found in limits.items():
         if found is not None:
-            by_kind.setdefault(found.kind, []).append((load, found))
-    for limited in by_kind.values():
+            alike.setdefault((found.kind, found.advice), []).append((load, found))
+    for limited in alike.values():
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == len(limits) else f" ({named} {loads})"
         yield f"Limit{where}: {limit_sentence(limited[-1][1])}"

@@ -39,6 +39,7 @@ class ServerActivity:
 
     `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
+    `event_loop_lag_p99_s` is a floor: the lower edge of the histogram's bucket.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -200,14 +201,12 @@ class _Change:
         }
 
     def histogram_quantile_s(self, name: str, quantile: float) -> float | None:
-        """Upper edge, in seconds, of the bucket that holds the quantile; None without samples."""
+        """Lower edge, in seconds, of the bucket that holds the quantile: it is more than that; None without samples."""
         edges = self._cumulative(name)
         if not edges or edges[-1][1] <= 0:
             return None
         wanted = quantile * edges[-1][1]
-        edge = next(edge for edge, cumulative in edges if cumulative >= wanted)
-        finite = [bound for bound, _ in edges if bound != float("inf")]
-        return min(edge, finite[-1] if finite else edge) / 1e6
+        return max((edge for edge, cumulative in edges if cumulative < wanted), default=0.0) / 1e6
 
     def _cumulative(self, name: str) -> list[tuple[float, float]]:
         sums: dict[float, float] = defaultdict(float)

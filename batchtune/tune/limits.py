@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Literal
 
 from batchtune.batching import Configuration
 from batchtune.cpus import usable_cpus
-from batchtune.measure.bottleneck import Bottleneck, find_bottleneck, settings_of
-from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.server_settings import settings_of
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.trial import Trial
 
@@ -31,11 +30,11 @@ def usual_bottleneck(
     `scenario` tells the server's flags, so that its request threads are known. Noise of the host is left out: it
     comes and goes between runs and is told as a caveat.
     """
-    found = [_verdict(configuration, _without_host_noise(each), scenario) for each in measured]
-    if not found:
+    verdicts = [_verdict(configuration, each, scenario, blame_host=False) for each in measured]
+    if not verdicts:
         return None
-    kind = Counter(one.kind for one in found).most_common(1)[0][0]
-    return [one for one in found if one.kind == kind][-1]
+    kind = Counter(verdict.kind for verdict in verdicts).most_common(1)[0][0]
+    return [verdict for verdict in verdicts if verdict.kind == kind][-1]
 
 
 def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
@@ -59,7 +58,11 @@ def rows_per_request(measured: Measurement) -> float | None:
 
 
 def _verdict(
-    configuration: Configuration, measured: Measurement, scenario: Scenario | None = None
+    configuration: Configuration,
+    measured: Measurement,
+    scenario: Scenario | None = None,
+    *,
+    blame_host: bool = True,
 ) -> Bottleneck:
     cpus = None if scenario is None else scenario.target.cpus
     settings = settings_of(
@@ -67,12 +70,7 @@ def _verdict(
         rows_per_request=rows_per_request(measured) or 1.0,
         server_cores=usable_cpus(cpus),
         flags={} if scenario is None else scenario.target.flags,
-        protocol="grpc" if scenario is None else scenario.request.protocol,
+        protocol=None if scenario is None else scenario.request.protocol,
         cpus=cpus,
     )
-    return find_bottleneck(measured, settings)
-
-
-def _without_host_noise(measured: Measurement) -> Measurement:
-    """The same figures without the caveats that blame the host."""
-    return replace(measured, caveats=tuple(one for one in measured.caveats if one.code not in HOST_CODES))
+    return find_bottleneck(measured, settings, blame_host=blame_host)

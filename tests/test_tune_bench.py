@@ -61,7 +61,7 @@ def test_a_probe_is_short_and_has_its_own_clients():
 
 
 def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
-    found, _, _ = run(scenario_of(), plan_for(NO_BATCHING), law=Law(fixed_s=60.0))
+    found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0))
     assert found.trial.state == "failed"
     assert "no request was answered: 16 × UNFINISHED" in found.trial.failure
 
@@ -102,3 +102,17 @@ def test_a_fixed_number_of_requests_counts_from_the_start_to_the_last_answer():
     assert found.trial.measurement.requests == 100
     assert found.trial.measurement.window_s == pytest.approx(100 * 0.0013, rel=0.01)
     assert found.trial.measurement.throughput_rps.value == pytest.approx(1 / 0.0013, rel=0.01)
+
+
+def test_an_answer_after_the_measured_time_is_overload_and_no_failure():
+    load = {"arrivals": "closed", "concurrency": 16, "warm_up": "100ms", "duration": "1s"}
+    found, _, _ = run(
+        scenario_of(load=load), plan_for(NO_BATCHING), law=Law(fixed_s=1.5, unbatched_threads=16)
+    )
+    assert found.trial.state == "complete"
+
+
+def test_a_run_that_waits_only_as_long_as_the_slo_cares_calls_silence_overload():
+    found, _, _ = run(open_loop(10), plan_for(NO_BATCHING), law=Law(fixed_s=30.0))
+    assert found.trial.state == "complete"
+    assert not found.trial.feasible

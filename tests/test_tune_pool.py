@@ -170,3 +170,11 @@ def test_the_leader_is_feasible_and_no_ranking_loses_a_feasible_one(rows):
     assert all(
         one.value > max(other.search_value for other in ranked if other.confirmations) for one in ahead
     )
+
+
+def test_a_probe_that_failed_bans_no_configuration():
+    trials = [
+        planted(1, batching=size(8), throughput=1, p95_s=1, source="calibration", failure="hung"),
+        planted(2, batching=size(8), throughput=2000, p95_s=0.01),
+    ]
+    assert leaders(pool(trials, scenario=SCENARIO), scenario=SCENARIO)

@@ -135,6 +135,19 @@ def test_three_failures_in_a_row_end_the_sweep_with_the_last_reason():
         found.extend(sweep(scenario_of(), target, FakeFleet(target), now_s=clock))
 
 
+def test_a_sweep_is_not_given_up_while_anything_worked():
+    """Every size above 1 fails: what is left is confirmed, and that is the recommendation."""
+    said = []
+    trials = run(
+        scenario_of(search={"strategy": "guided", "budget": {"time": "60s"}}),
+        law=Law(rows_max=1),
+        watcher=Watcher(on_summary=said.append),
+    )
+    assert sum(one.state == "failed" for one in trials) >= 6
+    assert trials[-1].source == "confirm"
+    assert recommend(trials, scenario=scenario_of()).configuration.batching is None
+
+
 def test_an_interrupt_passes_through_and_everything_measured_stays():
     clock = FakeClock()
     target = FakeTarget(clock)

@@ -105,7 +105,7 @@ class Bench:
             seed=plan.seed,
             rate_rps=None if measurement is None else measurement.offered_rps,
             concurrency=None if measurement is None else measurement.concurrency,
-            objective=None if outcome is None or failure is not None else outcome.objective,
+            objective=None if outcome is None or failure is not None else _known(outcome.objective),
             constraints=constraints,
             feasible=failure is None and bool(constraints) and is_feasible(constraints),
             measurement=measurement,
@@ -224,14 +224,14 @@ class Bench:
         if not self._target.alive():
             return f"the server died under load; its last words:\n{self._target.log_tail()}"
         samples = outcome.figures.samples
-        if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
-            return None
+        if not len(samples) or (samples.status == Status.OK).any():
+            return None  # answers after the measured time are overload, and that is an answer
         errors = samples.errors()
-        if outcome.probes and set(errors) <= OVERLOAD:
-            return None  # the search for a capacity may overwhelm it; that is an answer
+        if set(errors) <= OVERLOAD and (outcome.probes or not outcome.figures.waited):
+            return None
         classes = ", ".join(f"{count} × {name}" for name, count in errors.items())
         texts = "; ".join(samples.error_texts.values())
-        return f"no request was answered: {classes or 'none in the measured time'}{': ' + texts if texts else ''}"
+        return f"no request was answered: {classes}{': ' + texts if texts else ''}"
 
     def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo
@@ -246,6 +246,11 @@ class Bench:
                 found[watched.name], 0.0
             )  # the search's verdict, not the quantile's noise
         return found
+
+
+def _known(objective: Estimate | None) -> Estimate | None:
+    """None for a rate of 0 and for NaN: nothing was answered in the measured time, so there is nothing to compare."""
+    return objective if objective is not None and objective.value > 0.0 else None
 
 
 def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregate], bool] | None:

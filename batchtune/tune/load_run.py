@@ -80,11 +80,15 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What came of one load: every request, the window that counts, and the sum."""
+    """What came of one load: every request, the window that counts, and the sum.
+
+    `waited`: answers were waited for as long as a request may take, not only until they were hopelessly late.
+    """
 
     samples: Samples
     window: Window
     measurement: Measurement
+    waited: bool = True
 
 
 class Loader:
@@ -145,7 +149,8 @@ class Loader:
             client_max_rps=self._client_max_rps,
             notes=(*noise, *self._warm_up_caveats(load, window, moved)),
         )
-        return Figures(samples=samples, window=window, measurement=measurement)
+        waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
+        return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
 
     def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Caveat, ...]:
         """None where a run counts from its start on purpose, or what is in force is not known."""

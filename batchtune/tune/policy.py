@@ -315,7 +315,11 @@ GAIN_HALF_WIDTH = 0.15
 # Budget and failures.
 
 FAILURES_MAX = 3
-"""So many failed trials in a row mean that it is not the configurations that are at fault."""
+"""So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""
+
+FAILURES_TO_END = 6
+"""The search ends after so many failed trials in a row, and what worked is confirmed: a size that fails may follow
+others that do, but the calibration alone tries six that are spread over the whole space."""
 
 RESERVE_SHARE = 0.25
 """Confirmations set aside at most this share of the time: of a small budget the search needs the most."""

@@ -98,7 +98,8 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
         run = _run_of(trial, scenario=scenario, slo=limits)
         if run is not None:
             by_configuration.setdefault(trial.configuration, []).append(run)
-    failed = Counter(trial.configuration for trial in trials if trial.state == "failed")
+    candidates = (trial for trial in trials if trial.source not in NO_CANDIDATES)
+    failed = Counter(trial.configuration for trial in candidates if trial.state == "failed")
     return [
         _pooled(runs, failures=failed[key], slo=limits, scenario=scenario)
         for key, runs in by_configuration.items()

@@ -63,7 +63,7 @@ def sweep(
     the client can do at most with these requests, once.
 
     Raises:
-        TargetError: three trials in a row failed.
+        TargetError: the first three trials failed. Once a trial has worked, failures only end the search sooner.
         MeasurementInvalidError: the load generators failed.
     """
     search = _Sweep(scenario, finished, watcher, now_s)
@@ -120,6 +120,7 @@ class _Sweep:
         self._bench = bench
         try:
             yield from self._drive(strategy_of(self, self._findings))
+            self._failures = 0
             yield from self._drive(confirmations(self))
         except (KeyboardInterrupt, GeneratorExit):
             self._findings.stop_reason = "it was interrupted"
@@ -171,6 +172,9 @@ class _Sweep:
                         return
                     trial = yield from self._measure(ask)
                 self._update_best()
+                if self._failures >= policy.FAILURES_TO_END:
+                    self._findings.stop_reason = f"{self._failures} trials in a row failed"
+                    return
                 ask = asking.send(trial)
         except StopIteration:
             return
@@ -184,7 +188,7 @@ class _Sweep:
         while True:
             done = self._attempt(ask, repeat_of=repeat_of)
             yield done
-            if self._failures >= policy.FAILURES_MAX:
+            if self._failures >= policy.FAILURES_MAX and not self._worked():
                 raise TargetError(
                     f"{policy.FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
                     hint="the failed trials are in the ledger; see whether the server works by hand",
@@ -218,8 +222,10 @@ class _Sweep:
 
     def _tells_something(self, trial: Trial) -> bool:
         """Whether it worked, or was out of memory where others were not: a size too large is the configuration's."""
-        worked = any(one.state == "complete" for one in self.trials)
-        return trial.state != "failed" or (worked and out_of_memory(trial) is not None)
+        return trial.state != "failed" or (self._worked() and out_of_memory(trial) is not None)
+
+    def _worked(self) -> bool:
+        return any(trial.state == "complete" for trial in self.trials)
 
     def _may_repeat(self, spoilt: Trial) -> bool:
         """Whether repeats have a share of trials and time left."""

@@ -150,7 +150,7 @@ def test_plan_says_replicas_with_an_interval(ask: Ask) -> None:
 def test_plan_uses_the_scenarios_limit_when_none_is_given(ask: Ask) -> None:
     code, out, _ = ask("plan", "--rate", "1000", "--json")
     assert code == 0
-    assert json.loads(out)["limit"] == {"name": "p95", "seconds": 0.05}
+    assert json.loads(out)["limits"] == [{"name": "p95", "seconds": 0.05}]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,11 @@ def test_plan_uses_the_scenarios_limit_when_none_is_given(ask: Ask) -> None:
         (("simulate", "--concurrency", "1.5"), 2, "no number of clients"),
         (("plan", "--rate", "0"), 2, "not above 0"),
         (("plan", "--rate", "10", "--slo-p95", "soon"), 2, "write a duration"),
-        (("plan", "--rate", "10", "--slo-p95", "1s", "--slo-p99", "2s"), 2, "one limit"),
+        (
+            ("plan", "--rate", "10", "--slo-p95", "1s", "--slo-p50", "1us"),
+            5,
+            "no rate keeps p50 within 1 µs and p95",
+        ),
         (("plan", "--rate", "10", "--set", "max_batch_size=4,8"), 2, "batchtune simulate"),
         (("plan", "--rate", "10", "--slo-p95", "1us"), 5, "no rate keeps p95"),
     ],

@@ -245,17 +245,17 @@ def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
 
 def test_capacity_is_where_the_limit_is_met(serial_twin: Twin) -> None:
     batcher = batcher_of(32)
-    found = serial_twin.capacity(batcher, POISSON, replace(P95, seconds=0.008), 0.01)
+    found = serial_twin.capacity(batcher, POISSON, (replace(P95, seconds=0.008),), 0.01)
     assert found.shape == (len(serial_twin.fits),)
     middle = float(np.median(found))
     at = serial_twin.predict(batcher, Traffic(rate_rps=middle)).latency("p95").value
     assert at == pytest.approx(0.008, rel=0.15)
-    tighter = serial_twin.capacity(batcher, POISSON, replace(P95, seconds=0.005), 0.01)
+    tighter = serial_twin.capacity(batcher, POISSON, (replace(P95, seconds=0.005),), 0.01)
     assert np.median(tighter) < middle
 
 
 def test_no_rate_keeps_a_limit_below_one_execution(serial_twin: Twin) -> None:
-    assert not serial_twin.capacity(batcher_of(32), POISSON, replace(P95, seconds=0.001), 0.01).any()
+    assert not serial_twin.capacity(batcher_of(32), POISSON, (replace(P95, seconds=0.001),), 0.01).any()
 
 
 @pytest.mark.parametrize(("threads", "rows"), [(1, 4.0), (2, 8 / 3)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from twin_fakes import batcher_of
@@ -46,7 +48,7 @@ def true_capacity(reading: Fitted, size: int, threads: int) -> float:
 def test_small_and_large_batches_are_judged_alike(size: int, threads: int, serial: bool) -> None:
     reading = reading_of(serial=serial)
     found = highest_rates(
-        batcher_of(size, threads=threads), POISSON, [reading] * 3, limit=P95, error_ratio=0.01
+        batcher_of(size, threads=threads), POISSON, [reading] * 3, limits=(P95,), error_ratio=0.01
     )
     truth = true_capacity(reading, size, threads)
     assert found[0] == pytest.approx(truth, rel=0.04)
@@ -56,16 +58,39 @@ def test_small_and_large_batches_are_judged_alike(size: int, threads: int, seria
 def test_no_rate_above_saturation_is_kept() -> None:
     reading, batcher = reading_of(), batcher_of(16)
     loose = Limit(name="p95", quantile=0.95, seconds=30.0)
-    found = highest_rates(batcher, POISSON, [reading, reading], limit=loose, error_ratio=0.01)
+    found = highest_rates(batcher, POISSON, [reading, reading], limits=(loose,), error_ratio=0.01)
     assert np.all(found <= reading.saturation_rps(batcher, POISSON))
 
 
 def test_each_reading_is_asked_even_where_the_first_keeps_the_limit_at_no_rate() -> None:
     slow, quick, usual = reading_of(0.08), reading_of(0.004), reading_of()
     batcher = batcher_of(16)
-    found = highest_rates(batcher, POISSON, [slow, quick, usual], limit=P95, error_ratio=0.01)
+    found = highest_rates(batcher, POISSON, [slow, quick, usual], limits=(P95,), error_ratio=0.01)
     assert found[0] == 0.0
     assert found[1] == pytest.approx(true_capacity(quick, 16, 1), rel=0.04)
-    turned = highest_rates(batcher, POISSON, [usual, quick, slow], limit=P95, error_ratio=0.01)
+    turned = highest_rates(batcher, POISSON, [usual, quick, slow], limits=(P95,), error_ratio=0.01)
     assert turned[1] == pytest.approx(found[1], rel=0.02)
     assert turned[2] == 0.0
+
+
+def test_the_highest_rate_keeps_every_limit_and_is_that_of_the_tightest() -> None:
+    """A loose limit beside a tight one changes nothing; together they are kept where the first is missed."""
+    reading, batcher = reading_of(), batcher_of(16)
+    p50 = Limit(name="p50", quantile=0.5, seconds=0.02)
+    alone = [
+        highest_rates(batcher, POISSON, [reading], limits=(limit,), error_ratio=0.01)[0]
+        for limit in (p50, P95)
+    ]
+    both = highest_rates(batcher, POISSON, [reading], limits=(p50, P95), error_ratio=0.01)[0]
+    assert alone[0] < 0.95 * alone[1]
+    assert both == pytest.approx(min(alone), rel=0.02)
+
+
+def test_the_share_of_errors_is_a_limit_like_the_others() -> None:
+    """A queue of one batch refuses long before p95 is missed; who allows no refusals gets a lower rate."""
+    reading, batcher = reading_of(), replace(batcher_of(16), max_enqueued_batches=1)
+    lax, strict = (
+        highest_rates(batcher, POISSON, [reading], limits=(P95,), error_ratio=ratio)[0]
+        for ratio in (0.04, 0.0)
+    )
+    assert strict < 0.9 * lax

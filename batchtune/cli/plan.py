@@ -1,4 +1,4 @@
-"""`batchtune plan`: how many replicas does a rate need within a latency limit?"""
+"""`batchtune plan`: how many replicas does a rate need within its latency limits?"""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 
 from batchtune.cli.calibrated import asked_configurations, calibrated_run
 from batchtune.cli.simulate import twin_document
-from batchtune.cli.slo import parse_limits_s, promised
+from batchtune.cli.slo import promised
 from batchtune.errors import InconclusiveError, UsageError
-from batchtune.measure.quantiles import QUANTILES
-from batchtune.measure.slo import Limit, primary_limit
+from batchtune.measure.slo import limits_of
 from batchtune.report.twin import note_when_slow, print_plan
-from batchtune.scenario.spec import Scenario
+from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import parse_rate_rps
 from batchtune.twin.plan import plan_replicas
 from batchtune.twin.simulate import Routing, batcher_of
@@ -39,10 +38,8 @@ def run_plan(
         raise UsageError(f"--rate: {error.message}", hint="write --rate 10000, or 10k/s") from error
     if rate_rps <= 0.0:
         raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
-    given = _limit(parse_limits_s(limits))
     found = calibrated_run(path, results=results, quiet=quiet)
-    slo = promised(limits, found.scenario.slo) or found.scenario.slo
-    limit = given or _scenario_limit(found.scenario)
+    slo = _promise(limits, found.scenario)
     configurations = asked_configurations(found.base, settings)
     if len(configurations) != 1:
         raise UsageError(
@@ -55,7 +52,7 @@ def run_plan(
             batcher_of(configurations[0], cpus=found.scenario.target.cpus),
             traffic_of(found.scenario, rate_rps=rate_rps),
             rate_rps=rate_rps,
-            limit=limit,
+            limits=limits_of(slo),
             error_ratio=slo.error_ratio,
             routing=routing,
         )
@@ -76,19 +73,8 @@ def run_plan(
     return InconclusiveError.exit_code
 
 
-def _limit(limits_s: Mapping[str, float]) -> Limit | None:
-    if len(limits_s) > 1:
-        raise UsageError(
-            f"a plan keeps one limit; given were {', '.join(limits_s)}",
-            hint="plan for each, take the larger fleet",
-        )
-    for name, seconds in limits_s.items():
-        return Limit(name=name, quantile=QUANTILES[name], seconds=seconds)
-    return None
-
-
-def _scenario_limit(scenario: Scenario) -> Limit:
-    limit = primary_limit(scenario.slo)
-    if limit is None:
+def _promise(given: Mapping[str, str | None], scenario: Scenario) -> SloSpec:
+    slo = promised(given, scenario.slo) or scenario.slo
+    if not slo.limits():
         raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")
-    return limit
+    return slo

@@ -77,10 +77,11 @@ def print_plan(
 ) -> None:
     """The number of replicas first, then what each gets, what to expect and how sure it is."""
     console, width = console_on(stream), text_width(stream)
+    promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
+    latencies = ", ".join(f"{name} {latency(expected)}" for name, expected in plan.latency_s.items())
     label = "extrapolated: " if plan.extrapolated else ""
     console.print(
-        f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {plan.limit.name} "
-        f"≤ {rounded_duration(plan.limit.seconds)}",
+        f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {promise}",
         style="bold",
         markup=False,
     )
@@ -95,8 +96,7 @@ def print_plan(
             f"{number(plan.saturation_rps)} that saturate it; requests go {_ROUTES[plan.routing]}."
         ),
         (
-            f"Then: p50 {latency(plan.latency_s['p50'])}, p95 {latency(plan.latency_s['p95'])}, "
-            f"p99 {latency(plan.latency_s['p99'])}; mean batch {number(plan.mean_batch_rows)} rows; devices "
+            f"Then: {latencies}; mean batch {number(plan.mean_batch_rows)} rows; devices "
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",

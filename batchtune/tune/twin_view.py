@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchtune.batching import Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.slo import primary_limit
+from batchtune.measure.slo import limits_of, primary_limit
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Cell, Measured
@@ -120,14 +120,12 @@ def _merits(
     twin: Twin, scenario: Scenario, configuration: Configuration, *, readings: int
 ) -> NDArray[np.float64]:
     batcher, traffic = batcher_of(configuration, cpus=scenario.target.cpus), traffic_of(scenario)
-    limits = scenario.slo.limits()
     if scenario.objective == "capacity":
-        limit = primary_limit(scenario.slo)
-        if limit is None:
-            raise ValueError("a capacity needs a latency limit")
-        rates = twin.capacity(batcher, traffic.at(1.0), limit, scenario.slo.error_ratio, draws=readings)
+        promised = limits_of(scenario.slo)
+        rates = twin.capacity(batcher, traffic.at(1.0), promised, scenario.slo.error_ratio, draws=readings)
         with np.errstate(divide="ignore"):
             return np.log(rates)
+    limits = scenario.slo.limits()
     names = tuple(dict.fromkeys((*limits, "p95")))
     seen = twin.predict(batcher, traffic, quantiles=names, only_best=readings == 1)
     objective = seen.throughput_rps if scenario.objective == "throughput" else 1.0 / seen.latency_s["p95"]

@@ -1,4 +1,4 @@
-"""Which is the highest rate that keeps a latency limit, by simulation?"""
+"""Which is the highest rate that keeps every limit, by simulation?"""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ def highest_rates(
     traffic: Traffic,
     readings: Sequence[Fitted],
     *,
-    limit: Limit,
+    limits: Sequence[Limit],
     error_ratio: float,
     replicas: int = 1,
     routing: Routing = "round_robin",
 ) -> NDArray[np.float64]:
-    """Requests/s of all `replicas` together for each reading, shape (readings,); 0 where no rate tried keeps the limit.
+    """Requests/s of all `replicas` together for each reading, shape (readings,); 0 where no rate tried keeps all
+    limits and the share of errors.
 
     Looks downwards from the saturation of the first reading; the others are looked at from the same share of theirs.
     All get the same arrivals. No rate above the saturation is kept: a run only seems to, when it ends before the queue
     has grown.
     """
-    margins = _Margins(batcher, traffic, limit, error_ratio, replicas, routing)
+    margins = _Margins(batcher, traffic, limits, error_ratio, replicas, routing)
     first = _downwards(margins, readings[0])
     share = first / margins.saturation_rps(readings[0])
     rest = [
@@ -54,18 +55,21 @@ def highest_rates(
 
 
 class _Margins:
-    """log(limit / latency) at a rate, -inf where the server falls behind or refuses too much; from 0 on it is kept."""
+    """The least log(limit / latency) at a rate, -inf where the server falls behind or refuses too much.
+
+    From 0 on every limit is kept; inf where there is none.
+    """
 
     def __init__(
         self,
         batcher: Batcher,
         traffic: Traffic,
-        limit: Limit,
+        limits: Sequence[Limit],
         error_ratio: float,
         replicas: int,
         routing: Routing,
     ) -> None:
-        self._batcher, self._traffic, self._limit, self._errors = batcher, traffic, limit, error_ratio
+        self._batcher, self._traffic, self._limits, self._errors = batcher, traffic, limits, error_ratio
         self._replicas, self._routing = replicas, routing
         self._rows_max = rows_needed(batcher, traffic)
         # Twice what a prediction takes: near saturation a queue needs long to grow to its usual length. On 24 points
@@ -77,15 +81,16 @@ class _Margins:
             timed(self._batcher, reading.wake_s),
             self._traffic.at(rate_rps),
             [reading.device(self._rows_max, rate_rps=rate_rps / self._replicas)],
-            quantiles=(self._limit.quantile,),
+            quantiles=tuple(limit.quantile for limit in self._limits),
             requests=self._requests,
             replicas=self._replicas,
             routing=self._routing,
         )
-        errors, latency_s = float(played.error_ratio[0]), float(played.latency_s[0, 0])
+        errors = float(played.error_ratio[0])
         if errors > self._errors or played.throughput_rps[0] < LEAST_SERVED * rate_rps * (1.0 - errors):
             return -np.inf
-        return float(np.log(self._limit.seconds / latency_s)) if latency_s > 0.0 else np.inf
+        kept = zip(self._limits, played.latency_s[0], strict=True)
+        return min((_log_ratio(limit.seconds, float(latency_s)) for limit, latency_s in kept), default=np.inf)
 
     def saturation_rps(self, reading: Fitted) -> float:
         return self._replicas * reading.saturation_rps(self._batcher, self._traffic)
@@ -138,3 +143,10 @@ def _between(below: tuple[float, float], above: tuple[float, float]) -> float:
     if np.isfinite(above[1]) and np.isfinite(below[1]):
         share = float(np.clip(below[1] / max(below[1] - above[1], 1e-9), 0.1, 0.9))
     return float(below[0] * (above[0] / below[0]) ** share)
+
+
+def _log_ratio(limit_s: float, latency_s: float) -> float:
+    """log(limit / latency); a latency is inf where more than its share of the requests failed."""
+    if math.isinf(latency_s):
+        return -math.inf
+    return math.log(limit_s / latency_s) if latency_s > 0.0 else math.inf

@@ -189,12 +189,12 @@ class Twin:
         self,
         batcher: Batcher,
         traffic: Traffic,
-        limit: Limit,
+        limits: Sequence[Limit],
         error_ratio: float = 0.01,
         *,
         draws: int | None = None,
     ) -> NDArray[np.float64]:
-        """The highest rate in requests/s that keeps the limit, shape (draws,); 0 where none does.
+        """The highest rate in requests/s that keeps every limit, shape (draws,); 0 where none does.
 
         All readings, and all batchers asked with the same traffic, get the same arrivals. `draws` takes the first so
         many readings only.
@@ -203,7 +203,7 @@ class Twin:
             batcher,
             traffic,
             [self.best_fit, *self.fits[:draws]],
-            limit=limit,
+            limits=limits,
             error_ratio=error_ratio,
         )[1:]
 

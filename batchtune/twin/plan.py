@@ -23,13 +23,16 @@ from batchtune.twin.traffic import Traffic
 POOL_MOST: Final = 16
 """A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""
 
+SHOWN: Final = ("p50", "p95", "p99")
+"""Latencies that every plan tells; those of other limits come besides."""
+
 SURE_RATIO: Final = 0.95
 REPLICAS_MOST: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """How many replicas keep the limit at this rate.
+    """How many replicas keep every limit at this rate.
 
     `replicas` holds the median over the twin's readings and their 95 % interval; `advised` is enough by 95 % of them.
     `per_replica_rps` is what one replica may get, at most 90 % of its saturation `saturation_rps`;
@@ -39,7 +42,8 @@ class ReplicaPlan:
     """
 
     rate_rps: float
-    limit: Limit
+    limits: tuple[Limit, ...]
+    error_ratio: float
     routing: Routing
     replicas: Estimate
     advised: int
@@ -61,7 +65,8 @@ class ReplicaPlan:
         """Plain types, safe for JSON."""
         return {
             "rate_rps": self.rate_rps,
-            "limit": {"name": self.limit.name, "seconds": self.limit.seconds},
+            "limits": [{"name": limit.name, "seconds": limit.seconds} for limit in self.limits],
+            "error_ratio": self.error_ratio,
             "routing": self.routing,
             "replicas": self.replicas.to_dict(),
             "advised": self.advised,
@@ -84,7 +89,7 @@ def plan_replicas(
     traffic: Traffic,
     *,
     rate_rps: float,
-    limit: Limit,
+    limits: Sequence[Limit],
     error_ratio: float = 0.01,
     routing: Routing = "round_robin",
 ) -> ReplicaPlan:
@@ -98,15 +103,16 @@ def plan_replicas(
     more replicas. Stream and rate limits of a load balancer, and its delay, are not simulated.
 
     Raises:
-        TwinError: no rate keeps the limit, or the rate is not above 0.
+        TwinError: no rate keeps the limits, or the rate is not above 0.
     """
     if not 0.0 < rate_rps < math.inf:
         raise TwinError(f"a plan needs a rate above 0; was {rate_rps:g}", hint="give --rate 10000")
-    fleet = _Fleet(twin, batcher, traffic, limit, error_ratio, routing)
+    fleet = _Fleet(twin, batcher, traffic, limits, error_ratio, routing)
     shares = fleet.shares(rate_rps)
     if not np.median(shares) > 0.0:
+        promise = " and ".join(f"{limit.name} within {rounded_duration(limit.seconds)}" for limit in limits)
         raise TwinError(
-            f"no rate keeps {limit.name} within {rounded_duration(limit.seconds)} with these parameters, says the twin",
+            f"no rate keeps {promise} with these parameters, by the model of the server",
             hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
         )
     needed = _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST))
@@ -120,7 +126,8 @@ def plan_replicas(
         notes.append(f"a pool of {POOL_MOST} replicas with its share of the rate stands for all {advised:,}")
     return ReplicaPlan(
         rate_rps=rate_rps,
-        limit=limit,
+        limits=tuple(limits),
+        error_ratio=error_ratio,
         routing=routing,
         replicas=estimate_of(needed),
         advised=advised,
@@ -144,12 +151,12 @@ class _Fleet:
         twin: Twin,
         batcher: Batcher,
         traffic: Traffic,
-        limit: Limit,
+        limits: Sequence[Limit],
         error_ratio: float,
         routing: Routing,
     ) -> None:
         self._twin, self._batcher, self._traffic = twin, batcher, traffic.at(1.0)
-        self._limit, self._error_ratio, self._routing = limit, error_ratio, routing
+        self._limits, self._error_ratio, self._routing = limits, error_ratio, routing
 
     def shares(self, rate_rps: float) -> NDArray[np.float64]:
         """What one replica may get by each reading, in requests/s: 0 where no rate is feasible.
@@ -173,6 +180,7 @@ class _Fleet:
         return self._twin.predict(
             self._batcher,
             self._traffic.at(rate_rps * pool / replicas),
+            quantiles=tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in self._limits)))),
             replicas=pool,
             routing=self._routing,
         )
@@ -187,7 +195,7 @@ class _Fleet:
             self._batcher,
             self._traffic,
             readings,
-            limit=self._limit,
+            limits=self._limits,
             error_ratio=self._error_ratio,
             replicas=pool,
             routing=self._routing,

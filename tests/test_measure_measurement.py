@@ -75,6 +75,51 @@ def test_a_verdict_at_the_limit_itself_is_wrong_for_one_run_in_twenty(load: floa
     assert found["FAIL"] <= 18
 
 
+def bursts_through_a_queue(streams: int, requests: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bursts of 300 requests on average at 1.2 times what the server can do, then silence; due times and latencies."""
+    generator = np.random.default_rng(seed)
+    shape = (streams, requests + 3000)
+    gaps_s = generator.exponential(0.001 / 1.2, shape)
+    ends = generator.random(shape) < 1 / 300
+    gaps_s += np.where(ends, generator.exponential(0.75, shape), 0.0)
+    due_s = np.cumsum(gaps_s, axis=1)
+    latency_s = queue_latencies(due_s, generator.exponential(0.001, shape))
+    return due_s[:, 3000:] - due_s[:, 3000:3001], latency_s[:, 3000:]
+
+
+@pytest.mark.parametrize("requests", [300, 3000])
+def test_bursts_that_break_the_limit_do_not_pass_because_a_run_saw_few_of_them(requests: int) -> None:
+    """The limit is the p95 of a million requests, so each PASS is false: at most 5 % are, here of 200."""
+    _, long_s = bursts_through_a_queue(4, 250_000, seed=7)
+    limit_s = float(np.quantile(long_s, 0.95))
+    passed = 0
+    for due_s, latency_s in zip(*bursts_through_a_queue(200, requests, seed=requests), strict=True):
+        passed += (
+            measure(make_samples(due_s, latency_s), warm_up_s=0.0, slo=p95_within(limit_s)).verdict == "PASS"
+        )
+    assert passed <= 10
+
+
+def drifting(seconds: float) -> np.ndarray:
+    """2 ms, in the second half of a run a fifth more: two spells, so that 5000 requests count as two or three."""
+    generator = np.random.default_rng(3)
+    return np.where(EVENLY < 2.5, 1.0, 1.2) * seconds * np.exp(generator.normal(0.0, 0.02, len(EVENLY)))
+
+
+def test_a_limit_far_above_what_was_measured_is_kept_whatever_comes_in_spells() -> None:
+    samples = make_samples(EVENLY, drifting(0.002), offered_rps=500.0)
+    result = measure(samples, warm_up_s=0.0, slo=p95_within(0.05))
+    assert "correlated" in codes(result)
+    assert result.verdict == "PASS"
+    assert measure(samples, warm_up_s=0.0, slo=p95_within(0.003)).verdict == "UNSURE"
+
+
+def test_one_long_stall_beyond_a_distant_limit_is_not_waved_through() -> None:
+    stalled = (EVENLY > 2.0) & (EVENLY < 2.15)
+    samples = make_samples(EVENLY, np.where(stalled, 0.06, drifting(0.002)), offered_rps=500.0)
+    assert measure(samples, warm_up_s=0.0, slo=p95_within(0.05)).verdict == "UNSURE"
+
+
 def test_errors_are_misses_and_counted_by_class() -> None:
     status = np.zeros(len(EVENLY), dtype=np.uint8)
     status[::10] = Status.QUEUE_FULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from batchtune.load.samples import Samples, Status
 from batchtune.measure.caveats import HOST_CODES, Caveat
 from batchtune.measure.client import own_lag_ns
 from batchtune.measure.quantiles import design_effect, quantile_design_effect, time_slices
-from batchtune.measure.slo import Decision, Slo, Verdict, limits_of, strict_decision
+from batchtune.measure.slo import Decision, Limit, Slo, Verdict, limits_of, strict_decision
 from batchtune.measure.steady_state import Window
 from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.target.telemetry import ServerActivity
@@ -22,6 +23,15 @@ CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit
 
 FEW_MISSES = 10
 """Below this many misses their clumping cannot be seen; the mean batch stands in for the design effect."""
+
+MARGIN_STEP = 2.0
+MOST_MISSES = 0.95
+MARGIN_REQUESTS = 300
+"""A PASS may be shown at a lower limit: so many times lower, with as many times the misses allowed, up to this share.
+
+That holds where the tail falls at least as fast as one over the latency, as that of every queue does. In runs of at
+least so many requests the false PASSes at the exact limit stay near 5 %, in streams of queues, bursts and drift (the
+part `limits` of tests/benchmarks/measure_coverage.py); with 100 requests of a drifting host they were 12 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +108,7 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
         if decision == "PASS":
             # Few misses cannot show how far they come together; the values around the quantile can.
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
-            decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
+            decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
         told = (
             f"{misses} of {count} requests over {limit.name}'s {rounded_duration(limit.seconds)} "
             f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
@@ -108,3 +118,33 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
             return "FAIL", told
         unsure = unsure or (told if decision == "UNSURE" else "")
     return ("UNSURE", unsure) if unsure else ("PASS", "every limit is kept")
+
+
+def _kept_by_far(
+    run: CountedRequests, latencies_s: NDArray[np.float64], limit: Limit, least_effect: float
+) -> bool:
+    """Whether the limit is kept, or a lower one, still above the quantile seen, with as many times the misses allowed.
+
+    How far requests come together at the quantile's own value, milliseconds below a distant limit, says little of the
+    limit: where none comes near it, few independent ones are enough; a run is one at least.
+    """
+    count = len(latencies_s)
+    for factor in _margins(limit.allowed_miss_ratio) if count >= MARGIN_REQUESTS else (1.0,):
+        level_s = limit.seconds / factor
+        misses = int(np.count_nonzero(latencies_s > level_s))
+        effect = min(count, max(least_effect, run.design_effect(level_s)))
+        if misses > limit.allowed_miss_ratio * count:
+            return False
+        allowed = limit.allowed_miss_ratio * factor
+        if strict_decision(count, misses, allowed, design_effect=effect) == "PASS":
+            return True
+    return False
+
+
+def _margins(allowed_miss_ratio: float) -> Iterator[float]:
+    """How many times lower a limit may be judged: 1, 2, 4 … and as often as allows MOST_MISSES."""
+    factor, most = 1.0, MOST_MISSES / allowed_miss_ratio
+    while factor < most:
+        yield factor
+        factor *= MARGIN_STEP
+    yield most

@@ -272,3 +272,33 @@ def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(tmp_path, text
         run.search()
     assert caught.value.message.startswith(str(run.path / SEARCH))
     assert "remove it" in caught.value.hint
+
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from batchtune.archive import Run
+
+Run(Path(sys.argv[1])).hold()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ArchiveError, match=f"is in use by pid {other.pid}"):
+            run.hold()
+        other.kill()
+    run.hold()
+    run.hold()
+    run.release()
+    run.release()

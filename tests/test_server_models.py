@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -109,6 +110,16 @@ def test_tensorflow_s_own_error_is_passed_on(model: LoadedModel) -> None:
 def test_tags_that_the_model_lacks_are_said(directory: Path) -> None:
     with pytest.raises(StatusError, match=r"(?i)tags"):
         load_model(directory, BackendOptions(device="cpu", saved_model_tags=("serve", "tpu")))
+
+
+def test_variables_cut_short_are_told_in_tensorflow_s_own_words(directory: Path, tmp_path: Path) -> None:
+    """What it says begins with the heading "Graph execution error:"."""
+    cut = tmp_path / "1"
+    shutil.copytree(directory, cut)
+    (data,) = cut.glob("variables/variables.data-*")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(StatusError, match=rf"{cut}: (?!Graph execution error).*(bytes|truncated|corrupt)"):
+        load_model(cut, BackendOptions(device="cpu"))
 
 
 def test_a_broken_saved_model_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@
         samples/NNNN.parquet     every request of trial NNNN, written before its line
         search.json              what the search says of itself, written when it ends
         recommendation.json, batching_parameters.txt
+        server.log               what the launched server said, its start and its end
+        lock                     held by the process that measures, with its pid
 
 Whole files appear complete or not at all (written beside, synced, renamed). A line counts once its newline is there:
 a run killed at any instant loses at most the trial in flight, and the next append cuts the torn line off.
@@ -17,6 +19,7 @@ from batchtune.archive.run import (
     LEDGER,
     SCENARIO,
     SEARCH,
+    SERVER_LOG,
     Run,
     batching_file,
     create_run,
@@ -30,6 +33,7 @@ __all__ = [
     "LEDGER",
     "SCENARIO",
     "SEARCH",
+    "SERVER_LOG",
     "Run",
     "batching_file",
     "create_run",

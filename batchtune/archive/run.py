@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -27,6 +28,8 @@ PROVENANCE = "provenance.json"
 SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 COMPARISON = "comparison.json"
+SERVER_LOG = "server.log"
+LOCK = "lock"
 BATCHING_PARAMETERS = "batching_parameters.txt"
 
 _RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
@@ -39,6 +42,38 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes: tuple[str, ...] = ()
+        self._lock: int | None = None
+
+    def hold(self) -> None:
+        """Be the only process that measures for this run, until `release` or the end of this process.
+
+        Raises:
+            ArchiveError: another process does, or the directory cannot be written.
+        """
+        if self._lock is not None:
+            return
+        path = self.path / LOCK
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = os.read(lock, 20).decode(errors="replace").strip()
+            os.close(lock)
+            raise ArchiveError(
+                f"{self.path} is in use by pid {pid or 'unknown'}", hint="wait for it, or start a new run"
+            ) from error
+        os.truncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let another process measure for this run; more than once is fine."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def append(self, trial: Trial, samples: Samples | None) -> None:
         """Keep a finished trial; on disk when this returns.

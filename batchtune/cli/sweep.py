@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive import SCENARIO, Run, create_run, open_run
+from batchtune.archive import SCENARIO, SERVER_LOG, Run, create_run, open_run
 from batchtune.cli.recommend import conclude, kept_trials
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.load.calibration import calibrate
@@ -56,6 +56,8 @@ def run_sweep(
             view.event(f"launching the server for {scenario.target.model}")
             target.apply(reference_configurations(scenario)["no_batching"])
             run = run or create_run(scenario, format_scenario(scenario), root=results)
+            run.hold()
+            target.keep_log(run.path / SERVER_LOG)
             view.event(f"results go to {run.path}")
             _search(scenario, target, run, trials, view)
         except KeyboardInterrupt:
@@ -122,6 +124,7 @@ def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
 def _resumed(path: Path, scenario: Scenario) -> Run:
     """The run to go on with; only its budget may differ from what is asked now, and the machine must be the same."""
     run = open_run(path)
+    run.hold()
     asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, run.scenario()))
     differing = sorted(key for key in asked if asked[key] != earlier[key])
     if differing:

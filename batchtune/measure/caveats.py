@@ -105,7 +105,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     "errors": _Known(
         "latency",
         "{errors} of {requests} requests failed ({classes}); they count as slower than any limit",
-        "see the first error texts and the server's log",
+        "see the first error texts, and server.log in the run's folder",
     ),
     "growing_backlog": _Known(
         "everything",

@@ -21,6 +21,7 @@ from batchtune.wire.protos import SignatureDef, SignatureDefMap
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tensors import Signature, signature_from_def
 
+_BESIDE_THE_REASON = ("Graph execution error:", "Detected at node", "<stack traces", "Node:", "[[", "File ")
 _CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}
 
 
@@ -165,5 +166,11 @@ def _tensor_names(
 
 def _load_failure(error: Exception, version_directory: Path) -> StatusError:
     code = _CODE_NAMES.get(getattr(error, "error_code", 0) or 0, "OK")
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return StatusError("INVALID_ARGUMENT" if code == "OK" else code, f"{version_directory}: {lines[0]}")
+    return StatusError("INVALID_ARGUMENT" if code == "OK" else code, f"{version_directory}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """The first line that says what is wrong: TensorFlow may put a heading and the graph's node before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(_BESIDE_THE_REASON)]
+    return (telling or lines or [type(error).__name__])[0]

@@ -1,7 +1,9 @@
 """How is a server that speaks TensorFlow Serving's API launched, given its parameters, and stopped?
 
 Launches the bundled server, or `target.command`, a local `tensorflow_model_server`. The bundled server takes new
-batching parameters between two batches; any other is restarted for them.
+batching parameters between two batches; any other is restarted for them. Unless `target.flags` say otherwise a model
+that does not load is not tried again (TensorFlow Serving: five times, a minute apart), so that the reason is told at
+once.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from batchtune.scenario.specbase import require_cpus
 from batchtune.scratch import ScratchFolder
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
+from batchtune.target.server_log import ServerLog
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.tensors import Signature
 
@@ -49,6 +52,7 @@ class TfServingTarget:
         self._flags = {name.lstrip("-"): _flag_text(value) for name, value in spec.flags.items()}
         self._on_event = on_event
         self._scratch = ScratchFolder()
+        self._log = ServerLog(self._scratch.path / "server.log")
         self._process: ServerProcess | None = None
         self._in_force: Configuration | None = None
         self._endpoint: Endpoint | None = None
@@ -87,6 +91,7 @@ class TfServingTarget:
             self._restart(configuration)
             how = "restart"
         self._in_force = configuration
+        self._log.copy()
         return ApplyRecord(how=how, seconds=time.monotonic() - started)
 
     def counters(self) -> Counters:
@@ -110,6 +115,10 @@ class TfServingTarget:
     def alive(self) -> bool:
         return self._process is not None and self._process.running
 
+    def keep_log(self, path: Path) -> None:
+        """From now on keep what the server says in this file too, bounded in size."""
+        self._log.keep_in(path)
+
     def log_tail(self) -> str:
         return self._process.log_tail() if self._process else "  (not started)"
 
@@ -118,6 +127,7 @@ class TfServingTarget:
         if self._process is not None:
             self._process.stop()
             self._process = None
+        self._log.copy()
         self._scratch.close()
 
     def __enter__(self) -> Self:
@@ -155,7 +165,7 @@ class TfServingTarget:
         self._in_force = None
         if self._process is not None:
             self._process.stop()
-        flags = {**self._flags, **dict(configuration.flags)}
+        flags = {"max_num_load_retries": "0", **self._flags, **dict(configuration.flags)}
         # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
         grpc_port = int(flags.pop("port", 0)) or free_port()
         rest_port = int(flags.pop("rest_api_port", 0)) or free_port()
@@ -172,7 +182,7 @@ class TfServingTarget:
         self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
         self._process = ServerProcess(
             [*self._program(), *arguments],
-            log_path=self._scratch.path / "server.log",
+            log_path=self._log.path,
             cpus=self._spec.cpus,
         )
         self._process.start()
@@ -182,7 +192,8 @@ class TfServingTarget:
             )
         except TargetError as error:
             if not self._process.running:
-                raise
+                hint = "mend what it names: the model, a flag, or target.command"
+                raise TargetError(error.message, hint=error.hint or hint) from error
             tail = self._process.log_tail()
             self._process.stop()
             raise TargetError(f"{error.message}; its last words:\n{tail}", hint=error.hint) from error

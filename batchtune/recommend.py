@@ -194,7 +194,7 @@ def recommend(
         objective=scenario.objective,
         throughput_rps=predicted(chosen, pooled, lambda run: run.throughput_rps),
         throughput_rows_per_s=predicted(chosen, pooled, lambda run: run.throughput_rows_per_s),
-        capacity_rps=predicted_capacity(chosen, pooled) if scenario.objective == "capacity" else None,
+        capacity_rps=predicted_capacity(chosen) if scenario.objective == "capacity" else None,
         latency_s=latency_s,
         mean_batch_rows=mean_batch_rows(measured),
         slo={**promised.limits(), "errors": promised.error_ratio},

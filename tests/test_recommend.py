@@ -230,7 +230,7 @@ def test_ties_go_to_the_larger_slo_margin_then_to_the_smaller_batch():
     assert recommend(alike, scenario=SCENARIO).configuration.batching.max_batch_size == 16
 
 
-def test_a_capacity_for_another_slo_is_the_highest_rate_tried_that_meets_it():
+def test_a_capacity_for_another_slo_lies_between_the_rates_that_keep_it_and_that_miss_it():
     load = {"arrivals": "poisson"}
     scenario = scenario_of(load=load, objective="capacity")
     probes = tuple(
@@ -241,8 +241,7 @@ def test_a_capacity_for_another_slo_is_the_highest_rate_tried_that_meets_it():
     trial = replace(measured, probes=probes, objective=Estimate(value=2000.0, low=1900.0, high=2100.0))
     assert recommend([trial], scenario=scenario).throughput_rps.value == pytest.approx(2000)
     found = recommend([trial], scenario=scenario, slo=SloSpec(p95_s=0.025))
-    assert found.rate_rps == pytest.approx(1000)
-    assert any("highest rate tried" in note for note in found.notes)
+    assert 1000 < found.rate_rps < 2000
 
 
 @pytest.mark.parametrize(
@@ -511,16 +510,38 @@ def test_references_have_their_own_batches_limits_and_caveats():
     assert defaults.caveats == ()
 
 
-def test_a_capacity_is_stated_with_the_interval_of_the_search_for_it():
-    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
-    measured = planted(1, batching=BATCH_8, throughput=1990, p95_s=0.048)
-    found = recommend(
-        [replace(measured, objective=Estimate(value=2000.0, low=1900.0, high=2100.0))], scenario=scenario
+CAPACITY = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+
+
+def rate_run(number, rate, p95_s, *, batching=BATCH_8, source="race"):
+    trial = planted(number, batching=batching, throughput=rate, p95_s=p95_s, source=source, block=number)
+    return replace(
+        trial, rate_rps=rate, asked_rate_rps=rate, objective=Estimate(value=rate, low=rate, high=rate)
     )
-    assert found.capacity_rps.value == pytest.approx(2000)
-    assert found.capacity_rps.low < 1900
-    assert found.capacity_rps.high > 2100
-    assert recommend(helping_ledger(), scenario=SCENARIO).capacity_rps is None
+
+
+@pytest.mark.parametrize("rates", [(980, 1030), (600, 980, 1030), (500, 700, 980, 1030, 1300)])
+def test_the_interval_of_a_capacity_depends_on_where_the_limit_was_crossed_not_on_the_rates_asked(rates):
+    trials = [rate_run(number, rate, 0.05 * (rate / 1000) ** 4) for number, rate in enumerate(rates, 1)]
+    trials += [rate_run(10 + number, 970.0, 0.044, source="confirm") for number in range(3)]
+    capacity = recommend(trials, scenario=CAPACITY).capacity_rps
+    assert capacity.value == 970.0
+    assert capacity.low == pytest.approx(930, rel=0.02)
+    assert capacity.high == pytest.approx(1080, rel=0.02)
+    assert math.log(capacity.high / capacity.low) < 0.2
+
+
+def test_the_gain_over_a_reference_that_never_held_is_at_least_so_much():
+    trials = [
+        rate_run(1, 200.0, 0.08, batching=None, source="no_batching"),
+        rate_run(2, 400.0, 0.9, batching=None, source="no_batching"),
+        rate_run(3, 980.0, 0.046),
+        rate_run(4, 1030.0, 0.056),
+    ]
+    gain = recommend(trials, scenario=CAPACITY).gain_over_no_batching
+    assert gain.value == pytest.approx(0.97 * 1003 / 200.0, rel=0.01)
+    assert gain.low < gain.value
+    assert gain.high == math.inf
 
 
 def test_a_recommendation_with_all_it_can_say_survives_json():

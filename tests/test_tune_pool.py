@@ -12,7 +12,7 @@ from tune_fakes import planted, scenario_of
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import SloSpec
 from batchtune.tune import policy
-from batchtune.tune.confirmation import confirmation_arms
+from batchtune.tune.confirmation import confirmation_arms, hopeful
 from batchtune.tune.pool import (
     pool,
 )
@@ -103,19 +103,116 @@ def test_a_capacity_is_confirmed_where_fresh_runs_keep_the_slo():
     assert only.confirmations == 3
 
 
-def test_a_capacity_that_a_fresh_run_misses_is_claimed_a_step_lower_and_given_up_at_seven_tenths():
+def test_a_capacity_that_fresh_runs_refute_is_not_claimed_where_nothing_lower_held():
     trials = [capacity_found(1, 2000), fresh_at(2, 2000.0, 0.06)]
     (only,) = pool(trials, scenario=CAPACITY)
-    assert only.feasible
-    assert only.confirmations == 0
-    assert only.value == pytest.approx(2000 / 1.05)
+    assert not only.feasible
+    assert only.claim.misses[0].trial == 2
+    assert hopeful([only])[0].value == pytest.approx(2000 / 1.05)
     trials += [fresh_at(number, 2000.0 / 1.05 ** (number - 2), 0.06) for number in range(3, 10)]
     (only,) = pool(trials, scenario=CAPACITY)
-    assert not only.feasible
+    assert hopeful([only])[0] is only
     trials.append(fresh_at(10, 1400.0, 0.04))
     (only,) = pool(trials, scenario=CAPACITY)
     assert only.feasible
+    assert only.claim.established
     assert only.value == pytest.approx(1400)
+
+
+def test_below_a_refuted_rate_the_search_still_speaks_unconfirmed():
+    trials = [
+        capacity_found(1, 1500, p95_s=0.02),
+        capacity_found(2, 2000),
+        fresh_at(3, 2000.0, 0.09),
+        fresh_at(4, 2000.0, 0.08),
+    ]
+    (only,) = pool(trials, scenario=CAPACITY)
+    assert only.feasible
+    assert not only.claim.established
+    assert only.confirmations == 0
+    assert 1500 < only.value < 2000 / policy.CAPACITY_STEP
+    assert only.claim.held.trial == 1
+
+
+def test_the_majority_of_fresh_runs_decides():
+    trials = [capacity_found(1, 2000), fresh_at(2, 2000.0, 0.045), fresh_at(3, 2000.0, 0.055)]
+    (tied,) = pool(trials, scenario=CAPACITY)
+    assert not tied.claim.established
+    (kept,) = pool([*trials, fresh_at(4, 2100.0, 0.049)], scenario=CAPACITY)
+    assert kept.claim.established
+    assert kept.value == pytest.approx(2000)
+
+
+def test_another_slo_does_not_throw_the_fresh_runs_away():
+    trials = [capacity_found(1, 2000, p95_s=0.01), *(fresh_at(number, 2000.0, 0.045) for number in (2, 3, 4))]
+    (only,) = pool(trials, scenario=CAPACITY, slo=SloSpec(p95_s=0.04))
+    assert not only.feasible
+    assert len(only.claim.misses) == 3
+
+
+def test_a_failed_probe_does_not_ban_a_configuration():
+    failed = planted(1, batching=size(8), throughput=0, p95_s=0.01, source="calibration", failure="no answer")
+    later = planted(2, batching=size(8), throughput=2000, p95_s=0.01)
+    (only,) = pool([failed, later], scenario=SCENARIO)
+    assert only.feasible
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.integers(1, 4),
+        st.floats(500, 3000),
+        st.floats(0.005, 0.3),
+        st.sampled_from([0.0, 0.005, 0.02, 0.3]),
+        st.sampled_from(["sampler", "race", "confirm", "probes"]),
+        st.integers(1, 500),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def capacity_ledger(rows):
+    trials = []
+    for number, (batch, rate, p95_s, errors, source, requests) in enumerate(rows, 1):
+        rate = 100.0 * round(rate / 100.0)
+        probes = ()
+        if source == "probes":
+            probes = (
+                Probe(
+                    rate_rps=rate,
+                    met=p95_s <= 0.05,
+                    latency_s={"p95": p95_s, "p99": 1.3 * p95_s},
+                    error_ratio=errors,
+                ),
+            )
+        trial = planted(
+            number,
+            batching=size(2**batch),
+            throughput=rate,
+            p95_s=p95_s,
+            error_ratio=errors,
+            source="sampler" if probes else source,
+            block=number if source == "confirm" else None,
+        )
+        asked = None if probes else rate
+        measured = replace(trial.measurement, requests=requests)
+        trials.append(
+            replace(trial, measurement=measured, asked_rate_rps=asked, rate_rps=asked, probes=probes)
+        )
+    return trials
+
+
+@given(RUNS, st.floats(0.004, 0.4), st.floats(0.3, 1.0), st.floats(0.1, 1.0))
+def test_no_configuration_takes_more_under_a_stricter_slo(rows, limit_s, share, errors_share):
+    trials = capacity_ledger(rows)
+
+    def capacities(slo):
+        pooled = pool(trials, scenario=CAPACITY, slo=slo)
+        return {one.configuration: one.value if one.feasible else 0.0 for one in pooled}
+
+    loose = capacities(SloSpec(p95_s=limit_s, errors=0.01))
+    strict = capacities(SloSpec(p95_s=share * limit_s, p99_s=limit_s, errors=0.01 * errors_share))
+    assert all(strict[one] <= loose[one] * (1 + 1e-9) for one in loose)
 
 
 def test_a_rival_whose_fresh_run_missed_stays_at_a_lower_claim_while_it_may_still_win():

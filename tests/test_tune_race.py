@@ -200,7 +200,7 @@ def test_a_capacity_lies_between_what_was_held_and_what_was_missed():
     assert located.held_rps == 1000.0
     assert located.crossing_rps == pytest.approx(np.sqrt(1000.0 * 1100.0))
     assert located.claim_rps < located.crossing_rps
-    only_missed = locate([Rung(rate_rps=1000.0, margin=2.0, answered_rps=700.0)])
+    only_missed = locate([Rung(rate_rps=1000.0, margin=2.0)])
     assert only_missed.held_rps == 0.0
     assert only_missed.crossing_rps < 700.0
     assert locate([Rung(rate_rps=1000.0, margin=-0.2)]).claim_rps == 1000.0

@@ -6,20 +6,30 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def isotonic_root(points: Sequence[tuple[float, float, float]], *, default: float) -> float:
-    """Where the weighted increasing fit of (x, y, weight) crosses 0, by a straight line; `default` if nowhere.
+def increasing_fit(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """The weighted increasing fit of (x, y, weight): x of each point, ascending, and the fit there.
 
-    Source: pool adjacent violators, Ayer et al. 1955.
+    Pointwise larger y give a pointwise larger fit. Source: pool adjacent violators, Ayer et al. 1955.
     """
-    blocks: list[list[float]] = []
-    for x, y, weight in sorted(points):
-        blocks.append([x, x, y, weight])
-        while len(blocks) > 1 and blocks[-2][2] >= blocks[-1][2]:
-            right = blocks.pop()
-            left = blocks[-1]
-            total = left[3] + right[3]
-            blocks[-1] = [left[0], right[1], (left[2] * left[3] + right[2] * right[3]) / total, total]
-    for below, above in pairwise(blocks):
-        if below[2] <= 0.0 < above[2]:
-            return below[1] + (above[0] - below[1]) * -below[2] / (above[2] - below[2])
+    weights: dict[float, float] = {}
+    sums: dict[float, float] = {}
+    for x, y, weight in points:
+        weights[x] = weights.get(x, 0.0) + weight
+        sums[x] = sums.get(x, 0.0) + weight * y
+    blocks: list[tuple[list[float], float, float]] = []
+    for x in sorted(weights):
+        block = ([x], sums[x] / weights[x], weights[x])
+        while blocks and blocks[-1][1] >= block[1]:
+            places, mean, total = blocks.pop()
+            both = total + block[2]
+            block = (places + block[0], (mean * total + block[1] * block[2]) / both, both)
+        blocks.append(block)
+    return [(x, y) for places, y, _ in blocks for x in places]
+
+
+def isotonic_root(points: Sequence[tuple[float, float, float]], *, default: float) -> float:
+    """Where the fit crosses 0, by a straight line between its points; `default` if nowhere."""
+    for (left, below), (right, above) in pairwise(increasing_fit(points)):
+        if below <= 0.0 < above:
+            return left + (right - left) * -below / (above - below)
     return default

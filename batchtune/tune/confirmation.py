@@ -1,14 +1,15 @@
 """Which configurations deserve a fresh run in the next block of confirmations?
 
 A block runs each arm once, side by side and under one seed. The leader and the best configuration with batching are
-run until their spread is known; a rival that is too close to call runs beside them; the reference points run until
-the gain over them is known well enough, which is once where they are far behind.
+run until their spread is known; a rival that is too close to call, or ahead in everything, runs beside them; then the
+reference points, until the gain over them is known well enough, which is once where they are far behind.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
@@ -33,9 +34,10 @@ def confirmations(outlook: Outlook) -> Strategy:
         )
         if not arms:
             return
-        claims = {one.configuration: one.value for one in pooled}
-        # Turns rotate; when time is short, what is to be recommended goes first.
-        shift = block % len(arms) if runs_affordable >= len(arms) else 0
+        claims = {one.configuration: one.value for one in hopeful(pooled)}
+        # Turns rotate; in the first block, and when time is short, what is to be recommended goes first.
+        turn = block - searched - 1
+        shift = turn % len(arms) if runs_affordable >= len(arms) else 0
         for configuration in [*arms[shift:], *arms[:shift]]:
             yield Ask(
                 configuration=configuration,
@@ -44,6 +46,18 @@ def confirmations(outlook: Outlook) -> Strategy:
                 block=block,
                 rate_rps=claims[configuration] if scenario.objective == "capacity" else None,
             )
+
+
+def hopeful(pooled: Sequence[Pooled]) -> list[Pooled]:
+    """The same, but of a capacity that fresh runs refuted the next lower rate to be tried counts as claimed."""
+    hopes = []
+    for one in pooled:
+        hope = one
+        if one.claim is not None and one.claim.next_rps > one.claim.rps:
+            kept = {name: min(missed, 0.0) for name, missed in one.constraints.items()}
+            hope = replace(one, value=one.claim.next_rps, constraints=kept)
+        hopes.append(hope)
+    return hopes
 
 
 def references_to_confirm(outlook: Outlook) -> list[Configuration]:
@@ -69,6 +83,7 @@ def confirmation_arms(
 
     `runs_affordable` is how many trials there is time for: a new rival needs room for all its blocks.
     """
+    pooled = hopeful(pooled)
     ranked = leaders(pooled, scenario=scenario)
     batched = [one for one in ranked if one.configuration.batching is not None]
     claims = list({one.configuration: one for one in (*ranked[:1], *batched[:1])}.values())
@@ -88,7 +103,7 @@ def confirmation_arms(
         reverse=True,
     )
     # A rival once begun stays while it may still win: leaders that take turns would else never finish.
-    rivals = [one for one in close if one.confirmations or one.missed_fresh]
+    rivals = [one for one in close if one.confirmations or _refuted(one)]
     if not rivals and runs_affordable >= policy.CONFIRMATIONS * (len(claims) + 1) + len(compared) - 1:
         rivals = close[:1]
     return [one.configuration for one in (*claims, *rivals, *compared)]
@@ -96,9 +111,13 @@ def confirmation_arms(
 
 def _may_win(one: Pooled, leader: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
     """Whether it is too close to the leader to call; after a miss, whether its next lower claim is still ahead."""
-    if one.missed_fresh:
+    if _refuted(one):
         return merit(one.value, scenario) > merit(leader.value, scenario)
     return indistinct(leader, one, pooled=pooled, scenario=scenario)
+
+
+def _refuted(one: Pooled) -> bool:
+    return one.claim is not None and not one.claim.established and bool(one.claim.misses)
 
 
 def _wanted(one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int:

@@ -1,7 +1,8 @@
 """What do runs at several rates say of the highest rate that one configuration can take?
 
-A search for a capacity and a race leave behind rates at which the watched quantile was measured. The quantile grows
-with the rate, so an increasing fit through its margins to the limit crosses zero at the capacity.
+Each run at a rate leaves a margin: the logarithm of a quantile over its limit. Quantiles grow with the rate, so an
+increasing fit through the margins crosses zero at the capacity. A stricter limit raises every margin, so it raises the
+fit and moves the crossing down: a capacity is monotone in the SLO.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from batchtune.measure.isotonic import isotonic_root
-from batchtune.measure.slo import Limit, primary_limit
+from batchtune.measure.isotonic import increasing_fit, isotonic_root
 from batchtune.scenario.spec import SloSpec
 from batchtune.tune import policy
-from batchtune.tune.trial import Trial, is_feasible, violations
+from batchtune.tune.ledger import is_spoilt
+from batchtune.tune.trial import Trial, violations
+
+SAME_RATE = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
     """One rate that was tried: the logarithm of quantile over limit (cut at MOST_MARGIN), at most 0 when kept.
 
-    `answered_rps` is what the server answered at that rate, where it is known.
+    `weight` grows with the independent requests behind it and is 1 at most, as it is for a `fresh` run, made after the
+    choice. `trial` is the number of the trial that tried it.
     """
 
     rate_rps: float
     margin: float
-    answered_rps: float | None = None
+    weight: float = 1.0
+    fresh: bool = False
+    trial: int = 0
 
     @property
     def held(self) -> bool:
@@ -59,84 +65,117 @@ class Located:
 
 
 def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
-    """Every rate that these trials tried, judged by this SLO; none when it has no latency limit."""
-    limit = primary_limit(slo)
-    if limit is None:
+    """Every rate that these trials tried, judged by all limits of this SLO; none when it has no latency limit."""
+    if not slo.limits():
         return []
-    found = []
+    rungs = []
     for trial in trials:
-        for probe in trial.probes:
-            missed = _missed(probe.latency_s, probe.error_ratio, slo)
-            found.append(Rung(rate_rps=probe.rate_rps, margin=_margin(probe.latency_s, limit, missed=missed)))
-        if not trial.probes and trial.asked_rate_rps is not None and trial.measurement is not None:
-            latency_s = {name: one.value for name, one in trial.measurement.latency_s.items()}
-            missed = _missed(latency_s, trial.measurement.error_ratio, slo)
-            found.append(Rung(rate_rps=trial.asked_rate_rps, margin=_margin(latency_s, limit, missed=missed)))
-    return found
+        rungs += [
+            Rung(
+                rate_rps=probe.rate_rps,
+                margin=_margin(probe.latency_s, probe.error_ratio, slo),
+                weight=policy.PROBE_WEIGHT,
+                trial=trial.number,
+            )
+            for probe in trial.probes
+        ]
+        rate_rps = asked_rps(trial)
+        if not trial.probes and rate_rps is not None and trial.measurement is not None:
+            latency_s = {name: quantile.value for name, quantile in trial.measurement.latency_s.items()}
+            rungs.append(
+                Rung(
+                    rate_rps=rate_rps,
+                    margin=_margin(latency_s, trial.measurement.error_ratio, slo),
+                    weight=_weight(trial),
+                    fresh=trial.source == "confirm",
+                    trial=trial.number,
+                )
+            )
+    return rungs
+
+
+def asked_rps(trial: Trial) -> float | None:
+    """The one rate that a trial was to offer; None for a search over rates and for a closed loop."""
+    if trial.probes or trial.asked_rate_rps is not None:
+        return trial.asked_rate_rps
+    return trial.rate_rps if trial.source == "confirm" else None
 
 
 def locate(rungs: Sequence[Rung]) -> Located | None:
     """Where the capacity lies by an increasing fit through the margins; None without a rate."""
     if not rungs:
         return None
-    held = [one for one in rungs if one.held]
-    missed = [one for one in rungs if not one.held]
-    if not missed:
-        top = max(held, key=lambda one: one.rate_rps)
-        ahead = min(policy.RATE_ELASTICITY * -top.margin, 0.1)
-        return Located(
-            held_rps=top.rate_rps,
-            crossing_rps=top.rate_rps * math.exp(ahead),
-            sd=0.03 + ahead,
-            says="about" if -top.margin <= policy.NEAR_MARGIN else "at least",
-            bound_rps=top.rate_rps,
-            bracketed=False,
-        )
-    if not held:
-        bottom = min(missed, key=lambda one: one.rate_rps)
-        behind = min(policy.RATE_ELASTICITY * bottom.margin, 0.4)
-        crossing, sd = bottom.rate_rps * math.exp(-behind), 0.03 + behind
-        says: Literal["about", "at most"] = "about" if bottom.margin <= policy.NEAR_MARGIN else "at most"
-        if (
-            bottom.margin >= policy.MOST_MARGIN and bottom.answered_rps
-        ):  # what an overwhelmed server answers is its most
-            crossing = min(policy.OF_SATURATION * bottom.answered_rps, bottom.rate_rps)
-            sd, says = 0.04, "about"
-        return Located(
-            held_rps=0.0,
-            crossing_rps=crossing,
-            sd=sd,
-            says=says,
-            bound_rps=bottom.rate_rps,
-            bracketed=False,
-        )
-    return _between(rungs, held, missed)
+    points = [(math.log(rung.rate_rps), rung.margin, rung.weight) for rung in rungs]
+    fit = increasing_fit(points)
+    rates = [rung.rate_rps for rung in rungs]
+    if fit[0][1] > 0.0:
+        return _below(min(rates), fit[0][1])
+    if fit[-1][1] <= 0.0:
+        return _above(max(rates), fit[-1][1])
+    return _between(rungs, math.exp(isotonic_root(points, default=fit[0][0])))
 
 
-def _between(rungs: Sequence[Rung], held: Sequence[Rung], missed: Sequence[Rung]) -> Located:
-    low, high = max(one.rate_rps for one in held), min(one.rate_rps for one in missed)
-    points = [(math.log(one.rate_rps), one.margin, 1.0) for one in rungs]
-    crossing = math.exp(isotonic_root(points, default=0.5 * math.log(low * high)))
+def _above(tried_rps: float, margin: float) -> Located:
+    ahead = min(policy.RATE_ELASTICITY * -margin, 0.1)
+    return Located(
+        held_rps=tried_rps,
+        crossing_rps=tried_rps * math.exp(ahead),
+        sd=0.03 + ahead,
+        says="about" if -margin <= policy.NEAR_MARGIN else "at least",
+        bound_rps=tried_rps,
+        bracketed=False,
+    )
+
+
+def _below(tried_rps: float, margin: float) -> Located:
+    behind = min(policy.RATE_ELASTICITY * margin, 0.4)
+    return Located(
+        held_rps=0.0,
+        crossing_rps=tried_rps * math.exp(-behind),
+        sd=0.03 + behind,
+        says="about" if margin <= policy.NEAR_MARGIN else "at most",
+        bound_rps=tried_rps,
+        bracketed=False,
+    )
+
+
+def _between(rungs: Sequence[Rung], crossing_rps: float) -> Located:
+    low = max(rung.rate_rps for rung in rungs if rung.held)
+    high = min(rung.rate_rps for rung in rungs if not rung.held)
     # Rates in between that were held and missed are noise, and widen what is unsure.
     width = math.log(high / low) if low < high else math.log(low / high) + 2.0 * policy.CROSSING_LEAST_SD
-    kept = [one.rate_rps for one in held if one.rate_rps <= crossing * (1.0 + 1e-9)]
     return Located(
-        held_rps=max(kept, default=min(one.rate_rps for one in held)),
-        crossing_rps=crossing,
+        held_rps=max(
+            rung.rate_rps for rung in rungs if rung.held and rung.rate_rps <= crossing_rps * SAME_RATE
+        ),
+        crossing_rps=crossing_rps,
         sd=max(policy.CROSSING_LEAST_SD, 0.25 * width),
         bracketed=True,
     )
 
 
-def _missed(latency_s: Mapping[str, float], error_ratio: float, slo: SloSpec) -> bool:
-    found = violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
-    return not is_feasible(found)
+def _weight(trial: Trial) -> float:
+    """Independent requests over themselves and WEIGHT_HALF_REQUESTS; whatever the limit, or the fit is not monotone."""
+    measured = trial.measurement
+    if measured is None:
+        return 0.0
+    independent = measured.requests / measured.design_effect
+    weight = independent / (independent + policy.WEIGHT_HALF_REQUESTS)
+    if trial.source == "confirm":
+        weight = 1.0
+    return max(weight, policy.WEIGHT_LEAST) * (policy.SPOILT_WEIGHT if is_spoilt(trial) else 1.0)
 
 
-def _margin(latency_s: Mapping[str, float], limit: Limit, *, missed: bool) -> float:
-    """Another limit that is missed, or errors, count as a small miss at least."""
-    value = latency_s.get(limit.name, math.nan)
-    margin = policy.MOST_MARGIN
-    if math.isfinite(value) and value > 0.0:
-        margin = min(max(math.log(value / limit.seconds), -policy.MOST_MARGIN), policy.MOST_MARGIN)
-    return max(margin, 0.01) if missed else margin
+def _margin(latency_s: Mapping[str, float], error_ratio: float, slo: SloSpec) -> float:
+    """The worst of all limits; requests that fail beyond what may count as a miss."""
+    missed = violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)["errors"]
+    margins = [_over(latency_s.get(name, math.nan), limit_s) for name, limit_s in slo.limits().items()]
+    if missed > 0.0:
+        margins.append(min(max(math.log1p(missed), policy.ERRORS_LEAST_MARGIN), policy.MOST_MARGIN))
+    return max(margins)
+
+
+def _over(value_s: float, limit_s: float) -> float:
+    if not (math.isfinite(value_s) and value_s > 0.0):
+        return policy.MOST_MARGIN
+    return min(max(math.log(value_s / limit_s), -policy.MOST_MARGIN), policy.MOST_MARGIN)

@@ -76,11 +76,26 @@ saturation the quantile grows at least this much faster than the rate."""
 
 CROSSING_LEAST_SD = 0.015
 
+CROSSING_RUN_SD = 0.035
+"""Standard deviation between runs of the logarithm of the rate at which a limit is crossed, minutes apart."""
+
 NEAR_MARGIN = 0.3
 """A margin this small, on either side, tells where the crossing is; a larger one only on which side of the rate."""
 
-OF_SATURATION = 0.93
-"""The capacity as a share of what an overwhelmed server answers, roughly."""
+WEIGHT_HALF_REQUESTS = 20.0
+"""Independent requests at which a run weighs half in the fit: its quantile's own error is then that between runs."""
+
+WEIGHT_LEAST = 0.05
+"""Of a run of hardly any request: it counts, where nothing else is known."""
+
+PROBE_WEIGHT = 0.5
+"""Of one rate of a search for a capacity, whose requests are not counted one by one."""
+
+SPOILT_WEIGHT = 0.5
+"""Share of its weight that a run spoilt by the host or the client keeps."""
+
+ERRORS_LEAST_MARGIN = 0.01
+"""In logs: failed requests beyond those allowed are a miss, however few."""
 
 
 # Noise between runs.
@@ -102,7 +117,7 @@ FRESH_LATENCY_PRIOR_SD = 0.08
 PRIOR_DEGREES = 4
 
 CAPACITY_STEP = 1.05
-"""A capacity that fresh runs do not confirm is tried again this factor lower,"""
+"""A capacity that fresh runs refute is tried again at least this factor lower,"""
 
 CAPACITY_GIVEN_UP = 0.7
 """down to this share of what the search had found."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from batchtune.batching import Configuration
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune import policy
-from batchtune.tune.ladder import locate, rungs_of
-from batchtune.tune.ledger import without_superseded
+from batchtune.tune.claim import Claim, claim_of
+from batchtune.tune.ladder import asked_rps, locate, rungs_of
+from batchtune.tune.ledger import SAME_RATE, without_superseded
 from batchtune.tune.noise import (
     Noise,
     geometric_mean,
@@ -29,11 +29,7 @@ from batchtune.tune.trial import NO_CANDIDATES, Trial, is_feasible, violations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What one run says under the SLO in question; `value` is the objective's, NaN when undefined.
-
-    `holds_limit`: the search for a capacity found that the watched limit holds there, whatever the quantile of that
-    probe's few requests.
-    """
+    """What one run says under the SLO in question; `value` is the objective's, NaN when undefined."""
 
     trial: Trial
     value: float
@@ -41,7 +37,6 @@ class RunFigures:
     throughput_rows_per_s: Estimate
     latency_s: Mapping[str, Estimate]
     error_ratio: float
-    holds_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +47,10 @@ class Pooled:
     are geometric means of each quantile. A configuration with `failures`, runs in which the server refused, died or
     answered nothing, is not feasible whatever its other runs show. `search_value` is the objective over the runs of the
     search alone (over all, without any): hours or neighbours may have changed between search and confirmation.
-    `missed_fresh`: fresh runs missed the SLO at the capacity claimed; `value` is the next lower claim.
+
+    Of a capacity `value` is the one claimed (`claim` says on what grounds), where none is the lowest rate missed;
+    `runs` are the fresh runs at the claimed rate, else the one that held at the highest rate, and `confirmations`
+    counts the fresh ones.
     """
 
     configuration: Configuration
@@ -65,7 +63,7 @@ class Pooled:
     latency_s: dict[str, float]
     constraints: dict[str, float]
     point: dict[str, Any] | None
-    missed_fresh: bool = False
+    claim: Claim | None = None
 
     @property
     def repeats(self) -> tuple[RunFigures, ...]:
@@ -88,8 +86,8 @@ class Pooled:
 def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> list[Pooled]:
     """One entry per configuration measured, in order of first appearance; probes and failures are left out.
 
-    With another `slo` than the scenario's the constraints are computed anew from the measurements, and a capacity is
-    read from the rates tried (a lower bound: rates between them were not).
+    With another `slo` than the scenario's the constraints are computed anew from the measurements, and the capacity is
+    read from the same runs.
     """
     limits = slo or scenario.slo
     by_configuration: dict[Configuration, list[RunFigures]] = {}
@@ -131,7 +129,6 @@ def _run_of(trial: Trial, *, scenario: Scenario, slo: SloSpec) -> RunFigures | N
         throughput_rows_per_s=measurement.throughput_rows_per_s,
         latency_s=measurement.latency_s,
         error_ratio=measurement.error_ratio,
-        holds_limit=bool(trial.probes) and trial.objective is not None,
     )
 
 
@@ -168,72 +165,51 @@ def _exactly(value: float) -> Estimate:
 def _pooled(runs: list[RunFigures], *, failures: int, slo: SloSpec, scenario: Scenario) -> Pooled:
     confirmed = [run for run in runs if run.trial.source == "confirm"]
     searched = [run for run in runs if run.trial.source != "confirm"]
-    if scenario.objective == "capacity" and searched:
-        as_searched = slo == scenario.slo
-        claim = _searched_capacity(searched, failures=failures, slo=slo, as_searched=as_searched)
-        if confirmed:
-            return _confirmed_capacity(claim, confirmed, failures=failures, slo=slo, as_searched=as_searched)
-        return claim
+    if scenario.objective == "capacity" and rungs_of((run.trial for run in runs), slo):
+        return _capacity(searched, confirmed, failures=failures, slo=slo)
     return _alike(searched, confirmed, failures=failures, slo=slo)
 
 
-def _searched_capacity(
-    searched: list[RunFigures], *, failures: int, slo: SloSpec, as_searched: bool
+def _capacity(
+    searched: list[RunFigures], confirmed: list[RunFigures], *, failures: int, slo: SloSpec
 ) -> Pooled:
-    """What all rates tried say together; for another SLO than the one searched the highest that keeps it.
-
-    The figures shown are those of the run at the highest rate that was held, else at the lowest.
-    """
+    """What all rates tried say together, fresh runs first; the figures are those of the runs at the rate claimed."""
+    runs = [*searched, *confirmed]
+    claim = claim_of(rungs_of((run.trial for run in runs), slo))
+    shown, fresh = _shown(claim, searched, confirmed)
+    pooled = _alike(shown, fresh, failures=failures, slo=slo)
+    constraints = dict(pooled.constraints)
+    if claim.rps > 0.0:
+        constraints = {name: min(missed, 0.0) for name, missed in constraints.items()}
+    elif claim.located is not None and is_feasible(constraints):
+        # It held in a run that fresh runs refute, and nowhere below them.
+        constraints[next(iter(constraints))] = math.expm1(policy.ERRORS_LEAST_MARGIN)
     located = locate(rungs_of((run.trial for run in searched), slo))
-    held_rps = 0.0 if located is None else located.held_rps
-    kept = [run for run in searched if run.holds_limit or (not math.isnan(run.value) and _keeps(run, slo))]
-    kept = [run for run in kept if run.value <= held_rps * (1.0 + 1e-9)]
-    shown = max(kept, key=lambda run: run.value) if kept else _lowest(searched)
-    alike = _alike([shown], [], failures=failures, slo=slo)
-    if located is None or not held_rps:
-        return replace(alike, runs=tuple(searched), searched=tuple(searched))
-    value = located.claim_rps if as_searched else held_rps
-    return replace(alike, value=value, search_value=value, searched=tuple(searched))
-
-
-def _keeps(run: RunFigures, slo: SloSpec) -> bool:
-    latency_s = {name: one.value for name, one in run.latency_s.items()}
-    return is_feasible(
-        violations(latency_s, run.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+    held_rps = claim.rps if located is None else located.claim_rps
+    return replace(
+        pooled,
+        value=claim.rps or claim.missed_rps,
+        search_value=held_rps or claim.rps or claim.missed_rps,
+        searched=tuple(searched),
+        constraints=constraints,
+        claim=claim,
     )
 
 
-def _lowest(runs: Sequence[RunFigures]) -> RunFigures:
-    return min(runs, key=lambda run: math.inf if math.isnan(run.value) else run.value)
+def _shown(
+    claim: Claim, searched: list[RunFigures], confirmed: list[RunFigures]
+) -> tuple[list[RunFigures], list[RunFigures]]:
+    """The runs whose figures stand for the claim: of the search, and fresh."""
+    if claim.established:
+        return [], [run for run in confirmed if _at(run, claim.rps)]
+    if claim.held is not None:
+        return [run for run in (*searched, *confirmed) if run.trial.number == claim.held.trial], []
+    return (searched, []) if searched else ([], confirmed)
 
 
-def _confirmed_capacity(
-    claim: Pooled, confirmed: list[RunFigures], *, failures: int, slo: SloSpec, as_searched: bool
-) -> Pooled:
-    """The highest rate at which fresh runs kept the SLO, `claim` being what the search says.
-
-    Where none did yet, the next lower rate is the claim to be confirmed, until `CAPACITY_GIVEN_UP`; for another SLO
-    than the one that was searched, what the search says of it.
-    """
-    by_rate: dict[float, list[RunFigures]] = {}
-    for run in sorted(confirmed, key=lambda run: run.value):
-        by_rate.setdefault(round(math.log(run.value), 4), []).append(run)
-    found = [
-        replace(
-            _alike(list(claim.searched), same_rate, failures=failures, slo=slo),
-            search_value=claim.search_value,
-        )
-        for same_rate in by_rate.values()
-    ]
-    held = [one for one in found if one.feasible]
-    if held or not claim.feasible:
-        return held[-1] if held else found[0]
-    if not as_searched:
-        return claim
-    lower = min(run.value for run in confirmed) / policy.CAPACITY_STEP
-    if lower < policy.CAPACITY_GIVEN_UP * claim.value:
-        return found[0]
-    return replace(claim, value=lower, missed_fresh=True)
+def _at(run: RunFigures, rate_rps: float) -> bool:
+    asked = asked_rps(run.trial)
+    return asked is not None and math.isclose(asked, rate_rps, rel_tol=SAME_RATE)
 
 
 def _alike(searched: list[RunFigures], confirmed: list[RunFigures], *, failures: int, slo: SloSpec) -> Pooled:
@@ -242,9 +218,6 @@ def _alike(searched: list[RunFigures], confirmed: list[RunFigures], *, failures:
     latency_s = {name: geometric_mean(_value(run, name) for run in used) for name in names}
     error_ratio = sum(run.error_ratio for run in used) / len(used)
     constraints = violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
-    watched = primary_limit(slo)
-    if watched is not None and all(run.holds_limit for run in used):
-        constraints[watched.name] = min(constraints[watched.name], 0.0)
     runs = [*searched, *confirmed]
     return Pooled(
         configuration=runs[0].trial.configuration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from batchtune.batching import Configuration
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
+from batchtune.measure.distributions import Z_95
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
 from batchtune.scenario.spec import Scenario, SloSpec
@@ -142,24 +144,32 @@ def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estima
     }
 
 
-def predicted_capacity(one: Pooled, pooled: Sequence[Pooled]) -> Estimate:
-    """The capacity that a fresh search for it will find, around the highest rate that kept the SLO.
+def predicted_capacity(one: Pooled) -> Estimate:
+    """The capacity claimed, and a 95 % interval of where the limit is crossed, by all rates that were tried.
 
-    Its width comes from the searches: the spread between repeated ones and the bracket of each.
+    Which rates were asked does not matter, but how near to the crossing they lie. Where nothing was missed the interval
+    has no upper end, where nothing is known no ends at all.
     """
-    searches = [run.trial.objective for run in one.searched if run.trial.objective is not None]
-    if not searches:
-        return Estimate(value=one.value, low=one.value, high=one.value)
-    spreads = [[run.value for run in each.searched] for each in pooled]
-    found = predict(searches, repeats=spreads, prior_sd=policy.FRESH_THROUGHPUT_PRIOR_SD)
-    lowered = one.value / found.value
-    return Estimate(value=one.value, low=found.low * lowered, high=found.high)
+    located = None if one.claim is None else one.claim.located
+    if located is None:
+        return Estimate(value=one.value, low=math.nan, high=math.nan)
+    half = Z_95 * math.hypot(located.sd, policy.CROSSING_RUN_SD)
+    low, high = located.crossing_rps * math.exp(-half), located.crossing_rps * math.exp(half)
+    if not located.bracketed:
+        return Estimate(value=one.value, low=min(low, one.value), high=math.inf)
+    return Estimate(value=one.value, low=min(low, one.value), high=max(high, one.value))
 
 
 def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
-    """How many times better our objective is; pairs from the same block, else search with search."""
+    """How many times better our objective is; pairs from the same block, else search with search.
+
+    Of a capacity the two claims; over one of which no rate held the gain is at least that over its lowest rate, an
+    estimate without an upper end.
+    """
     if other is None:
         return None
+    if other.claim is not None and ours.claim is not None:
+        return _capacity_gain(ours, other, noise=noise)
     theirs = {run.trial.block: run.value for run in other.runs}
     pairs = [
         (run.value, theirs[run.trial.block])
@@ -170,6 +180,24 @@ def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Sce
     if scenario.objective == "latency":
         pairs = [(b, a) for a, b in pairs]
     return paired_ratio(pairs, run_sd=noise.sd)
+
+
+def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | None:
+    """None unless ours has a claim: what missed everywhere gains nothing."""
+    if ours is other:
+        return Estimate(value=1.0, low=1.0, high=1.0)
+    if not ours.feasible or not other.value > 0.0:
+        return None
+    sds = [
+        one.claim.located.sd
+        for one in (ours, other)
+        if one.claim is not None and one.claim.located is not None
+    ]
+    half = Z_95 * math.hypot(*sds, math.sqrt(2.0) * noise.sd)
+    gain = ours.value / other.value
+    if not other.feasible:
+        return Estimate(value=gain, low=gain * math.exp(-Z_95 * math.sqrt(2.0) * noise.sd), high=math.inf)
+    return Estimate(value=gain, low=gain * math.exp(-half), high=gain * math.exp(half))
 
 
 def measurements_of(one: Pooled) -> list[Measurement]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from typer.testing import CliRunner
 
 from batchtune.archive import Run, create_run
 from batchtune.batching import BatchingParameters, Configuration
+from batchtune.cli import calibrated as cli_calibrated
 from batchtune.cli import main
 from batchtune.cli.app import app
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.bench import Bench, Plan
+from batchtune.twin.model import FitError
 
 LAW = Law(fixed_s=0.002, per_row_s=0.00005, contention=1.0)
 PROBED = ((1, 1, 1), (4, 1, 8), (16, 1, 32), (32, 1, 64), (32, 2, 64), (16, 2, 48))
@@ -36,21 +39,35 @@ def configuration_of(size: int, threads: int = 1, timeout_micros: int = 0) -> Co
     )
 
 
-def recorded(results: Path, scenario: Scenario, probed: tuple[tuple[int, int, int], ...] = PROBED) -> Run:
-    """A run of the fake server, archived as a sweep would."""
+def recorded(
+    results: Path,
+    scenario: Scenario,
+    probed: tuple[tuple[int, int, int], ...] = PROBED,
+    *,
+    rate_rps: float | None = None,
+) -> Run:
+    """A run of the fake server, archived as a sweep would; the last trial is at the rate, if one is given."""
     clock = FakeClock()
     target = FakeTarget(clock, LAW)
     bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
     run = create_run(scenario, format_scenario(scenario), root=results, provenance={})
-    for number, (size, threads, clients) in enumerate(probed, 1):
-        plan = Plan(
+    plans = [
+        Plan(
             number=number,
             configuration=configuration_of(size, threads),
-            source="sampler",
+            source="calibration" if scenario.objective == "capacity" else "sampler",
             reason="for the test",
             seed=number,
             concurrency=clients,
         )
+        for number, (size, threads, clients) in enumerate(probed, 1)
+    ]
+    if rate_rps is not None:
+        at_rate = replace(
+            plans[-1], number=len(plans) + 1, source="sampler", concurrency=None, rate_rps=rate_rps
+        )
+        plans.append(at_rate)
+    for plan in plans:
         run.append(bench.run(plan).trial, None)
     return run
 
@@ -118,6 +135,59 @@ def test_simulate_takes_ranges_of_rates(ask: Ask) -> None:
     assert [round(one["throughput_rps"]["value"], -2) for one in points(out)] == [200.0, 400.0, 800.0]
 
 
+def test_overload_is_told_as_what_is_completed_and_what_is_refused(ask: Ask) -> None:
+    """A million requests/s: a simulation of them lasts 40 ms, one batch of 100,000 rows takes 5 s."""
+    sizes = ("--set", "max_batch_size=16,100000", "--set", "num_batch_threads=1")
+    code, out, _ = ask("simulate", *sizes, "--rate", "1000000", "--json")
+    assert code == 0
+    usual, large = points(out)
+    assert usual["throughput_rps"]["value"] == pytest.approx(16 / 0.0028, rel=0.15)
+    assert large["throughput_rps"]["value"] == pytest.approx(20_000, rel=0.3)
+    for point in (usual, large):
+        assert point["error_ratio"]["value"] > 0.95
+        assert point["latency_s"]["p95"]["value"] == "inf"
+        assert point["busy_ratio"]["value"] == 1.0
+        assert any("overload: 1,000,000 requests/s" in reason for reason in point["extrapolations"])
+
+
+def test_without_batching_overload_waits_without_end(ask: Ask) -> None:
+    code, out, _ = ask("simulate", "--set", "enable_batching=false", "--rate", "100000", "--json")
+    assert code == 0
+    (point,) = points(out)
+    assert point["throughput_rps"]["value"] > 100.0
+    assert (point["error_ratio"]["value"], point["latency_s"]["p50"]["value"]) == (0.0, "inf")
+
+
+@pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "1000")])
+def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, spearman=0.2, left_out=7)
+    calibrated_run = cli_calibrated.calibrated_run
+
+    def badly_calibrated(*given: Any, **named: Any) -> Any:
+        run = calibrated_run(*given, **named)
+        return replace(run, twin=replace(run.twin, error=error))
+
+    monkeypatch.setattr(f"batchtune.cli.{words[0]}.calibrated_run", badly_calibrated)
+    code, out, err = ask(*words)
+    assert code == 5
+    assert "wrong by 40 % on the average of 7 trials" in err
+    assert "search" not in out + err
+
+
+def test_simulate_of_a_capacity_run_starts_from_the_capacity_found(ask: Ask, tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson", "duration": "2s"})
+    recorded(root, scenario, PROBED, rate_rps=900.0)
+    code, out, _ = ask("simulate", "--json", root=root)
+    assert code == 0
+    (point,) = points(out)
+    assert point["traffic"]["rate_rps"] == pytest.approx(900.0, rel=0.1)
+    code, out, _ = ask("simulate", root=root)
+    assert "The rate is the capacity that the run found for the recommended" in out
+
+
 def test_simulate_can_turn_batching_off(ask: Ask) -> None:
     code, out, _ = ask("simulate", "--set", "enable_batching=false", "--json")
     assert code == 0
@@ -130,8 +200,8 @@ def test_simulate_prints_a_table_and_how_far_to_trust_it(ask: Ask) -> None:
     assert code == 0
     assert "max_batch_size=8" in out
     assert "p95 ms" in out
-    assert "Trust: " in out
-    assert "* extrapolated: batches of up to" in out
+    assert "How sure: " in out
+    assert "* batches of up to" in out
 
 
 def test_plan_says_replicas_with_an_interval(ask: Ask) -> None:
@@ -159,7 +229,10 @@ def test_plan_uses_the_scenarios_limit_when_none_is_given(ask: Ask) -> None:
         (("simulate", "--set", "max_batch=4"), 2, "did you mean 'max_batch_size'"),
         (("simulate", "--set", "max_batch_size"), 2, "expected KEY=VALUE"),
         (("simulate", "--set", "max_batch_size=many"), 2, "no whole number"),
-        (("simulate", "--set", "max_batch_size=0"), 2, "must be positive"),
+        (("simulate", "--set", "max_batch_size=0"), 2, "--set max_batch_size=0: out of its range"),
+        (("simulate", "--set", "max_batch_size=1000000000000"), 2, "give a whole number from 1 to 100,000"),
+        (("plan", "--rate", "10", "--set", "num_batch_threads=0"), 2, "give a whole number from 1"),
+        (("simulate", "--set", "batch_timeout_micros=-1"), 2, "give a whole number from 0"),
         (("simulate", "--rate", "5", "--concurrency", "5"), 2, "exclude each other"),
         (("simulate", "--rate", "0"), 2, "not above 0"),
         (("simulate", "--concurrency", "1.5"), 2, "no number of clients"),

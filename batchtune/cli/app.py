@@ -273,7 +273,8 @@ def simulate(
     """Ask the twin of a run what would be; nothing is measured.
 
     The twin is calibrated from the run's trials. Without --set it simulates the recommended configuration, without
-    --rate and --concurrency the scenario's own load.
+    --rate and --concurrency the scenario's own load, or the capacity that was found. Exit code 5: the twin predicts
+    this server too badly.
     """
     from batchtune.cli.simulate import SimulateRequest, run_simulate
 

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from batchtune.archive import Run, open_run
 from batchtune.batching import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.parameters import did_you_mean
 from batchtune.cli.recommend import kept_trials
 from batchtune.errors import NoFeasibleConfigurationError, TargetError, TwinError, UsageError
-from batchtune.recommend import recommend
+from batchtune.recommend import Recommendation, recommend
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec import Scenario
@@ -25,16 +25,33 @@ from batchtune.twin.model import Twin
 
 MOST_CONFIGURATIONS = 500
 
+_INT64_MAX = 2**63 - 1
+_MOST_ROWS = 100_000
+"""The simulator holds a time for each number of rows: 0.8 MB for each of the twin's readings."""
+
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "max_batch_size": (1, _MOST_ROWS),
+    "max_execution_batch_size": (1, _MOST_ROWS),
+    "allowed_batch_sizes": (1, _MOST_ROWS),
+    "batch_timeout_micros": (0, _INT64_MAX),
+    "max_enqueued_batches": (0, _INT64_MAX),
+    "num_batch_threads": (1, 10_000),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """A run, its scenario and the twin that its trials give; `base` is what `--set` starts from, `base_name` why."""
+    """A run, its scenario and the twin that its trials give; `base` is what `--set` starts from, `base_name` why.
+
+    `capacity_rps` is what the run found for the base, None where it looked for no capacity or found none.
+    """
 
     run: Run
     scenario: Scenario
     twin: Twin
     base: Configuration
     base_name: str
+    capacity_rps: float | None = None
 
 
 def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
@@ -63,8 +80,18 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
                 if one.measurement
             ]
         )
-    base, base_name = _base(trials, scenario)
-    return Calibrated(run=run, scenario=scenario, twin=twin, base=base, base_name=base_name)
+    chosen = _recommended(trials, scenario)
+    if chosen is None:
+        base, base_name = scenario.configuration({}), "the scenario's own configuration"
+        return Calibrated(run=run, scenario=scenario, twin=twin, base=base, base_name=base_name)
+    return Calibrated(
+        run=run,
+        scenario=scenario,
+        twin=twin,
+        base=chosen.configuration,
+        base_name="the recommended configuration",
+        capacity_rps=None if chosen.capacity_rps is None else chosen.capacity_rps.value,
+    )
 
 
 def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[Configuration]:
@@ -95,13 +122,14 @@ def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[C
     return list(dict.fromkeys(found))
 
 
-def _base(trials: Sequence[Trial], scenario: Scenario) -> tuple[Configuration, str]:
+def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
+    """None: a comparison, or a run of which nothing can be recommended."""
+    if any(trial.source == "variant" for trial in trials):
+        return None
     try:
-        if not any(one.source == "variant" for one in trials):
-            return recommend(trials, scenario=scenario).configuration, "the recommended configuration"
+        return recommend(trials, scenario=scenario)
     except (NoFeasibleConfigurationError, TargetError):
-        pass
-    return scenario.configuration({}), "the scenario's own configuration"
+        return None
 
 
 def _choices(text: str) -> tuple[str, list[Any]]:
@@ -125,11 +153,18 @@ def _value(name: str, text: str) -> Any:
     if name == "thread_pool_name":
         return text
     try:
-        return int(text)
+        number = int(text)
     except ValueError as error:
         raise UsageError(
             f"--set {name}: {text!r} is no whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
         ) from error
+    least, most = _RANGES.get(name, (-_INT64_MAX, _INT64_MAX))
+    if not least <= number <= most:
+        upper = "" if most == _INT64_MAX else f" to {most:,}"
+        raise UsageError(
+            f"--set {name}={number}: out of its range", hint=f"give a whole number from {least}{upper}"
+        )
+    return number
 
 
 def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:

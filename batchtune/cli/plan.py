@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_text
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from batchtune.cli.calibrated import asked_configurations, calibrated_run
-from batchtune.cli.simulate import twin_document
+from batchtune.cli.simulate import trusted, twin_document
 from batchtune.cli.slo import promised
-from batchtune.errors import InconclusiveError, UsageError
+from batchtune.errors import UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.report.twin import note_when_slow, print_plan
 from batchtune.scenario.spec import Scenario, SloSpec
@@ -67,10 +66,7 @@ def run_plan(
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         print_plan(plan, found.twin, configuration=configurations[0], run=found.run.path)
-    if found.twin.trust != "off":
-        return 0
-    print(f"warning: {found.twin.explain()}", file=sys.stderr)
-    return InconclusiveError.exit_code
+    return trusted(found.twin)
 
 
 def _promise(given: Mapping[str, str | None], scenario: Scenario) -> SloSpec:

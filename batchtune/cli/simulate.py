@@ -11,9 +11,11 @@ from typing import Any
 from batchtune.batching import Configuration
 from batchtune.cli.calibrated import Calibrated, asked_configurations, calibrated_run
 from batchtune.cli.points import client_counts, rates_rps, refuse_both
-from batchtune.errors import UsageError
+from batchtune.errors import InconclusiveError, UsageError
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
 from batchtune.scenario.units import counted
+from batchtune.twin.model import Twin
+from batchtune.twin.overload import long_run
 from batchtune.twin.simulate import batcher_of
 from batchtune.twin.traffic import Traffic, traffic_of
 
@@ -31,11 +33,11 @@ class SimulateRequest:
 
 
 def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: bool) -> int:
-    """The exit code: 0; errors say otherwise (5: the run cannot calibrate a twin)."""
+    """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
     refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     found = calibrated_run(wanted.run, results=results, quiet=quiet)
     configurations = asked_configurations(found.base, wanted.settings)
-    traffics = _traffics(found, wanted)
+    traffics, notes = _traffics(found, wanted)
     if len(configurations) * len(traffics) > MOST_POINTS:
         raise UsageError(
             f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
@@ -46,30 +48,49 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
     if json:
         print(json_text.dumps(_document(found, points), indent=2, allow_nan=False))
     else:
-        print_simulations(points, found.twin, base=found.base_name, run=found.run.path)
-    if found.twin.trust == "off":
-        print(f"warning: {found.twin.explain()}", file=sys.stderr)
-    return 0
+        print_simulations(points, found.twin, base=found.base_name, run=found.run.path, notes=notes)
+    return trusted(found.twin)
+
+
+def trusted(twin: Twin) -> int:
+    """The exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied on."""
+    if twin.trust != "off":
+        return 0
+    print(f"warning: {twin.accuracy()}: too much to rely on it", file=sys.stderr)
+    return InconclusiveError.exit_code
 
 
 def _point(found: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
     batcher = batcher_of(configuration, cpus=found.scenario.target.cpus)
     prediction = found.twin.predict(batcher, traffic, quantiles=("p50", "p95", "p99"))
-    return Simulated(configuration=configuration, traffic=traffic, prediction=prediction)
+    return Simulated(
+        configuration=configuration,
+        traffic=traffic,
+        prediction=long_run(prediction, found.twin, batcher, traffic),
+    )
 
 
-def _traffics(found: Calibrated, wanted: SimulateRequest) -> list[Traffic]:
+def _traffics(found: Calibrated, wanted: SimulateRequest) -> tuple[list[Traffic], list[str]]:
+    """The loads to simulate, and what to say of where they come from."""
     if wanted.rate is not None:
-        return [traffic_of(found.scenario, rate_rps=rate) for rate in rates_rps(wanted.rate)]
+        return [traffic_of(found.scenario, rate_rps=rate) for rate in rates_rps(wanted.rate)], []
     if wanted.concurrency is not None:
-        return [traffic_of(found.scenario, concurrency=one) for one in client_counts(wanted.concurrency)]
+        return [traffic_of(found.scenario, concurrency=one) for one in client_counts(wanted.concurrency)], []
     traffic = traffic_of(found.scenario)
     if traffic.clients is None and traffic.rate_rps is None and found.scenario.load.rate_is_missing():
+        return [traffic.at(_capacity_rps(found))], [
+            f"The rate is the capacity that the run found for {found.base_name}; --rate asks for another."
+        ]
+    return [traffic], []
+
+
+def _capacity_rps(found: Calibrated) -> float:
+    if found.capacity_rps is None or not found.capacity_rps > 0.0:
         raise UsageError(
-            "the scenario names no rate: it asks for the highest one",
+            "the scenario names no rate, and the run found no capacity to start from",
             hint="give --rate 500, or --rate 100:1k:100",
         )
-    return [traffic]
+    return found.capacity_rps
 
 
 def _document(found: Calibrated, points: list[Simulated]) -> dict[str, Any]:
@@ -93,7 +114,7 @@ def twin_document(found: Calibrated) -> dict[str, Any]:
     twin = found.twin
     return {
         "trust": twin.trust,
-        "trust_reason": twin.explain(),
+        "trust_reason": twin.accuracy(),
         "error": twin.error.to_dict(),
         "observations": twin.observations,
         "rows_max": twin.rows_max,

@@ -53,9 +53,15 @@ def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> I
 
 
 def print_simulations(
-    points: Sequence[Simulated], twin: Twin, *, base: str, run: Path, stream: TextIO | None = None
+    points: Sequence[Simulated],
+    twin: Twin,
+    *,
+    base: str,
+    run: Path,
+    notes: Sequence[str] = (),
+    stream: TextIO | None = None,
 ) -> None:
-    """One row a point; a star marks what lies outside the calibrated range."""
+    """One row a point; a star marks what lies outside the calibrated range, or is overload."""
     load = "clients" if points[0].traffic.closed else "offered /s"
     latencies = ("p50 ms", "p95 ms", "p99 ms")
     table = table_of("configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", "")
@@ -64,9 +70,9 @@ def print_simulations(
     console = console_on(stream)
     print_table(console, table)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
-    lines.append(f"Trust: {twin.explain()}.")
+    lines += [f"How sure: {twin.accuracy()}.", *notes]
     reasons = dict.fromkeys(reason for one in points for reason in one.prediction.extrapolations)
-    lines += [f"* extrapolated: {reason}" for reason in list(reasons)[:5]]
+    lines += [f"* {reason}" for reason in list(reasons)[:5]]
     width = text_width(stream)
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
@@ -89,7 +95,7 @@ def print_plan(
     lines = [
         (
             f"Median {replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}; "
-            f"{plan.advised:,} are enough by 95 % of the twin's readings."
+            f"{plan.advised:,} are enough with 95 % probability."
         ),
         (
             f"Each: {configuration.label()}; at most {interval(plan.per_replica_rps)} requests/s of the "
@@ -100,7 +106,7 @@ def print_plan(
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
-        f"Trust: {twin.explain()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
+        f"How sure: {twin.accuracy()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         *(f"Note: {note}." for note in plan.notes),
         *(f"Extrapolated: {reason}." for reason in plan.extrapolations),
     ]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.measure.quantiles import QUANTILES, Estimate, number_from_json, number_to_json
 from batchtune.measure.slo import Limit
-from batchtune.scenario.units import percentage, rounded
+from batchtune.scenario.units import counted, percentage, rounded
 from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.highest_rate import highest_rates
 from batchtune.twin.playing import play
@@ -73,7 +73,7 @@ class FitError:
 class Prediction:
     """What the twin expects: arrays of shape (draws,), latencies by quantile name in seconds.
 
-    `extrapolated` names what lies outside the calibrated range; empty: nothing does.
+    `extrapolations` name what lies outside the calibrated range, overload too; empty: nothing does.
     """
 
     throughput_rps: NDArray[np.float64]
@@ -148,6 +148,22 @@ class Twin:
         return (
             f"trials left out of the fit are predicted within {' and '.join(parts)} (median), rank correlation "
             f"{error.spearman:.2f}: {_TRUST_WORDS[self.trust]}"
+        )
+
+    def accuracy(self) -> str:
+        """How far off its predictions were, in one sentence for somebody who knows no search."""
+        error = self.error
+        if not error.left_out or math.isnan(error.mape):
+            return "too few different trials to try the model of the server on any that it was not made from"
+        medians = ", ".join(
+            f"{words} {percentage(ratio)}"
+            for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
+            if not math.isnan(ratio)
+        )
+        trials = counted(error.left_out, "trial")
+        return (
+            f"the model of the server was wrong by {percentage(error.mape)} on the average of {trials} that it was not "
+            f"made from (medians: {medians})"
         )
 
     def predict(
@@ -258,7 +274,12 @@ class Twin:
         rate_rps = traffic.rate_rps
         if rate_rps is not None and not traffic.closed:
             saturation = replicas * self.saturation_rps(batcher, traffic)
-            if rate_rps > NEAR_SATURATION * saturation:
+            if rate_rps > saturation:
+                completed = rounded(saturation)
+                found.append(
+                    f"overload: {rounded(rate_rps)} requests/s are more than the {completed} completed"
+                )
+            elif rate_rps > NEAR_SATURATION * saturation:
                 found.append(
                     f"{rounded(rate_rps)} requests/s is above {percentage(NEAR_SATURATION)} of {rounded(saturation)}/s"
                 )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from batchtune.errors import UsageError
 from batchtune.server.flags import help_text, parse_flags
+from batchtune.server.log import say, say_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop; the exit code: 0 stopped, 1 could not serve, 2 wrong flags or files."""
+    if sys.stderr is None:  # closed by whoever started us: its number must not become a socket's
+        os.open(os.devnull, os.O_WRONLY)
     try:
         command = parse_flags(sys.argv[1:] if argv is None else argv)
         if command.wants == "help":
@@ -21,17 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command.wants == "version":
             sys.stdout.write(f"batchtune-model-server {version('batchtune')}\n")
             return 0
-        for note in command.notes:
-            sys.stderr.write(f"{note}\n")
+        for line in command.notes:
+            say(line)
         import uvloop
 
         from batchtune.server.model_server import ModelServer
 
         server = ModelServer(command.flags)
     except UsageError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
+        say_error(error.message, hint=error.hint or "")
         return error.exit_code
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(server.run())

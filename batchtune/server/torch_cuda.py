@@ -7,7 +7,6 @@ and the thread asleep.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.server.log import say
 from batchtune.server.torch_arrays import Tensor, carried, from_numpy, retyped
 from batchtune.server.torch_device import Forward, Graph, first_line
 
@@ -121,11 +121,7 @@ class CudaDevice:
         # PyTorch would end it when it next frees page-locked memory, as TensorFlow does too, but with a stack of C++.
         if not self.has_failed(error) or not self._is_lost():
             return
-        sys.stderr.write(
-            f"batchtune-model-server: error: {self.name} is lost to this process, which ends: {first_line(error)}; "
-            "start it again\n"
-        )
-        sys.stderr.flush()
+        say(f"error: {self.name} is lost to this process, which ends: {first_line(error)}; start it again")
         os.abort()
 
     def free_cache(self) -> None:

@@ -9,7 +9,6 @@ spare the launch of every kernel, which for small models is most of the time; th
 from __future__ import annotations
 
 import heapq
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from batchtune.server.log import note
 from batchtune.server.torch_arrays import to_numpy
 from batchtune.server.torch_device import Device, Forward, Graph, first_line
 
@@ -100,7 +100,7 @@ class Lanes:
             for arrays in examples:
                 if time.monotonic() > due_s:
                     self._noted = True
-                    _note(
+                    note(
                         f"no more CUDA graphs after {RECORDING_LIMIT_S:g} s; allow fewer batch sizes or threads"
                     )
                     return []
@@ -112,7 +112,7 @@ class Lanes:
                     device.end_if_lost(error)
                     self._noted = True
                     rows = _rows(_shapes(arrays))
-                    _note(f"no CUDA graph for {rows} rows, such batches run without: {first_line(error)}")
+                    note(f"no CUDA graph for {rows} rows, such batches run without: {first_line(error)}")
                     if not device.is_out_of_memory(error):
                         return good  # the smaller sizes would fail in the same way
                     error.__traceback__ = None  # it holds the tensors of the failed run
@@ -126,7 +126,7 @@ class Lanes:
             sizes = sorted({_rows(shapes) for shapes in lane.graphs})
             recorded = f"recorded are {', '.join(map(str, sizes))} rows" if sizes else "none is recorded"
             rows = _rows(_shapes(arrays))
-            _note(f"no CUDA graph for a batch of {rows} rows, such batches run without: {recorded}")
+            note(f"no CUDA graph for a batch of {rows} rows, such batches run without: {recorded}")
         return graph
 
 
@@ -204,7 +204,3 @@ def _shapes(arrays: Arrays) -> tuple[Any, ...]:
 def _rows(shapes: tuple[Any, ...]) -> int:
     shape = shapes[0][0] if shapes else ()
     return int(shape[0]) if shape else 1
-
-
-def _note(message: str) -> None:
-    sys.stderr.write(f"batchtune-model-server: note: {message}\n")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from batchtune.server.log import note
 from batchtune.server.torch_device import Device, first_line
 from batchtune.server.warmup import zeros
 from batchtune.wire.status import StatusError
@@ -76,10 +76,7 @@ def forward_in(
     fault = _fault(torch, converted, device, inputs)
     if fault is None or dtype_name == "float32":
         return converted
-    sys.stderr.write(
-        f"batchtune-model-server: note: --torch_dtype={dtype_name}: weights stay as they are, products are cast: "
-        f"{fault}\n"
-    )
+    note(f"--torch_dtype={dtype_name}: weights stay as they are, products are cast: {fault}")
     # A recorded graph must not use casts from a cache that is emptied.
     around = partial(torch.autocast, device.name.type, dtype, cache_enabled=False)
     return Forward(torch, load(), outputs, around=around)

@@ -7,7 +7,6 @@ TF Serving reads it), and for each predict signature a batch of zeros of every s
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching import BatchingParameters
 from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel
+from batchtune.server.log import note
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec, tensor_from_proto
 
@@ -79,9 +79,7 @@ def _run_zeros(
                 model.runs[name](inputs)
         except StatusError as error:
             first_line = error.message.partition("\n")[0]
-            sys.stderr.write(
-                f"batchtune-model-server: note: warm-up of signature {name} with {size} rows of zeros: {first_line}\n"
-            )
+            note(f"warm-up of signature {name} with {size} rows of zeros: {first_line}")
             return
 
 

@@ -1,0 +1,47 @@
+"""What does the server say on stderr?
+
+To say something never raises: who reads it may have gone, its disk may be full, and neither is a reason to stop
+serving.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_NAME = "batchtune-model-server"
+
+
+def say(line: str) -> None:
+    """One line about what the server does."""
+    _write(f"{_NAME}: {line}\n")
+
+
+def note(line: str) -> None:
+    """One line about what may surprise whoever measures this server."""
+    say(f"note: {line}")
+
+
+def warn(line: str) -> None:
+    """One line about what went wrong and did not end the process."""
+    say(f"warning: {line}")
+
+
+def say_error(message: str, *, hint: str = "") -> None:
+    """Why the process ends."""
+    _write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+
+
+def flush() -> None:
+    """Give what was said out of hand; before the process ends without Python's own end."""
+    _write("")
+
+
+def _write(text: str) -> None:
+    stream = sys.stderr
+    if stream is None:  # closed by whoever started the process
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):
+        return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from server_process import ServerProcess, run_to_end, write_emulated
+from server_process import ServerProcess, free_ports, run_to_end, write_emulated
 
 from batchtune.wire.grpc import GrpcClientConnection, prepare_call
 from batchtune.wire.protos import (
@@ -29,6 +31,7 @@ from batchtune.wire.protos import (
 )
 from batchtune.wire.tensors import decode_predict_response, encode_predict_request, tensor_to_proto
 
+LOOK_ONCE = "--file_system_poll_wait_seconds=0"
 METRICS = "/monitoring/prometheus/metrics"
 
 
@@ -196,6 +199,51 @@ def test_a_signal_while_a_model_loads_ends_the_process(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "m", wait=False) as server:
+        until(lambda: any("Could not find base path" in line for line in server.lines))
+        write_emulated(tmp_path / "staging")
+        (tmp_path / "staging").rename(tmp_path / "m")
+        server.wait_until_ready()
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("reader", ["gone", "full disk", "closed"])
+def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(
+    tmp_path: Path, reader: str
+) -> None:
+    write_emulated(tmp_path / "m")
+    grpc_port, rest_port = free_ports(2)
+    lines_end, write_end = os.pipe()
+    os.close(lines_end)
+    stderr = {"gone": write_end, "full disk": os.open("/dev/full", os.O_WRONLY), "closed": None}[reader]
+    command = [sys.executable, "-m", "batchtune.server", f"--model_base_path={tmp_path / 'm'}"]
+    command += ["--model_name=m", f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
+    if reader == "closed":
+        command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    process = subprocess.Popen(command, stderr=stderr)
+    url = f"http://127.0.0.1:{rest_port}/v1/models/m"
+
+    def versions() -> dict[str, str]:
+        try:
+            answer = httpx.get(url, trust_env=False).json()
+        except httpx.TransportError:
+            return {}
+        return {one["version"]: one["state"] for one in answer.get("model_version_status", ())}
+
+    try:
+        until(lambda: versions() == {"1": "AVAILABLE"})
+        write_emulated(tmp_path / "staging", version=2)
+        (tmp_path / "staging" / "2").rename(tmp_path / "m" / "2")
+        until(lambda: versions() == {"1": "END", "2": "AVAILABLE"})
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(write_end)
+
+
 def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> None:
     write_emulated(tmp_path / "a", version=1)
     write_emulated(tmp_path / "a", version=2)
@@ -224,6 +272,24 @@ def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> N
         until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code in {200, 404})
         # The file still lists a: its next reading brings it back.
         until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code == 200)
+        assert server.stop() == 0
+
+
+def test_reloads_that_cannot_be_carried_out_hold_up_neither_good_ones_nor_the_end(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m")
+    with ServerProcess(tmp_path / "m") as server:
+
+        def reload_from(base_path: str, name: str = "m") -> str:
+            request = ReloadConfigRequest()
+            request.config.model_config_list.config.add(name=name, base_path=base_path)
+            try:
+                call(server, "ModelService/HandleReloadConfigRequest", request, ReloadConfigResponse)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        assert [reload_from("a\0b", name="n") for _ in range(3)] == ["UNKNOWN"] * 3
+        assert reload_from(str(tmp_path / "m")) == "OK"
         assert server.stop() == 0
 
 
@@ -338,8 +404,12 @@ def can_connect(port: int) -> bool:
             "error: {bad}: Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
         ),
         (["--enable_batching", "--batching_parameters_file={none}"], 2, "No such file or directory"),
-        (["--model_base_path={none}"], 1, "Could not find base path {none} for servable default"),
-        (["--model_base_path={empty}"], 1, "Did you forget to name your leaf directory as a number"),
+        (["--model_base_path={none}", LOOK_ONCE], 1, "Could not find base path {none} for servable default"),
+        (
+            ["--model_base_path={empty}", LOOK_ONCE],
+            1,
+            "Did you forget to name your leaf directory as a number",
+        ),
         (
             ["--model_base_path={broken}"],
             1,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +34,9 @@ from batchtune.wire.status import StatusError
 
 EMULATED = "inputs: {x: {dtype: float32, shape: [1]}}\noutputs: {y: {dtype: float32, shape: [1]}}\n"
 OPTIONS = RepositoryOptions(poll_wait_s=0.005, load_retries_max=2, load_retry_interval_s=0.01)
+LOOK_ONCE = RepositoryOptions(poll_wait_s=0.0, load_retries_max=0)
 Make = Callable[..., ModelRepository]
+Load = Callable[[Path, BackendOptions], LoadedModel]
 
 
 def add_version(base_path: Path, version: int, text: str = EMULATED) -> None:
@@ -53,18 +59,21 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def make() -> Iterator[Make]:
     """Makes started repositories of emulated models; a function for the event loop runs at once."""
     made: list[tuple[ModelRepository, BatchingControl]] = []
+    dead: list[str] = []
 
     def run_at_once(function: Callable[[], None]) -> None:
         function()
 
-    def start(*models: ModelConfig, options: RepositoryOptions = OPTIONS) -> ModelRepository:
+    def start(
+        *models: ModelConfig, options: RepositoryOptions = OPTIONS, load: Load | None = None
+    ) -> ModelRepository:
         metrics = Metrics()
         control = BatchingControl(
             BatchingSettings(), observer=metrics, deliver=lambda _completions: None, on_loop=run_at_once
         )
 
         def open_servable(name: str, version: int, directory: Path) -> Servable:
-            model = load_model(directory, BackendOptions())
+            model = (load or load_model)(directory, BackendOptions())
             servable = Servable(name=name, version=version, model=model, metrics=metrics)
             control.attach(servable)
             return servable
@@ -78,6 +87,7 @@ def make() -> Iterator[Make]:
             open_servable=open_servable,
             close_servable=close_servable,
             on_loop=run_at_once,
+            on_dead=lambda: dead.append("keeper"),
             options=options,
         )
         made.append((repository, control))
@@ -88,6 +98,7 @@ def make() -> Iterator[Make]:
     for repository, control in made:
         repository.close()
         control.close()
+    assert dead == []
 
 
 def test_the_policy_picks_versions() -> None:
@@ -206,17 +217,195 @@ def test_a_model_without_a_version_that_loads_is_said_at_the_start(
     (tmp_path / "m").mkdir()
     if text is not None:
         add_version(tmp_path / "m", 1, text)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), options=LOOK_ONCE)
     with pytest.raises(StatusError) as raised:
         repository.wait_until_loaded()
     assert raised.value.message.startswith("1 servable(s) did not become available: ")
     assert said in raised.value.message
 
 
-def test_a_base_path_that_does_not_exist_is_said(tmp_path: Path, make: Make) -> None:
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "none"))
+def test_a_base_path_that_is_looked_at_once_and_does_not_exist_is_said(tmp_path: Path, make: Make) -> None:
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "none"), options=LOOK_ONCE)
     with pytest.raises(StatusError, match=r"Could not find base path .*none for servable m"):
         repository.wait_until_loaded()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_base_path_without_versions_is_waited_for(
+    tmp_path: Path, make: Make, empty: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As TF Serving does: file_system_storage_path_source.cc looks again, server_core.cc waits."""
+    if empty:
+        (tmp_path / "m").mkdir()
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    waiting = threading.Thread(target=repository.wait_until_loaded)
+    waiting.start()
+    waiting.join(0.03)
+    assert waiting.is_alive()
+    add_version(tmp_path / "m", 1)
+    waiting.join(10)
+    assert repository.find("m").version == 1
+    said = "No versions of servable m found" if empty else "Could not find base path"
+    assert f"warning: {said}" in capsys.readouterr().err
+
+
+def test_a_version_that_waits_for_a_load_thread_is_seen(tmp_path: Path, make: Make) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        loading.set()
+        assert go_on.wait(10)
+        return load_model(directory, options)
+
+    for name in "ab":
+        add_version(tmp_path / name, 1)
+    repository = make(*(ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"), load=load)
+    assert loading.wait(10)
+    assert [repository.statuses(name)[0].state for name in "ab"] == ["LOADING", "START"]
+    go_on.set()
+    repository.wait_until_loaded()
+    assert [repository.statuses(name)[0].state for name in "ab"] == ["AVAILABLE", "AVAILABLE"]
+
+
+def test_a_retry_under_way_is_not_given_up(tmp_path: Path, make: Make) -> None:
+    """Late storage: the first model that becomes available ends no one's wait while the second is being loaded."""
+    attempts: dict[str, int] = {}
+    first_available = threading.Event()
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        name = directory.parent.name
+        attempts[name] = attempts.get(name, 0) + 1
+        if attempts[name] == 1:
+            raise StatusError("UNAVAILABLE", "the storage is late")
+        if name == "b":
+            wait_until(lambda: repository.statuses("a")[0].state == "AVAILABLE")
+            first_available.set()
+            threading.Event().wait(0.02)
+        return load_model(directory, options)
+
+    for name in "ab":
+        add_version(tmp_path / name, 1)
+    options = RepositoryOptions(
+        poll_wait_s=0.005, load_threads=2, load_retries_max=5, load_retry_interval_s=0.01
+    )
+    models = (ModelConfig(name=name, base_path=tmp_path / name) for name in "ab")
+    repository = make(*models, options=options, load=load)
+    repository.wait_until_loaded()
+    assert first_available.is_set()
+    assert [repository.find(name).version for name in "ab"] == [1, 1]
+
+
+def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path: Path, make: Make) -> None:
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        if directory.parent.name == "a":
+            raise SystemExit(3)
+        return load_model(directory, options)
+
+    for name in "ab":
+        add_version(tmp_path / name, 1)
+    models = [ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"]
+    repository = make(*models, options=LOOK_ONCE, load=load)
+    with pytest.raises(StatusError, match="name: a version: 1} due to error: INTERNAL: SystemExit: 3"):
+        repository.wait_until_loaded()
+    assert repository.find("b").version == 1
+
+
+def test_a_version_that_cannot_be_closed_holds_up_no_other(tmp_path: Path, make: Make) -> None:
+    def close() -> None:
+        raise OSError("in C++")
+
+    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+        model = load_model(directory, options)
+        return replace(model, close=close) if directory.name == "1" else model
+
+    add_version(tmp_path / "m", 1)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), load=load)
+    repository.wait_until_loaded()
+    for version in (2, 3):
+        add_version(tmp_path / "m", version)
+        wait_until(lambda version=version: repository.find("m").version == version)  # type: ignore[misc]
+    wait_until(lambda: repository.statuses("m", version=2)[0].state == "END")
+
+
+def test_a_path_that_no_system_can_have_is_one_model_s_fault(tmp_path: Path, make: Make) -> None:
+    add_version(tmp_path / "m", 1)
+    good = ModelConfig(name="m", base_path=tmp_path / "m")
+    repository = make(good)
+    repository.wait_until_loaded()
+    for _ in range(3):
+        with pytest.raises(StatusError, match="Could not find base path"):
+            repository.configure([ModelConfig(name="n", base_path=Path("a\0b")), good])
+    repository.configure([good])
+    assert repository.find("m").version == 1
+
+
+def test_a_stderr_that_nobody_reads_stops_no_version(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class GonePipe(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    add_version(tmp_path / "m", 1)
+    monkeypatch.setattr(sys, "stderr", GonePipe())
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+    repository.wait_until_loaded()
+    add_version(tmp_path / "m", 2)
+    wait_until(lambda: [one.state for one in repository.statuses("m")] == ["AVAILABLE", "END"])
+
+
+def test_a_fault_in_a_round_is_told_to_who_waits_and_the_next_round_goes_on(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_version(tmp_path / "m", 1)
+    model = ModelConfig(name="m", base_path=tmp_path / "m")
+    repository = make(model)
+    repository.wait_until_loaded()
+
+    def fails(_path: Path) -> None:
+        raise RecursionError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fails)
+        with pytest.raises(StatusError, match="RecursionError: a fault of ours"):
+            repository.configure([model])
+    repository.configure([model])
+    assert repository.find("m").version == 1
+
+
+def test_the_end_of_the_watching_thread_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = threading.Event()
+    repository = ModelRepository(
+        [ModelConfig(name="m", base_path=tmp_path)],
+        open_servable=lambda *_: pytest.fail("nothing to load"),
+        close_servable=lambda _: None,
+        on_loop=lambda function: function(),
+        on_dead=dead.set,
+        options=OPTIONS,
+    )
+
+    def ends(_path: Path) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(Path, "iterdir", ends)
+    repository.start()
+    assert dead.wait(10)
+    with pytest.raises(StatusError, match="did not become available"):
+        repository.wait_until_loaded()
+    repository.close()
+
+
+def test_configurations_given_at_once_are_adopted_one_after_the_other(tmp_path: Path, make: Make) -> None:
+    for name in "abc":
+        add_version(tmp_path / name, 1)
+    models = {name: ModelConfig(name=name, base_path=tmp_path / name, labels={"stable": 1}) for name in "abc"}
+    repository = make(models["a"])
+    repository.wait_until_loaded()
+    with ThreadPoolExecutor(6) as pool:
+        changes = [pool.submit(repository.configure, [models["abc"[number % 3]]]) for number in range(18)]
+        assert [change.exception() for change in changes] == [None] * 18
+    (name,) = repository.names()
+    assert repository.find(name, label="stable").version == 1
 
 
 def test_labels_name_versions_and_need_an_available_one(tmp_path: Path, make: Make) -> None:

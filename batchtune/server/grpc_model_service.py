@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from batchtune.server.grpc_inference import parse_message
@@ -21,10 +23,14 @@ from batchtune.wire.protos import (
     ReloadConfigResponse,
     SignatureDefMap,
 )
-from batchtune.wire.status import GRPC_CODES, StatusError
+from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 
 _SIGNATURE_DEF = "signature_def"
 _ANY_PREFIX = "type.googleapis.com/"
+_RELOADS_MAX = 16
+"""Each holds its configuration, and one is carried out at a time."""
+
+_logger = logging.getLogger(__name__)
 
 
 class ModelServiceCalls:
@@ -34,6 +40,8 @@ class ModelServiceCalls:
         self._models = models
         self._metric = metric
         self._reloads: set[asyncio.Task[None]] = set()
+        # Their own thread: they wait for models to load, and follow one another.
+        self._reloader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reload")
 
     def metadata(self, call: GrpcCall) -> None:
         """Answer GetModelMetadata."""
@@ -74,6 +82,8 @@ class ModelServiceCalls:
                     "ServerModelConfig type not supported by HandleReloadConfigRequest. "
                     "Only ModelConfigList is currently supported",
                 )
+            if len(self._reloads) >= _RELOADS_MAX:
+                raise StatusError("UNAVAILABLE", f"{_RELOADS_MAX} changes of the configuration wait already")
         except StatusError as error:
             fail_call(call, error)
             return
@@ -84,9 +94,15 @@ class ModelServiceCalls:
     async def _reload(self, call: GrpcCall, request: Any) -> None:
         before = {name: self._metric(name) for name in request.metric_names}
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._models.reload_config, request.config)
+            await asyncio.get_running_loop().run_in_executor(
+                self._reloader, self._models.reload_config, request.config
+            )
         except StatusError as error:
             fail_call(call, error)
+            return
+        except Exception:
+            _logger.exception("a change of the configuration failed")
+            fail_call(call, StatusError("INTERNAL", FAULT))
             return
         response = ReloadConfigResponse()
         response.status.error_code = GRPC_CODES["OK"]

@@ -66,10 +66,9 @@ def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
     """
     try:
         names = [one.name for one in model.base_path.iterdir()]
-    except OSError as error:
-        return {}, (
-            f"Could not find base path {model.base_path} for servable {model.name} with error {error.strerror}"
-        )
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        return {}, f"Could not find base path {model.base_path} for servable {model.name} with error {reason}"
     present = {
         int(name): model.base_path / name
         for name in sorted(names)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import signal
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from batchtune.server.flags import ServerFlags
 from batchtune.server.front_ends import FrontEnds, listen
 from batchtune.server.gpu_metrics import GpuSampler
 from batchtune.server.loaded_model import load_model, nothing_to_prepare
+from batchtune.server.log import flush, note, say, say_error, warn
 from batchtune.server.loop_port import LoopLagSampler, LoopPort
 from batchtune.server.metrics import Metrics
 from batchtune.server.model_config import read_model_config_file
@@ -34,6 +36,8 @@ from batchtune.wire.status import StatusError
 _DRAIN_LIMIT_S = 30.0
 # Requests make short-lived objects by the thousand; the young generation may grow before it is looked through.
 _GC_THRESHOLDS = (50_000, 20, 100)
+
+_logger = logging.getLogger(__name__)
 
 
 class ModelServer:
@@ -71,6 +75,7 @@ class ModelServer:
             open_servable=self._open_servable,
             close_servable=self._close_servable,
             on_loop=self._port.run_soon,
+            on_dead=_models_unwatched,
             options=startup.repository_options(self._flags),
         )
         try:
@@ -112,7 +117,9 @@ class ModelServer:
         watch.cancel()
         lag.close()
         await front_ends.drain(_DRAIN_LIMIT_S)
-        await asyncio.get_running_loop().run_in_executor(None, self._close)
+        # A thread of its own: whoever waits for models may hold all those of the loop.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="close") as closer:
+            await asyncio.get_running_loop().run_in_executor(closer, self._close)
 
     def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
@@ -122,7 +129,7 @@ class ModelServer:
         if model.emulated:
             self._metrics.emulated = True
             self._metrics.emulated_parallel = model.parallel
-            say(f"note: model {name} version {version} is an emulated device, not a model")
+            note(f"model {name} version {version} is an emulated device, not a model")
         try:
             if self._flags.enable_model_warmup:
                 parameters = self._control.settings.parameters_for(own)
@@ -159,7 +166,9 @@ class ModelServer:
                 models = await loop.run_in_executor(None, read_model_config_file, path)
                 await loop.run_in_executor(None, self._repository.configure, models)
             except (UsageError, StatusError) as error:
-                say(f"warning: {error.message}")
+                warn(error.message)
+            except Exception:  # the file is looked at again
+                _logger.exception("%s could not be followed", path)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -172,22 +181,18 @@ class ModelServer:
         self._gpus.close()
 
 
+def _models_unwatched() -> None:
+    """The models would never change again; whoever runs the process can start it anew."""
+    say_error("the thread that watches the models has ended", hint="start the server again")
+    _exit_now(1)
+
+
 def _allow_many_connections() -> None:
     """Raise the soft limit of open files, often 1,024, to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def say(line: str) -> None:
-    """One line on stderr, from the server."""
-    sys.stderr.write(f"batchtune-model-server: {line}\n")
-
-
-def say_error(message: str, *, hint: str = "") -> None:
-    """Why the process ends, on stderr."""
-    sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
-
-
 def _exit_now(code: int) -> None:
-    sys.stderr.flush()
+    flush()
     os._exit(code)

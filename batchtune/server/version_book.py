@@ -101,6 +101,14 @@ class VersionBook:
             }
             self.changed.notify_all()
 
+    def announce(self, versions: Iterable[tuple[str, int]]) -> None:
+        """Let versions that are about to be loaded be seen: START, unless they are being retried."""
+        with self.changed:
+            for name, version in versions:
+                entries = self.entries.setdefault(name, {})
+                if version not in entries or entries[version].status.state == "END":
+                    entries[version] = VersionEntry(status=VersionStatus(version=version, state="START"))
+
     def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
         """Why each model without an AVAILABLE version has none, as ServerCore words it."""
         failures = []

@@ -1,19 +1,23 @@
-"""`batchtune load` against the bundled server: its exit code says whether the figures are the server's at all."""
+"""`batchtune load` against the bundled server: its exit code, what it keeps, and a server that it did not launch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from server_process import ServerProcess
 from test_cli import EMULATED, batchtune
+
+from batchtune.archive import Run
 
 SCENARIO = """\
 name: emulated
 target: {kind: tfserving, model: MODEL}
 request: {protocol: grpc, rows: 1}
 load: {arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 300ms, seed: 1}
-slo: {p95: 30ms}
+slo: {p95: 10s}
 objective: throughput
 fixed: {max_batch_size: 1000, batch_timeout_micros: 0, num_batch_threads: 1}
 """
@@ -51,6 +55,91 @@ def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> 
     assert all({"kind", "text", "advice", "evidence"} == set(point["bottleneck"]) for point in points)
 
 
-def test_help_says_when_a_load_is_void() -> None:
+def test_help_says_with_which_code_a_load_ends() -> None:
     done = batchtune("load", "--help", cwd=Path.cwd())
-    assert "Ends with 6" in " ".join(done.stdout.split())
+    text = " ".join(done.stdout.split())
+    assert "Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when" in text
+    assert "Ends with 6" in text
+
+
+def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
+    done = batchtune(
+        "load",
+        scenario,
+        "--concurrency",
+        "1,2",
+        "--set",
+        "max_batch_size=8",
+        "--json",
+        "-q",
+        cwd=scenario.parent,
+    )
+    assert done.returncode in (0, 6), done.stderr
+    document = json.loads(done.stdout)
+    run = Run(scenario.parent / document["run"])
+    assert run.path.name.endswith("-load")
+    assert [(trial.source, trial.concurrency) for trial in run.trials()] == [("load", 1), ("load", 2)]
+    assert {trial.configuration.batching.max_batch_size for trial in run.trials()} == {8}
+    assert run.scenario().name == "emulated"
+    assert len(run.samples(2).status) >= run.trials()[1].measurement.requests
+    assert run.provenance()
+    latest = batchtune("recommend", cwd=scenario.parent)
+    assert (latest.returncode, "no run under results" in latest.stderr) == (2, True)
+    named = batchtune("recommend", run.path, cwd=scenario.parent)
+    assert (named.returncode, "is a load test" in named.stderr) == (2, True)
+
+
+def test_nothing_is_kept_with_no_save(scenario: Path) -> None:
+    done = batchtune("load", scenario, "--concurrency", "1", "--no-save", "--json", "-q", cwd=scenario.parent)
+    assert json.loads(done.stdout)["run"] is None
+    assert not (scenario.parent / "results").exists()
+
+
+def test_a_missed_slo_ends_with_3(scenario: Path) -> None:
+    """No answer is quicker than its device; noise of the host can only leave that open."""
+    done = batchtune("load", scenario, "--slo-p50", "1us", "--no-save", cwd=scenario.parent)
+    assert done.returncode in (3, 6), done.stderr
+    assert ("the SLO is missed: " in done.stderr) == (done.returncode == 3)
+
+
+@pytest.fixture
+def server(scenario: Path) -> Iterator[ServerProcess]:
+    """A bundled server that nobody told us the parameters of."""
+    parameters = scenario.parent / "parameters.txt"
+    parameters.write_text("max_batch_size { value: 4 }\nnum_batch_threads { value: 1 }\n")
+    flags = ["--enable_batching", f"--batching_parameters_file={parameters}"]
+    with ServerProcess(scenario.parent / "emulated", *flags) as started:
+        yield started
+
+
+def test_the_parameters_of_a_server_that_runs_already_are_unknown(
+    scenario: Path, server: ServerProcess
+) -> None:
+    url = f"127.0.0.1:{server.rest_port}"
+    done = batchtune(
+        "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
+    )
+    assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr
+    (point,) = json.loads(done.stdout)["points"]
+    assert point["failure"] is None
+    assert point["configuration"]["batching"] == "unknown"
+    assert "1000" not in json.dumps(point["bottleneck"])
+    assert point["bottleneck"]["kind"] not in ("concurrency", "batch_timeout", "batch_threads")
+
+
+def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> None:
+    parameters = scenario.parent / "parameters.txt"
+    parameters.write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 0 }\n")
+    flags = ["--enable_tuning_api", "--enable_batching", f"--batching_parameters_file={parameters}"]
+    with ServerProcess(scenario.parent / "emulated", *flags) as started:
+        url = f"127.0.0.1:{started.rest_port}"
+        done = batchtune(
+            "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
+        )
+    (point,) = json.loads(done.stdout)["points"]
+    assert point["configuration"]["batching"] == {"max_batch_size": 4, "batch_timeout_micros": 0}
+
+
+def test_json_and_csv_exclude_each_other(scenario: Path) -> None:
+    done = batchtune("load", scenario, "--json", "--csv", cwd=scenario.parent)
+    assert (done.returncode, "--json and --csv" in done.stderr) == (2, True)

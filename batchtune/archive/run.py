@@ -205,7 +205,7 @@ def create_run(
     *,
     provenance: Mapping[str, Any] | None = None,
     now: datetime | None = None,
-    kind: Literal["", "compare", "noise"] = "",
+    kind: Literal["", "compare", "noise", "load"] = "",
 ) -> Run:
     """A new results directory with the scenario as run; `provenance` is collected when not given.
 

@@ -51,6 +51,7 @@ class BatchingParameters:
 
 
 PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
+UNKNOWN = "unknown"
 _BOOLEANS = {"pad_variable_length_inputs", "enable_large_batch_splitting"}
 
 
@@ -59,15 +60,19 @@ class Configuration:
     """One point of the search: how the server is told to batch, and its extra flags.
 
     `batching` None means that the server runs without `--enable_batching`. `flags` are pairs of a name
-    without dashes and a value, sorted by name.
+    without dashes and a value, sorted by name. `known` False: a server that somebody else started and that tells
+    nothing of its parameters.
     """
 
     batching: BatchingParameters | None
     flags: tuple[tuple[str, str], ...] = ()
+    known: bool = True
 
     def label(self) -> str:
-        """A short name for tables: `max_batch_size=32 …`, `no batching` or `server defaults`."""
-        if self.batching is None:
+        """A short name for tables: `max_batch_size=32 …`, `no batching`, `server defaults` or `unknown parameters`."""
+        if not self.known:
+            words = ["unknown parameters"]
+        elif self.batching is None:
             words = ["no batching"]
         else:
             words = [f"{name}={_shown(value)}" for name, value in to_dict(self.batching).items()]
@@ -75,10 +80,9 @@ class Configuration:
         return " ".join([*words, *(f"--{name}={value}" for name, value in self.flags)])
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "batching": None if self.batching is None else to_dict(self.batching),
-            "flags": dict(self.flags),
-        }
+        """`batching` is null where it is off and "unknown" where nobody tells."""
+        known = None if self.batching is None else to_dict(self.batching)
+        return {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
@@ -89,8 +93,10 @@ class Configuration:
         """
         batching = mapping["batching"]
         flags = mapping.get("flags") or {}
+        known = batching != UNKNOWN
         return cls(
-            batching=None if batching is None else from_dict(batching),
+            batching=from_dict(batching) if known and batching is not None else None,
+            known=known,
             flags=tuple(sorted((str(name), str(value)) for name, value in flags.items())),
         )
 

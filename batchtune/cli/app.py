@@ -16,6 +16,7 @@ from batchtune.cli.options import (
     ConcurrencyOption,
     Dialect,
     JsonOption,
+    LoadSetOption,
     ParameterOption,
     QuietOption,
     RateOption,
@@ -28,6 +29,7 @@ from batchtune.cli.options import (
     examples,
     takes_slo,
 )
+from batchtune.errors import UsageError
 
 app = typer.Typer(
     name="batchtune",
@@ -134,6 +136,7 @@ def recommend(
 @app.command(
     epilog=examples(
         "load scenarios/quickstart.yaml --concurrency 1:64:x2",
+        "load scenarios/quickstart.yaml --set max_batch_size=8 --slo-p99 50ms",
         "load scenarios/quickstart.yaml --rate 100:1000:100 --csv",
         "load scenarios/quickstart.yaml --batching-parameters-file batching_parameters.txt",
         "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
@@ -154,23 +157,35 @@ def load(
         bool, typer.Option("--no-batching", help="Launch the server without batching.")
     ] = False,
     rest_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Load this running server by REST; nothing is launched.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Load this running server by REST; nothing is launched. With --grpc-url too the scenario's protocol "
+            "is loaded, and REST tells the server's statistics.",
+        ),
     ] = None,
     grpc_url: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Load this running server by gRPC; nothing is launched."),
     ] = None,
-    set_: SetOption = None,
+    set_: LoadSetOption = None,
+    results: RootOption = Path("results"),
+    no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing under --results.")] = False,
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Load-test the scenario's target, or a running server.
 
-    One point, or a range of them. Ends with 6 when no point is a measurement of the server: the load generator was the
-    limit, or the host stayed noisy through two repeats. Of a range one good point is enough; the others are marked.
+    One point, or a range of them; each is kept under --results. --rate keeps the pattern of the scenario's arrivals.
+    Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when that cannot be told; of a range the
+    best point decides. Ends with 6 when no point is a measurement of the server: the load generator was the limit, or
+    the host stayed noisy through two repeats. Ends with 7 when a point failed.
     """
-    from batchtune.cli.load import LoadRequest, run_load
+    if json and csv:
+        raise UsageError("--json and --csv exclude each other", hint="give one of the two")
+    from batchtune.cli.load import run_load
+    from batchtune.cli.load_request import LoadRequest
     from batchtune.cli.slo import slo_overrides
 
     wanted = LoadRequest(
@@ -184,7 +199,7 @@ def load(
         grpc_url=grpc_url,
     )
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
-    raise typer.Exit(run_load(wanted, output=output, quiet=quiet))
+    raise typer.Exit(run_load(wanted, output=output, results=None if no_save else results, quiet=quiet))
 
 
 @app.command(

@@ -64,7 +64,9 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     run = open_run(path, root=results)
     scenario = run.scenario()
     trials = kept_trials(run)
-    measured = [one for one in without_superseded(trials) if one.measurement is not None]
+    measured = [
+        one for one in without_superseded(trials) if one.measurement is not None and one.configuration.known
+    ]
     if not measured:
         raise TwinError(
             f"{run.path} holds no measured trial to calibrate a twin from",
@@ -123,8 +125,8 @@ def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[C
 
 
 def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
-    """None: a comparison, or a run of which nothing can be recommended."""
-    if any(trial.source == "variant" for trial in trials):
+    """None: a comparison, a load test, or a run of which nothing can be recommended."""
+    if any(trial.source in ("variant", "load") for trial in trials):
         return None
     try:
         return recommend(trials, scenario=scenario)

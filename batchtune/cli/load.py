@@ -5,19 +5,32 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.batching import Configuration, parse_tfserving_text
-from batchtune.cli.points import client_counts, rates_rps, refuse_both
-from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
+from batchtune.archive import create_run
+from batchtune.batching import Configuration
+from batchtune.cli.load_request import (
+    LoadRequest,
+    Question,
+    asked_configuration,
+    asked_plans,
+    question_of,
+)
+from batchtune.errors import (
+    ArchiveError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
 from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
-from batchtune.scenario.reader import read_scenario
+from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec import Scenario, TlsSpec
 from batchtune.scenario.units import counted
 from batchtune.target.endpoint import TlsOptions
@@ -25,148 +38,159 @@ from batchtune.target.external import ExternalTarget, external_endpoint
 from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.best_point import best_point
 from batchtune.tune.limits import spoilt_by
+from batchtune.tune.trial import FinishedTrial
 
 if TYPE_CHECKING:
+    from batchtune.archive import Run
     from batchtune.report.live import View
     from batchtune.tune.trial import Trial
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
-    """What the command line asked for; None: as the scenario says."""
-
-    scenario: Path
-    overrides: list[str]
-    concurrency: str | None
-    rate: str | None
-    batching_parameters_file: Path | None
-    no_batching: bool
-    rest_url: str | None
-    grpc_url: str | None
+_UNKNOWN = Configuration(batching=None, known=False)
 
 
-def run_load(wanted: LoadRequest, *, output: Literal["table", "json", "csv"], quiet: bool) -> int:
-    """The exit code; what was measured is printed in any case.
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """The points so far, and the folder that keeps them; None: none does."""
 
-    0; 6 when every point that was measured shows the load generator or a noisy host (repeats included): a single such
-    point is 6, a range whose end is beyond the client is not; 7 when a point failed; 130 when interrupted.
+    points: list[Trial] = field(default_factory=list)
+    run: Run | None = None
+    interrupted: bool = False
+
+
+def run_load(
+    wanted: LoadRequest,
+    *,
+    output: Literal["table", "json", "csv"],
+    results: Path | None,
+    quiet: bool,
+) -> int:
+    """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
+
+    0; 3 when the SLO is missed, 5 when that cannot be told; of a range its best point decides, and without an SLO
+    there is no verdict. 6 when every point that was measured shows the load generator or a noisy host (repeats
+    included); 7 when a point failed; 130 when interrupted.
     """
-    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
-    scenario = read_scenario(wanted.scenario, overrides=[*wanted.overrides, *_mode(wanted)])
-    if scenario.load.rate_is_missing():
-        raise UsageError(
-            "the scenario names no rate: it asks for the highest one",
-            hint="give --rate 500, or --rate 100:1k:100",
-        )
-    points: list[Trial] = []
-    interrupted = False
+    question = question_of(wanted)
+    measured = Measured()
     with sweep_view(quiet=quiet) as view:
+        for note in question.notes:
+            view.event(note)
         try:
-            for point in _measured(scenario, wanted, view):
-                points.append(point)
-                view.event(trial_line(point, head=_load_of(point)))
+            _measure(question, wanted, measured, results=results, view=view)
         except KeyboardInterrupt:
-            interrupted = True
+            measured.interrupted = True
+    _print(measured, question.scenario, output=output)
+    if measured.interrupted:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return _exit_code(measured.points)
+
+
+def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "json", "csv"]) -> None:
+    points = measured.points
     match output:
         case "json":
-            print(json_text.dumps(points_dict(points, scenario=scenario), indent=2))
+            run = None if measured.run is None else str(measured.run.path)
+            print(json_text.dumps({"run": run, **points_dict(points, scenario=scenario)}, indent=2))
         case "csv":
             print_points_csv(points, scenario=scenario)
         case "table":
             print_points(points, scenario=scenario)
-    if interrupted:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return _exit_code(points)
 
 
 def _exit_code(points: Sequence[Trial]) -> int:
     if any(point.failure for point in points):
         return TargetError.exit_code
     void = spoilt_message(points)
-    if void is None:
+    if void is not None:
+        print(f"invalid: {void}", file=sys.stderr)
+        return MeasurementInvalidError.exit_code
+    best = best_point(points)
+    judged = None if best is None else best.point.measurement
+    if judged is None or judged.verdict not in ("FAIL", "UNSURE"):
         return 0
-    print(f"invalid: {void}", file=sys.stderr)
-    return MeasurementInvalidError.exit_code
+    if judged.verdict == "FAIL":
+        print(f"the SLO is missed: {judged.verdict_reason}", file=sys.stderr)
+        return NoFeasibleConfigurationError.exit_code
+    longer = "a longer run tells more: --set load.duration=…"
+    print(f"whether the SLO is kept is not sure: {judged.verdict_reason}; {longer}", file=sys.stderr)
+    return InconclusiveError.exit_code
 
 
-def _measured(scenario: Scenario, wanted: LoadRequest, view: View) -> Iterator[Trial]:
-    configuration = _configuration(scenario, wanted)
+def _measure(
+    question: Question, wanted: LoadRequest, measured: Measured, *, results: Path | None, view: View
+) -> None:
+    """Run each point, keep it and show it; what was measured before an interruption stays."""
+    scenario = question.scenario
+    configuration = asked_configuration(question, wanted) if wanted.launches else _UNKNOWN
     target = _target(scenario, wanted, view)
     try:
         with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
             target.apply(configuration)
-            plans = list(_plans(scenario, wanted, configuration))
-            bench = Bench(
-                scenario,
-                target,
-                fleet,
-                on_live=lambda plan, live: view.live(f"{_place(plan, plans)}{live_line(live)}"),
-                guard=HostGuard(),
-                client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
-            )
-            repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
-            for plan in plans:
-                point = bench.run(plan).trial
-                for _ in range(min(policy.REPEATS_MAX, repeats_left)):
-                    if spoilt_by(point) != "host":
-                        break
-                    view.event("the host was noisy: once more")
-                    repeats_left -= 1
-                    point = bench.run(plan).trial
-                yield point
+            if results is not None:
+                measured.run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
+                view.event(f"results go to {measured.run.path}")
+            plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
+            for finished in _points(scenario, target, fleet, plans, view):
+                point = _without_empty_verdict(finished.trial, scenario)
+                measured.points.append(point)
+                _keep(measured, replace(finished, trial=point))
+                view.event(trial_line(point, head=_load_of(point)))
     finally:
         target.close()
 
 
-def _plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
-    plan = Plan(number=1, configuration=configuration, source="probe", reason="load", seed=scenario.load.seed)
-    if wanted.rate is not None:
-        for number, rate in enumerate(rates_rps(wanted.rate), 1):
-            yield replace(plan, number=number, rate_rps=rate)
-    elif wanted.concurrency is not None:
-        for number, clients in enumerate(client_counts(wanted.concurrency), 1):
-            yield replace(plan, number=number, concurrency=clients)
-    else:
-        yield plan
+def _points(
+    scenario: Scenario,
+    target: TfServingTarget | ExternalTarget,
+    fleet: LoadFleet,
+    plans: Sequence[Plan],
+    view: View,
+) -> Iterator[FinishedTrial]:
+    """Each point once; one that a noisy host disturbed is repeated, within policy, and only its last run counts."""
+    bench = Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=lambda plan, live: view.live(f"{_place(plan, plans)}{live_line(live)}"),
+        guard=HostGuard(),
+        client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+    )
+    repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
+    for plan in plans:
+        finished = bench.run(plan)
+        for _ in range(min(policy.REPEATS_MAX, repeats_left)):
+            if spoilt_by(finished.trial) != "host":
+                break
+            view.event("the host was noisy: once more")
+            repeats_left -= 1
+            finished = bench.run(plan)
+        yield finished
 
 
-def _mode(wanted: LoadRequest) -> list[str]:
-    """Overrides that turn the scenario's loop into the one that the command line asks for."""
-    if wanted.rate is not None:
-        return [
-            "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s",
-            f"load.rate={rates_rps(wanted.rate)[0]}",
-            "load.requests=null", "objective=latency",
-        ]  # fmt: skip
-    if wanted.concurrency is not None:
-        return [
-            "load.arrivals=closed", "load.rate=null", "load.max_in_flight=null",
-            f"load.concurrency={client_counts(wanted.concurrency)[0]}",
-            "objective=throughput",
-        ]  # fmt: skip
-    return []
+def _without_empty_verdict(point: Trial, scenario: Scenario) -> Trial:
+    """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
+    measured = point.measurement
+    if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
+        return point
+    return replace(point, measurement=replace(measured, verdict=None, verdict_reason=""))
 
 
-def _configuration(scenario: Scenario, wanted: LoadRequest) -> Configuration:
-    fixed = scenario.configuration({})
-    if wanted.no_batching:
-        if wanted.batching_parameters_file is not None:
-            raise UsageError("--no-batching and --batching-parameters-file exclude each other")
-        return Configuration(batching=None, flags=fixed.flags)
-    if wanted.batching_parameters_file is None:
-        return fixed
+def _keep(measured: Measured, finished: FinishedTrial) -> None:
+    """A point that cannot be kept is measured all the same: that is told once."""
+    if measured.run is None:
+        return
     try:
-        text = wanted.batching_parameters_file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--batching-parameters-file: {error}") from error
-    parameters = parse_tfserving_text(text, source=str(wanted.batching_parameters_file))
-    return Configuration(batching=parameters, flags=fixed.flags)
+        measured.run.append(finished.trial, finished.samples)
+    except ArchiveError as error:
+        print(f"note: {error.message}; from here on nothing is kept", file=sys.stderr)
+        measured.run = None
 
 
 def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTarget | ExternalTarget:
-    if wanted.rest_url is None and wanted.grpc_url is None:
+    if wanted.launches:
         view.event(f"launching the server for {scenario.target.model}")
         return launched_target(scenario, on_event=view.event)
     endpoint = external_endpoint(

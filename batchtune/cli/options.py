@@ -68,6 +68,23 @@ ParameterOption = Annotated[
 ]
 
 
+def _keys_and_parameters_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of the `--set` of `load`."""
+    return [*_parameters_beginning(incomplete), *_keys_beginning(incomplete)]
+
+
+LoadSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A batching parameter of the launched server, e.g. max_batch_size=8, whether the scenario searches it or "
+        "not; or a key of the scenario, e.g. load.duration=10s.",
+        autocompletion=_keys_and_parameters_beginning,
+    ),
+]
+
+
 _LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
 _SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),

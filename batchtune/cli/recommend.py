@@ -39,6 +39,10 @@ def run_recommend(
             f"{run.path} compares variants; there is nothing to choose from",
             hint="name the run of a sweep, or read comparison.json in that folder",
         )
+    if any(trial.source == "load" for trial in trials):
+        raise UsageError(
+            f"{run.path} is a load test; there is nothing to choose from", hint="name the run of a sweep"
+        )
     try:
         conclude(run, scenario, trials, slo=slo, json=json, write=write, dialect=dialect)
     except (NoFeasibleConfigurationError, TargetError) as error:

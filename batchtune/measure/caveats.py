@@ -135,7 +135,8 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     "no_server_counters": _Known(
         "server",
         "the server tells nothing about its batches",
-        "turn on its monitoring page to learn batch sizes and queue waits",
+        "for batch sizes and queue waits start TensorFlow Serving with --monitoring_config_file=FILE, FILE holding "
+        "`prometheus_config {{ enable: true }}`, and give --rest-url beside --grpc-url",
     ),
     "host_steal": _Known(
         "everything", "the hypervisor took {steal_ratio:.1%} of the CPU time away", _QUIET_HOST

@@ -24,6 +24,7 @@ from batchtune.report.tables import (
 )
 from batchtune.report.units import interval, milliseconds, number, percent
 from batchtune.scenario.spec import Scenario
+from batchtune.tune.best_point import best_point
 from batchtune.tune.limits import spoilt_by, trial_bottleneck
 from batchtune.tune.trial import Trial
 
@@ -60,12 +61,18 @@ _DISPENSABLE: Final = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
-    """For --json: `{"points": [...]}`, each a trial as in trials.jsonl with two keys more.
+    """For --json: `{"points": [...], "best": ...}`, each point a trial as in trials.jsonl with two keys more.
+
+    `best` is `{number, why}`, null where no point counts.
 
     `bottleneck` is `{kind, text, advice, evidence}`, null for a point that failed; `spoilt_by` is "client", "host" or
     null: whether the figures are the server's at all. `scenario` tells the server's flags to the verdict.
     """
-    return {"points": [_point_dict(point, scenario) for point in points]}
+    best = best_point(points)
+    return {
+        "points": [_point_dict(point, scenario) for point in points],
+        "best": None if best is None else {"number": best.point.number, "why": best.why},
+    }
 
 
 def print_points(
@@ -89,7 +96,11 @@ def print_points(
         print_table(console, table)
         if len(shown[0]) < len(rows[0]):
             console.print("A wider terminal shows more columns; --csv and --json have them all.")
-    for line in [*_limit_lines(limits, named), *_spoilt_lines(measured, named)]:
+    for line in [
+        *_best_lines(measured, named),
+        *_limit_lines(limits, named),
+        *_spoilt_lines(measured, named),
+    ]:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
     for line in marks.lines(named=named):
         console.print(paragraph(line, width=width, indent="   "), markup=False, soft_wrap=True)
@@ -135,6 +146,14 @@ def _rows(
         )
         rows.append([marks.head(load), *figures, limit_word(limits[load])])
     return rows
+
+
+def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+    """Of a range the best point and why; of one point there is nothing to say."""
+    best = best_point(list(measured.values()))
+    if best is not None and len(measured) > 1:
+        load = next(load for load, point in measured.items() if point is best.point)
+        yield f"Best: {named} {load}: {best.why}."
 
 
 def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ __all__ = [
     "parse_scenario",
     "read_scenario",
     "read_variants",
+    "unchecked_scenario",
 ]
 
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
@@ -56,6 +57,15 @@ def parse_scenario(
     scenario = _validated(document, directory)
     _variants(document, scenario, directory)
     return scenario
+
+
+def unchecked_scenario(path: Path | str, *, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """What a file says, with its overrides, as plain data that nobody has checked.
+
+    Raises:
+        ScenarioError: no file, no YAML, or an override without a key.
+    """
+    return _overridden(parse_yaml(_text(Path(path)), source=str(path)), overrides).data
 
 
 def read_kept_scenario(path: Path) -> Scenario:

@@ -146,6 +146,11 @@ class SloSpec(Spec):
         }
         return {name: limit for name, limit in limits.items() if limit is not None}
 
+    @property
+    def promises(self) -> bool:
+        """Whether anything is promised: a latency limit, or a share of errors that somebody wrote down."""
+        return bool(self.limits()) or "error_ratio" in self.model_fields_set
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         limits = list(self.limits().items())
@@ -201,6 +206,8 @@ class Scenario(Spec):
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         if not self.search.space:  # everything is fixed; written as {} it would be refused
             del document["search"]["space"]
+        if not self.slo.promises:  # a default that is spelt out would be a promise
+            del document["slo"]["errors"]
         return document
 
     @model_validator(mode="after")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from batchtune.batching import Configuration
-from batchtune.errors import TargetError, UsageError
-from batchtune.target.endpoint import Endpoint, TlsOptions, control_channel, read_signature
+from batchtune.batching import Configuration, from_dict
+from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.target.endpoint import Endpoint, TlsOptions, control_channel, control_client, read_signature
 from batchtune.target.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import Counters, read_counters
-from batchtune.target.tfserving import ApplyRecord
+from batchtune.target.tfserving import TUNING_PATH, ApplyRecord
 from batchtune.wire.protos import GetModelMetadataRequest, GetModelMetadataResponse, SignatureDefMap
 from batchtune.wire.tensors import Signature, signature_from_def
 
@@ -64,6 +64,23 @@ def external_signature(endpoint: Endpoint, name: str) -> Signature:
     return signature_from_def(name, definitions.signature_def[name])
 
 
+def read_parameters(endpoint: Endpoint) -> Configuration | None:
+    """What is in force by a batchtune server's tuning API; None: it has none, or there is no REST port."""
+    import httpx
+
+    if endpoint.rest_port is None:
+        return None
+    try:
+        with control_client(endpoint) as client:
+            answer = client.get(TUNING_PATH)
+        told = answer.json() if answer.status_code == 200 else {}
+        enabled = told.pop("enable_batching")
+        told.pop("batch_scheduler", None)
+        return Configuration(batching=from_dict(told) if enabled else None)
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, BatchingParametersError):
+        return None
+
+
 def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
     import grpc
 
@@ -99,7 +116,7 @@ def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, s
 class ExternalTarget:
     """A running server as the rest of the house sees a target; its configuration is its owner's business.
 
-    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs.
+    `in_force` None: it does not tell. `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs.
     """
 
     def __init__(self, endpoint: Endpoint, *, kserve: bool = False) -> None:
@@ -108,6 +125,8 @@ class ExternalTarget:
         self._kserve = kserve
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:
+        """Nothing is changed; what is in force is asked for, where the server has a way to tell."""
+        self.in_force = None if self._kserve else read_parameters(self.endpoint)
         return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:

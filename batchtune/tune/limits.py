@@ -72,5 +72,6 @@ def _verdict(
         flags={} if scenario is None else scenario.target.flags,
         protocol=None if scenario is None else scenario.request.protocol,
         cpus=cpus,
+        known=configuration.known,
     )
     return find_bottleneck(measured, settings, blame_host=blame_host)

@@ -30,13 +30,15 @@ Source = Literal[
     "calibration",
     "confirm",
     "variant",
+    "load",
 ]
 """Who proposed it: a reference point, the rule, TF Serving's guide, the grid, the sampler or the twin; the `race`
 measures survivors again. A `probe` feeds the rule and a `calibration` the twin; both are no candidates. A `confirm` is
 a fresh run, made after the choice, of a configuration that was measured before. A `variant` of a comparison proposes
-nothing: its `reason` is the variant's name, its `block` the round in which it ran."""
+nothing: its `reason` is the variant's name, its `block` the round in which it ran. A `load` is a point of a load test,
+which chooses nothing."""
 
-NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "calibration"))
+NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "calibration", "load"))
 """Trials that feed the rule or the twin, under loads of their own: they say nothing of the objective."""
 
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))

@@ -10,12 +10,15 @@ from typing import Any, Self
 
 import grpc
 import numpy as np
+from google.protobuf import json_format
 
 from batchtune.wire.kserve_messages import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,
     ModelMetadataResponse,
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
 )
 
 METADATA = {
@@ -34,12 +37,16 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class KserveServer:
-    """`get` maps paths to (status, JSON) that GETs are answered with; `fail` is (HTTP status, gRPC code, text)."""
+    """`get` maps paths to (status, JSON) that GETs are answered with; `fail` is (HTTP status, gRPC code, text).
+
+    `grpc_statistics` is what ModelStatistics answers; None: the server has no such method.
+    """
 
     def __init__(self) -> None:
         self.get: dict[str, tuple[int, Any]] = {"/v2/models/m": (200, METADATA)}
         self.fail: tuple[int, grpc.StatusCode, str] | None = None
         self.garbage = False
+        self.grpc_statistics: dict[str, Any] | None = None
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
         outer = self
@@ -117,9 +124,10 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         method = call.method.rpartition("/")[2]
         self._server.paths.append(call.method)
         self._server.heads.append({one.key: one.value for one in call.invocation_metadata})
-        return grpc.unary_unary_rpc_method_handler(
-            {"ModelInfer": self.infer, "ModelMetadata": self.tell}[method]
-        )
+        methods = {"ModelInfer": self.infer, "ModelMetadata": self.tell}
+        if self._server.grpc_statistics is not None:
+            methods["ModelStatistics"] = self.count
+        return grpc.unary_unary_rpc_method_handler(methods[method]) if method in methods else None
 
     def infer(self, message: bytes, call: grpc.ServicerContext) -> bytes:
         if self._server.fail is not None:
@@ -137,3 +145,11 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         if ModelMetadataRequest.FromString(message).name != "m":
             call.abort(grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'nope' is not found")
         return bytes(ModelMetadataResponse(**METADATA).SerializeToString())
+
+    def count(self, message: bytes, _call: grpc.ServicerContext) -> bytes:
+        asked = ModelStatisticsRequest.FromString(message)
+        if self._server.garbage:
+            return b"\xff"
+        statistics = self._server.grpc_statistics if asked.name == "m" else {}
+        parsed = json_format.ParseDict(statistics, ModelStatisticsResponse(), ignore_unknown_fields=True)
+        return bytes(parsed.SerializeToString())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -106,16 +106,25 @@ def test_nobody_there_is_a_target_error() -> None:
     rest_port, grpc_port = free_ports(2)
     rest = ExternalTarget(Endpoint(model_name="m", rest_port=rest_port), kserve=True)
     grpc = ExternalTarget(Endpoint(model_name="m", grpc_port=grpc_port), kserve=True)
-    for read in (lambda: rest.signature("s"), lambda: grpc.signature("s"), rest.counters):
+    for read in (lambda: rest.signature("s"), lambda: grpc.signature("s"), rest.counters, grpc.counters):
         with pytest.raises(TargetError, match=r"127\.0\.0\.1"):
             read()
 
 
-def test_the_difference_of_two_readings_is_what_triton_did(server: KserveServer) -> None:
-    server.get["/v2/models/m/stats"] = (200, stats((1, 5), (8, 1)))
-    before = by_rest(server).counters()
-    server.get["/v2/models/m/stats"] = (200, stats((1, 7), (4, 1), (8, 3), failed=2))
-    did = activity(before, by_rest(server).counters())
+def tell(server: KserveServer, statistics: dict[str, Any]) -> None:
+    """By REST and by gRPC."""
+    server.get["/v2/models/m/stats"] = (200, statistics)
+    server.grpc_statistics = statistics
+
+
+@pytest.mark.parametrize("by", [by_rest, by_grpc])
+def test_the_difference_of_two_readings_is_what_triton_did(
+    server: KserveServer, by: Callable[[KserveServer], ExternalTarget]
+) -> None:
+    tell(server, stats((1, 5), (8, 1)))
+    before = by(server).counters()
+    tell(server, stats((1, 7), (4, 1), (8, 3), failed=2))
+    did = activity(before, by(server).counters())
     assert (did.batches, did.rows) == (5, 22)
     assert did.mean_batch_rows == pytest.approx(4.4)
     assert did.batches_by_rows == {1: 2, 4: 1, 8: 2}
@@ -141,4 +150,9 @@ def test_versions_that_serve_together_are_summed(server: KserveServer) -> None:
 def test_a_server_without_statistics_gives_a_reading_without_series(server: KserveServer, page: Any) -> None:
     server.get["/v2/models/m/stats"] = (404, page)
     assert by_rest(server).counters().series == {}
+    assert by_grpc(server).counters().series == {}
+
+
+def test_statistics_by_grpc_that_are_none_give_a_reading_without_series(server: KserveServer) -> None:
+    server.grpc_statistics, server.garbage = stats((1, 1)), True
     assert by_grpc(server).counters().series == {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,6 +19,7 @@ from batchtune.wire.kserve import (
     encode_infer_request,
     json_length,
 )
+from batchtune.wire.kserve_messages import ModelStatisticsRequest, ModelStatisticsResponse
 from batchtune.wire.kserve_metadata import signature_from_response
 from batchtune.wire.kserve_tensors import datatype_of, to_raw
 
@@ -122,3 +124,33 @@ def test_metadata_written_with_tritons_messages_are_read() -> None:
     found = signature_from_response("any", message.SerializeToString())
     assert [(one.name, one.dtype, one.shape) for one in found.inputs] == [("x", "float32", (None, 3))]
     assert [(one.name, one.dtype, one.shape) for one in found.outputs] == [("y", "object", (None,))]
+
+
+@given(counts=st.lists(st.integers(0, 2**64 - 1), min_size=15, max_size=15))
+def test_statistics_by_grpc_are_read_as_tritonclient_writes_them(counts: list[int]) -> None:
+    theirs = triton_grpc.service_pb2
+    number = iter(counts)
+
+    def duration() -> Any:
+        return theirs.StatisticDuration(count=next(number), ns=next(number))
+
+    batch = theirs.InferBatchStatistics(
+        batch_size=next(number), compute_input=duration(), compute_infer=duration(), compute_output=duration()
+    )
+    totals = theirs.InferStatistics(success=duration(), fail=duration(), queue=duration())
+    model = theirs.ModelStatistics(
+        name="m",
+        version="1",
+        last_inference=7,
+        inference_count=next(number),
+        execution_count=next(number),
+        inference_stats=totals,
+        batch_stats=[batch],
+    )
+    written = theirs.ModelStatisticsResponse(model_stats=[model]).SerializeToString()
+    ours = json_format.MessageToDict(ModelStatisticsResponse.FromString(written))["modelStats"][0]
+    known = json_format.MessageToDict(model)
+    assert known.pop("lastInference") == "7"
+    assert ours == known
+    asked = ModelStatisticsRequest(name="m", version="3").SerializeToString()
+    assert theirs.ModelStatisticsRequest.FromString(asked).version == "3"

@@ -196,7 +196,8 @@ def test_a_model_that_is_not_there_is_told_by_both(server: TritonServer) -> None
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_load_is_answered_and_counted(server: TritonServer, protocol: str) -> None:
-    target = ExternalTarget(endpoint(server, "double"), kserve=True)
+    by_grpc = Endpoint(model_name="double", grpc_port=server.grpc_port)
+    target = ExternalTarget(by_grpc if protocol == "kserve_grpc" else endpoint(server, "double"), kserve=True)
     before = target.counters()
     for arrivals in (closed(8, 200), evenly(400, 0.5)):
         samples = load(server, "double", protocol, arrivals, rows=2)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
 
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 from batchtune.target.telemetry import Counters
-from batchtune.wire.kserve_messages import METADATA_PATH, ModelMetadataRequest
+from batchtune.wire.kserve_messages import (
+    METADATA_PATH,
+    STATISTICS_PATH,
+    ModelMetadataRequest,
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+)
 from batchtune.wire.kserve_metadata import signature_from_metadata, signature_from_response
 from batchtune.wire.tensors import Signature
+
+if TYPE_CHECKING:
+    import grpc
 
 _LIMIT_S = 5.0
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
@@ -43,15 +54,17 @@ def read_kserve_signature(endpoint: Endpoint, name: str) -> Signature:
 def read_kserve_counters(endpoint: Endpoint) -> Counters:
     """Triton's statistics of the model under the names that `telemetry.activity` reads.
 
-    A reading without series when there is no REST port, or when the server keeps no statistics (an extension).
+    By REST where there is a REST port, else by gRPC. A reading without series when the server keeps no statistics: they
+    are an extension.
 
     Raises:
         TargetError: the server does not answer.
     """
-    if endpoint.rest_port is None:
-        return Counters(monotonic_s=time.monotonic(), server_cpu_s=None)
     try:
-        series = _series(_get_json(endpoint, f"{endpoint.kserve_path}/stats"))
+        if endpoint.rest_port is not None:
+            series = _series(_get_json(endpoint, f"{endpoint.kserve_path}/stats"))
+        else:
+            series = _series(_grpc_statistics(endpoint))
     except (ValueError, KeyError, TypeError, AttributeError):
         series = {}
     return Counters(monotonic_s=time.monotonic(), server_cpu_s=None, series=series)
@@ -98,15 +111,55 @@ def _get_json(endpoint: Endpoint, path: str) -> Any:
 def _grpc_metadata(endpoint: Endpoint) -> bytes:
     import grpc
 
+    try:
+        return _call(endpoint, METADATA_PATH, ModelMetadataRequest)
+    except grpc.RpcError as error:
+        raise _target_error(endpoint, error) from error
+
+
+def _grpc_statistics(endpoint: Endpoint) -> dict[str, Any]:
+    """A ModelStatisticsResponse as the JSON of REST; raises ValueError where the server keeps no statistics."""
+    import grpc
+
+    try:
+        message = _call(endpoint, STATISTICS_PATH, ModelStatisticsRequest)
+    except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise _target_error(endpoint, error) from error
+        raise ValueError(f"no statistics: {error.code().name}") from error
+    try:
+        response = ModelStatisticsResponse.FromString(message)
+    except DecodeError as error:
+        raise ValueError(f"not a ModelStatisticsResponse: {error}") from error
+    return {"model_stats": [_model_statistics(model) for model in response.model_stats]}
+
+
+def _model_statistics(model: Any) -> dict[str, Any]:
+    totals = model.inference_stats
+    return {
+        "inference_count": model.inference_count,
+        "execution_count": model.execution_count,
+        "inference_stats": {name: _duration(getattr(totals, name)) for name in ("success", "fail", "queue")},
+        "batch_stats": [
+            {"batch_size": batch.batch_size, **{part: _duration(getattr(batch, part)) for part in _COMPUTE}}
+            for batch in model.batch_stats
+        ],
+    }
+
+
+def _duration(statistic: Any) -> dict[str, int]:
+    return {"count": statistic.count, "ns": statistic.ns}
+
+
+def _call(endpoint: Endpoint, path: str, request_class: Any) -> bytes:
+    """The answer to a request that names the model and its version; raises grpc.RpcError."""
     version = "" if endpoint.model_version is None else str(endpoint.model_version)
-    request = ModelMetadataRequest(name=endpoint.model_name, version=version)
     with control_channel(endpoint) as channel:
         call = channel.unary_unary(
-            METADATA_PATH,
-            request_serializer=ModelMetadataRequest.SerializeToString,
-            response_deserializer=bytes,
+            path, request_serializer=request_class.SerializeToString, response_deserializer=bytes
         )
-        try:
-            return bytes(call(request, timeout=_LIMIT_S))
-        except grpc.RpcError as error:
-            raise TargetError(f"{endpoint.grpc_authority}: {error.code().name}: {error.details()}") from error
+        return bytes(call(request_class(name=endpoint.model_name, version=version), timeout=_LIMIT_S))
+
+
+def _target_error(endpoint: Endpoint, error: grpc.RpcError) -> TargetError:
+    return TargetError(f"{endpoint.grpc_authority}: {error.code().name}: {error.details()}")

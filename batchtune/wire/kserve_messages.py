@@ -1,7 +1,8 @@
 """Which protobuf messages does KServe v2's gRPC speak? Built here from its grammar, without protoc or tritonclient.
 
 Fields that we neither send nor read (`parameters`, mostly) are left out: protobuf passes over them. The pool is our
-own, since tritonclient registers the same names in the default one. Source: KServe's and Triton's grpc_service.proto.
+own, since tritonclient registers the same names in the default one. Source: KServe's and Triton's grpc_service.proto;
+the statistics are an extension of Triton's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"
 METADATA_PATH = "/inference.GRPCInferenceService/ModelMetadata"
+STATISTICS_PATH = "/inference.GRPCInferenceService/ModelStatistics"
 
 _PROTO = """
 message InferTensorContents {
@@ -59,6 +61,36 @@ message ModelMetadataResponse {
   repeated TensorMetadata inputs = 4;
   repeated TensorMetadata outputs = 5;
 }
+message ModelStatisticsRequest {
+  string name = 1;
+  string version = 2;
+}
+message StatisticDuration {
+  uint64 count = 1;
+  uint64 ns = 2;
+}
+message InferStatistics {
+  StatisticDuration success = 1;
+  StatisticDuration fail = 2;
+  StatisticDuration queue = 3;
+}
+message InferBatchStatistics {
+  uint64 batch_size = 1;
+  StatisticDuration compute_input = 2;
+  StatisticDuration compute_infer = 3;
+  StatisticDuration compute_output = 4;
+}
+message ModelStatistics {
+  string name = 1;
+  string version = 2;
+  uint64 inference_count = 4;
+  uint64 execution_count = 5;
+  InferStatistics inference_stats = 6;
+  repeated InferBatchStatistics batch_stats = 7;
+}
+message ModelStatisticsResponse {
+  repeated ModelStatistics model_stats = 1;
+}
 """
 _MESSAGE = re.compile(r"message (\w+) \{([^}]*)\}")
 _FIELD = re.compile(r"(repeated )?(\w+) (\w+) = (\d+);")
@@ -89,3 +121,5 @@ ModelInferRequest = _CLASSES["ModelInferRequest"]
 ModelInferResponse = _CLASSES["ModelInferResponse"]
 ModelMetadataRequest = _CLASSES["ModelMetadataRequest"]
 ModelMetadataResponse = _CLASSES["ModelMetadataResponse"]
+ModelStatisticsRequest = _CLASSES["ModelStatisticsRequest"]
+ModelStatisticsResponse = _CLASSES["ModelStatisticsResponse"]

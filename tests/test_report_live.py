@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
+from batchtune.batching import BatchingParameters, Configuration
 from batchtune.report import live
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trial import Trial
 
 
 @pytest.fixture
@@ -36,3 +42,52 @@ def test_a_quiet_view_says_nothing(clock: list[float], capsys: pytest.CaptureFix
         clock[0] += 60.0
         view.live("1 request")
     assert capsys.readouterr() == ("", "")
+
+
+def trial(**asked: Any) -> Trial:
+    """Batches of 4 rows take 30 ms: 133 requests/s."""
+    clock = FakeClock()
+    target = FakeTarget(clock, Law(fixed_s=0.03, per_row_s=1e-6))
+    load = {"arrivals": "poisson", "rate": 50, "warm_up": "100ms", "duration": "1s"}
+    scenario = scenario_of(load=load, objective="latency") if "rate_rps" in asked else scenario_of()
+    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
+    plan = Plan(
+        number=7,
+        configuration=Configuration(batching=BatchingParameters(max_batch_size=4, num_batch_threads=1)),
+        reason="for the test",
+        seed=1,
+        **{"source": "sampler", **asked},
+    )
+    return bench.run(plan).trial
+
+
+def test_every_line_says_under_which_load() -> None:
+    line = live.trial_line(trial(concurrency=4))
+    assert line.startswith("trial 7 [sampler] max_batch_size=4 num_batch_threads=1, 4 clients: ")
+    offered = live.trial_line(trial(rate_rps=50.0))
+    assert ", 50/s offered: " in offered
+
+
+def test_a_miss_at_a_rate_names_the_rate() -> None:
+    assert "misses the SLO at 120/s" in live.trial_line(replace(trial(rate_rps=120.0), feasible=False))
+    closed = live.trial_line(replace(trial(concurrency=16), feasible=False))
+    assert "misses the SLO" in closed
+    assert "misses the SLO at" not in closed
+
+
+def test_a_calibration_under_another_load_is_marked_and_misses_nothing() -> None:
+    """256 clients of a calibration look ten times better than the 16 of the scenario."""
+    line = live.trial_line(replace(trial(source="calibration", concurrency=256), feasible=False))
+    assert "trial 7 [calibration, not comparable]" in line
+    assert "256 clients" in line
+    assert "misses" not in line
+
+
+def test_a_slow_model_is_told_in_seconds() -> None:
+    slow = trial(concurrency=4)
+    assert slow.measurement is not None
+    latency = {
+        name: replace(one, value=2.5, low=2.4, high=2.6) for name, one in slow.measurement.latency_s.items()
+    }
+    line = live.trial_line(replace(slow, measurement=replace(slow.measurement, latency_s=latency)))
+    assert "p95 2.50 [2.40, 2.60] s" in line

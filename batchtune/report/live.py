@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Protocol, Self, TextIO
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.limits import limit_word
 from batchtune.report.units import latency, number, percent
-from batchtune.scenario.units import rounded_duration
+from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune.limits import usual_bottleneck
+from batchtune.tune.trial import NO_CANDIDATES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
     from batchtune.load.live import LiveAggregate
+    from batchtune.measure.measurement import Measurement
     from batchtune.tune.progress import SweepProgress
     from batchtune.tune.trial import Trial
 
@@ -47,8 +49,8 @@ def sweep_view(*, quiet: bool, stream: TextIO = sys.stderr) -> View:
 
 
 def trial_line(trial: Trial, *, head: str | None = None) -> str:
-    """One finished trial in one line; `head` says which it is, if not its number and its configuration."""
-    head = head or f"trial {trial.number} [{trial.source}] {trial.configuration.label()}"
+    """One finished trial in one line; `head` says which it is, if not number, source, configuration and load."""
+    head = head or _head(trial)
     if trial.measurement is None:
         return f"{head}: {trial.state}: {trial.failure}"
     measured = trial.measurement
@@ -60,13 +62,38 @@ def trial_line(trial: Trial, *, head: str | None = None) -> str:
         parts.append(f"mean batch {number(measured.server.mean_batch_rows)} rows")
     if measured.error_ratio > 0:
         parts.append(f"{percent(measured.error_ratio)} errors")
-    if not trial.feasible:
-        parts.append("misses the SLO")
+    if not trial.feasible and not _own_load(trial):
+        parts.append(f"misses the SLO{_at_rate(trial)}")
     limit = usual_bottleneck(trial.configuration, [measured])
     if limit is not None and limit.kind not in ("none", "client"):
         parts.append(f"limited by {limit_word(limit)}")
     parts += [one.text for one in measured.caveats if one.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
+
+
+def _head(trial: Trial) -> str:
+    source = f"{trial.source}, not comparable" if _own_load(trial) else trial.source
+    load = "" if trial.measurement is None else f", {_load(trial.measurement)}"
+    return f"trial {trial.number} [{source}] {trial.configuration.label()}{load}"
+
+
+def _load(measured: Measurement) -> str:
+    if measured.concurrency is not None:
+        return counted(measured.concurrency, "client")
+    return (
+        "its own arrivals" if measured.offered_rps is None else f"{rounded(measured.offered_rps)}/s offered"
+    )
+
+
+def _own_load(trial: Trial) -> bool:
+    """Whether it feeds the rule or the twin, under another load than that of the scenario."""
+    asked = trial.asked_concurrency is not None or trial.asked_rate_rps is not None
+    return trial.source in NO_CANDIDATES and asked
+
+
+def _at_rate(trial: Trial) -> str:
+    offered_rps = None if trial.measurement is None else trial.measurement.offered_rps
+    return "" if offered_rps is None else f" at {rounded(offered_rps)}/s"
 
 
 class _SilentView:

@@ -10,7 +10,9 @@ import pytest
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 from batchtune.batching import BatchingParameters, Configuration
+from batchtune.measure.quantiles import Estimate
 from batchtune.report import live
+from batchtune.report.units import interval
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trial import Trial
 
@@ -91,3 +93,9 @@ def test_a_slow_model_is_told_in_seconds() -> None:
     }
     line = live.trial_line(replace(slow, measurement=replace(slow.measurement, latency_s=latency)))
     assert "p95 2.50 [2.40, 2.60] s" in line
+
+
+def test_an_interval_that_tells_nothing_is_said_to_be_unknown() -> None:
+    assert interval(Estimate(value=3.36, low=0.0142, high=795.0)) == "3.36 [not known]"
+    assert interval(Estimate(value=3.36, low=2.1, high=5.0)) == "3.36 [2.10, 5.00]"
+    assert interval(Estimate(value=3.36, low=2.1, high=float("inf"))) == "3.36 [2.10, ∞]"

@@ -78,7 +78,7 @@ def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once
     assert text.count("the device is emulated") == 1
     assert "a the device is emulated by its service time — judge the tool by this" in text
     assert "b (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
-    assert "late by more than 1 ms — as for b" in text
+    assert "10.00 % by more than 1 ms — as for b" in text
     assert text.count(BUSY.advice) == 1
 
 
@@ -189,7 +189,7 @@ def test_marks_stand_in_the_order_of_the_list_below():
     assert marks.marked("9.35", "two", "latency") == "9.35 a"
     assert [line[:1] for line in marks.lines()] == ["a", "b"]
     assert marks.lines()[1].startswith("b  (two) the device is emulated")
-    assert marks.lines()[0].startswith("a  requests left the client late")
+    assert marks.lines()[0].startswith("a  the load generator sent requests late")
 
 
 def test_the_servers_flags_tell_which_threads_limit_it():

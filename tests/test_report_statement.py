@@ -74,9 +74,9 @@ How sure: 13 trials in 26 s (calibration 8 s, race 6 s, confirmation 12 s); the
 
 a  the device is emulated by its service time — judge the tool by this, not a
    model or a device
-b  (server defaults) 1000 requests are too few to bound p99 from above — measure
-   for longer: 368 independent requests are the least, and those that share
-   batches count as fewer
+b  (server defaults) 1000 requests, of which some were answered together, give
+   no upper bound of p99 — measure for longer: 368 would do only if each were
+   answered by itself
 Deploy: tensorflow_model_server --enable_batching --batching_parameters_file=results/fake/20261121T000000Z-abcdef/batching_parameters.txt
 """
 

@@ -54,7 +54,7 @@ _QUIET_HOST = "stop other work on this machine, or repeat; noisy trials are repe
 _KNOWN: Final[Mapping[str, _Known]] = {
     "client_late": _Known(
         "latency",
-        "requests left the client late: p99 of the send lag {lag_s}, {late_ratio:.2%} late by more than "
+        "the load generator sent requests late: 1 in 100 by more than {lag_s}, {late_ratio:.2%} by more than "
         "{tolerance_s}",
         _MORE_CLIENT,
     ),
@@ -70,8 +70,8 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "client_paused": _Known(
         "latency",
-        "the client stood still for {pause_s} at a time: requests due then were sent late, answers seen late",
-        "keep the load generator's core free of other work; its garbage collector is off while it sends",
+        "the load generator was kept from running for {pause_s} at a time: what was due then was sent late",
+        "keep its CPUs free of other work",
     ),
     "client_throttled": _Known(
         "everything",
@@ -93,14 +93,14 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "few_requests": _Known(
         "latency",
-        "{requests} requests are too few to bound {quantile} from above",
-        "measure for longer: {needed} independent requests are the least, and those that share batches count as fewer",
+        "{requests} requests, of which some were answered together, give no upper bound of {quantile}",
+        "measure for longer: {needed} would do only if each were answered by itself",
     ),
     "correlated": _Known(
         "latency",
-        "slow requests come in spells (shared batches, queues, a busy host): {requests} count as {effective:.0f} "
-        "independent ones at p95",
-        "measure for longer, on a quieter machine if it is the host: so few spells may be unlike the next ones",
+        "slow requests came together (in a batch, behind a queue): {requests} tell as much of p95 as {effective:.0f} "
+        "that are independent of each other",
+        "measure for longer; p95 may be another next time",
     ),
     "errors": _Known(
         "latency",
@@ -114,12 +114,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "not_steady": _Known(
         "everything",
-        "latency drifted: the two halves of the run differ by more than its parts do",
+        "latency drifted: the second half of the run differs from the first by more than chance",
         "lengthen warm-up and duration",
     ),
     "warm_up_short": _Known(
         "everything",
-        "the warm-up was {warm_up_s} where {needed_s} are called for",
+        "the warm-up was {warm_up_s}; these parameters need {needed_s} to settle",
         "raise `load.warm_up`",
     ),
     "stopped_early": _Known(
@@ -148,12 +148,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "host_canary": _Known(
         "everything",
-        "a fixed loop ran {canary_change:+.0%} against this session's median",
+        "this machine's CPU was {canary_change:.0%} slower than it usually was in this session",
         _QUIET_HOST,
     ),
     "host_pressure": _Known(
         "everything",
-        "some task of {pressed} waited for a CPU {pressure_ratio:.0%} of the time",
+        "something in {pressed} had to wait for a free CPU {pressure_ratio:.0%} of the time",
         "pin client and server to different cores, or use more of them",
     ),
 }

@@ -28,8 +28,8 @@ from batchtune.target.telemetry import ServerActivity
 
 _LONGEST_S = 1e9
 
-FEW_INDEPENDENT = 200
-"""With fewer effective requests the design effect itself is hard to tell: intervals of p95 hold less than they say."""
+FEW_INDEPENDENT = 72
+"""The fewest independent requests that bound p95 from above at 95 %: 0.95^72 = 2.5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +143,16 @@ def measure(
     done_ns, ends = samples.done_ns[good], (window.start_ns, window.end_ns)
     throughput_rps = rate_estimate(done_ns, ends)
     errors = error_counts(samples, window)
-    distrust = (
+    noted = (
         *client_caveats(
             client, limit_s=limit_s, rate_rps=throughput_rps.value, client_max_rps=client_max_rps
         ),
-        *_own_caveats(run, window, latency_s, errors),
+        *_own_caveats(run, window, errors),
         *_server_caveats(activity),
         *notes,
     )
-    verdict, reason = (None, "") if slo is None else judge(run, slo, distrust)
+    verdict, reason = (None, "") if slo is None else judge(run, slo, noted)
+    distrust = (*noted, *_thin_caveats(run, latency_s, verdict))
     return Measurement(
         requests=len(run.due_ns),
         window_s=window.seconds,
@@ -192,9 +193,7 @@ def _while_loaded(activity: ServerActivity, wall_s: float) -> ServerActivity:
     )
 
 
-def _own_caveats(
-    run: CountedRequests, window: Window, latency_s: Mapping[str, Estimate], errors: Mapping[str, int]
-) -> list[Caveat]:
+def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]) -> list[Caveat]:
     requests = len(run.due_ns)
     if not requests:
         return [caveat("nothing_measured", window_s=window.seconds, warm_up_s=window.start_ns / 1e9)]
@@ -202,7 +201,6 @@ def _own_caveats(
     if errors:
         classes = ", ".join(f"{name} {count}" for name, count in errors.items())
         found.append(caveat("errors", errors=sum(errors.values()), requests=requests, classes=classes))
-    found += _thin_caveats(run, latency_s)
     if not window.steady:
         found.append(caveat("not_steady"))
     done = int(np.count_nonzero(window.holds(run.samples.done_ns)))
@@ -232,15 +230,22 @@ def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSe
     return (caveat("warm_up_short", warm_up_s=warm_up_s, needed_s=needed_s),) if short else ()
 
 
-def _thin_caveats(run: CountedRequests, latency_s: Mapping[str, Estimate]) -> list[Caveat]:
-    """Too few requests, or too few independent ones, for p95 or p99."""
+def _thin_caveats(
+    run: CountedRequests, latency_s: Mapping[str, Estimate], verdict: Verdict | None
+) -> list[Caveat]:
+    """Too few requests for p95 or p99; too few independent ones where that leaves a question open.
+
+    Intervals and verdicts allow for requests that come together: a limit that is kept or missed in spite of it is.
+    """
     requests = len(run.due_ns)
+    if not requests:
+        return []
     for name, needed in (("p95", 72), ("p99", 368)):
         bound = latency_s[name]
         if math.isfinite(bound.value) and math.isinf(bound.high) and requests < 2 * needed:
             return [caveat("few_requests", requests=requests, quantile=name, needed=needed)]
     effective = requests / run.design_effect(latency_s["p95"].value)
-    if effective < min(FEW_INDEPENDENT, requests / 2):
+    if verdict in (None, "UNSURE") and effective < min(FEW_INDEPENDENT, requests / 2):
         return [caveat("correlated", effective=effective, requests=requests)]
     return []
 

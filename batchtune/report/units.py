@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from batchtune.measure.quantiles import Estimate
+
+TELLING: Final = 10.0
+"""Of [0.0142, 795] around a p95 of 3.36 ms a reader takes the digits for knowledge."""
 
 
 def number(value: float | None) -> str:
@@ -21,11 +25,16 @@ def number(value: float | None) -> str:
 
 
 def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
-    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined."""
+    """`value [low, high]`, each times `scale`; a value alone when its interval is undefined.
+
+    An interval whose finite ends are more than TELLING times apart tells nothing of the value: `value [not known]`.
+    """
     if estimate is None:
         return "–"
     if math.isnan(estimate.low) and math.isnan(estimate.high):
         return number(estimate.value * scale)
+    if math.isfinite(estimate.high) and 0.0 < TELLING * estimate.low < estimate.high:
+        return f"{number(estimate.value * scale)} [not known]"
     return (
         f"{number(estimate.value * scale)} [{number(estimate.low * scale)}, {number(estimate.high * scale)}]"
     )

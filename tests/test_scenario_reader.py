@@ -123,7 +123,7 @@ def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_ot
     assert elsewhere.target.cpus is None
     require_cpus("load.cpus", None)
     require_cpus("load.cpus", (first,))
-    with pytest.raises(ScenarioError, match=r"load\.cpus: this process may run on CPUs .*, not on 4096"):
+    with pytest.raises(ScenarioError, match=r"load\.cpus: this process may run on CPUs .*, not on CPU 4096"):
         require_cpus("load.cpus", elsewhere.load.cpus)
 
 

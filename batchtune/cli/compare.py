@@ -5,18 +5,19 @@ from __future__ import annotations
 import json as json_text
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.archive import create_run
+from batchtune.archive import SERVER_LOG, create_run
 from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.live import live_line, sweep_view
+from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
 from batchtune.scenario.spec import LoadSpec
 from batchtune.scenario.units import counted
@@ -90,12 +91,17 @@ def run_blocks(
         UsageError: a model that does not exist, or a protocol that no launched server speaks.
     """
     done = Blocks()
+    scenario, _ = placed(scenario)
+    placements = [(variant, *placed(variant.scenario)) for variant in variants]
+    variants = [replace(variant, scenario=apart) for variant, apart, _ in placements]
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
+        for told in dict.fromkeys(told for _, _, told in placements if told):
+            view.event(told)
         try:
             _check(variants, view)
             run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)
             view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
-            benches = _Benches(view, stack, blocks=blocks)
+            benches = _Benches(view, stack, blocks=blocks, folder=run.path)
             for finished in compare(variants, blocks=blocks, bench_of=benches.of, on_turn=benches.turn):
                 run.append(finished.trial, finished.samples)
                 done.trials.append(finished.trial)
@@ -128,6 +134,7 @@ class _Benches:
     view: View
     stack: ExitStack
     blocks: int
+    folder: Path
     _guard: HostGuard = field(default_factory=HostGuard)
     _targets: dict[str, TfServingTarget] = field(default_factory=dict)
     _fleets: dict[tuple[int, tuple[int, ...] | None], LoadFleet] = field(default_factory=dict)
@@ -167,6 +174,8 @@ class _Benches:
             self.view.event(f"launching the server for {variant.name}")
             target = TfServingTarget(variant.scenario.target, on_event=self.view.event)
             self._targets[variant.server_key] = self.stack.enter_context(target)
+            number = len(self._targets)
+            target.keep_log(self.folder / (SERVER_LOG if number == 1 else f"server-{number}.log"))
         return self._targets[variant.server_key]
 
     def _fleet(self, load: LoadSpec) -> LoadFleet:

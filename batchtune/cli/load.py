@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.archive import create_run
+from batchtune.archive import SERVER_LOG, create_run
 from batchtune.batching import Configuration
 from batchtune.cli.load_request import (
     LoadRequest,
@@ -132,6 +132,8 @@ def _measure(
             if results is not None:
                 measured.run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
                 view.event(f"results go to {measured.run.path}")
+                if isinstance(target, TfServingTarget):
+                    target.keep_log(measured.run.path / SERVER_LOG)
             plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
             for finished in _points(scenario, target, fleet, plans, view):
                 point = _without_empty_verdict(finished.trial, scenario)

@@ -12,6 +12,7 @@ from batchtune.cli.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import UsageError
 from batchtune.scenario.knobs import KNOBS, configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.load_spec import ArrivalKind
+from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import dotted_keys, read_scenario, unchecked_scenario
 from batchtune.scenario.request_spec import Protocol
 from batchtune.scenario.spec import Scenario
@@ -84,7 +85,10 @@ def question_of(wanted: LoadRequest) -> Question:
             hint="give --rate 500, or --rate 100:1k:100",
         )
     scenario = _with_time_for_all(scenario)
-    if not wanted.launches:
+    if wanted.launches:
+        scenario, placement = placed(scenario)
+        notes = (*notes, placement) if placement else notes
+    else:
         elsewhere = scenario.target.model_copy(update={"flags": {}, "cpus": None})
         scenario = scenario.model_copy(update={"target": elsewhere})
     return Question(scenario=scenario, settings=settings, notes=notes)

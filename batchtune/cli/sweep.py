@@ -14,6 +14,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
 from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
+from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import counted
@@ -48,11 +49,17 @@ def run_sweep(
 
         with opened_storage(optuna_storage):
             pass  # a mistake is to be told before the sweep, not after it
-    run = _resumed(resume, scenario) if resume else None
+    run, placement = None, ""
+    if resume is None:
+        scenario, placement = placed(scenario)
+    else:
+        run, scenario = _resumed(resume, scenario)
     trials = kept_trials(run) if run else []
     interrupted = False
     with sweep_view(quiet=quiet) as view, launched_target(scenario, on_event=view.event) as target:
         try:
+            if placement:
+                view.event(placement)
             view.event(f"launching the server for {scenario.target.model}")
             target.apply(reference_configurations(scenario)["no_batching"])
             run = run or create_run(scenario, format_scenario(scenario), root=results)
@@ -121,11 +128,16 @@ def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
         print(f"study {told.study_name!r} is in {url}", file=sys.stderr)
 
 
-def _resumed(path: Path, scenario: Scenario) -> Run:
-    """The run to go on with; only its budget may differ from what is asked now, and the machine must be the same."""
+def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
+    """The run to go on with, and the scenario on the CPUs that it had.
+
+    Only its budget may differ from what is asked now, and the machine must be the same.
+    """
     run = open_run(path)
     run.hold()
-    asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, run.scenario()))
+    before = run.scenario()
+    scenario = placed_as(scenario, before)
+    asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, before))
     differing = sorted(key for key in asked if asked[key] != earlier[key])
     if differing:
         raise UsageError(
@@ -138,4 +150,4 @@ def _resumed(path: Path, scenario: Scenario) -> Run:
             f"{path} was run on another machine or system: {'; '.join(elsewhere)}",
             hint="figures of two machines do not mix: start a new run without --resume",
         )
-    return run
+    return run, scenario

@@ -15,6 +15,7 @@ from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.specbase import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded_duration
 from batchtune.tune.confidence import NearBest
 from batchtune.tune.pareto import Alternative
@@ -99,7 +100,9 @@ def _workload(scenario: Scenario, chosen: Recommendation) -> str:
     )
     slo = f"; SLO {limits}" if limits else ""
     model = Path(scenario.target.model).name
-    return f"{model} by {protocol}, {rows}, {traffic}{slo}; objective {scenario.objective}"
+    server = scenario.target.cpus
+    on = "" if server is None else f", for a server on {cpu_list(server)}"
+    return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}; objective {scenario.objective}"
 
 
 def _parameters(configuration: Configuration) -> list[tuple[str, str]]:

@@ -131,7 +131,7 @@ class LoadSpec(Spec):
     )
     cpus: Cpus | None = Field(
         default=None,
-        description="CPUs of the client processes, one each in turn; absent: all. See target.cpus",
+        description="CPUs of the client processes, one each in turn. Absent: see target.cpus",
         examples=[[1]],
     )
 

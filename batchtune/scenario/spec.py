@@ -18,7 +18,7 @@ from batchtune.scenario.knobs import configuration_of, misspelt_knob, server_fla
 from batchtune.scenario.load_spec import ArrivalKind, LoadSpec
 from batchtune.scenario.request_spec import AnswersSpec, FileInputs, MixSpec, RandomInputs, RequestSpec
 from batchtune.scenario.search_spec import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
-from batchtune.scenario.specbase import Cpus, FileName, ModelName, Spec
+from batchtune.scenario.specbase import FileName, ModelName, ServerCpus, Spec
 from batchtune.scenario.units import PositiveSeconds, Ratio, problem
 
 __all__ = [
@@ -108,11 +108,11 @@ class TargetSpec(Spec):
     ready_timeout_s: PositiveSeconds = Field(
         default=120.0, alias="ready_timeout", description="how long the server may take to load the model"
     )
-    cpus: Cpus | None = Field(
+    cpus: ServerCpus | None = Field(
         default=None,
-        description="CPUs that the launched server may run on; absent: all. With load.cpus it keeps client and "
-        "server out of each other's way",
-        examples=[[0]],
+        description="CPUs that the launched server may run on. Absent, and load.cpus too: server and client are kept "
+        "on different CPUs where there are enough; all: they share them",
+        examples=[[0], "all"],
     )
     tls: TlsSpec | None = None
 

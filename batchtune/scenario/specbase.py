@@ -7,8 +7,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
+from batchtune.cpus import schedulable_cpus
 from batchtune.errors import ScenarioError
 from batchtune.scenario.units import Whole, problem
 
@@ -38,7 +47,23 @@ def _nearby_model(value: str, info: ValidationInfo) -> str:
     return value
 
 
+def _every_cpu(given: object) -> object:
+    return tuple(sorted(schedulable_cpus())) if given == "all" else given
+
+
 Cpus = Annotated[tuple[Whole, ...], Field(min_length=1)]
+ServerCpus = Annotated[
+    Cpus,
+    BeforeValidator(_every_cpu),
+    WithJsonSchema(
+        {
+            "oneOf": [
+                {"const": "all"},
+                {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+            ]
+        }
+    ),
+]
 FileName = Annotated[str, AfterValidator(_existing_file)]
 ModelName = Annotated[str, AfterValidator(_nearby_model)]
 
@@ -58,10 +83,17 @@ def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
     usable = os.sched_getaffinity(0)
     missing = set(cpus) - usable
     if missing:
-        raise ScenarioError(
-            f"{key}: this process may run on CPUs {_listed(usable)}, not on {_listed(missing)}"
-        )
+        raise ScenarioError(f"{key}: this process may run on {cpu_list(usable)}, not on {cpu_list(missing)}")
 
 
-def _listed(cpus: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(cpus)))
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Such as "CPU 3" or "CPUs 0-3, 8"."""
+    numbers = sorted(set(cpus))
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    texts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    return f"CPU{'' if len(numbers) == 1 else 's'} {', '.join(texts)}"

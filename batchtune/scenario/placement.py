@@ -1,0 +1,67 @@
+"""Which CPUs do a launched server and its client get where the scenario leaves that open?
+
+Apart from each other, where there are enough: a client on the server's CPUs takes from it what it measures, and makes
+runs differ (README, Measured). What is measured is then a server on those CPUs, so what is recommended is for such a
+server, and both the sweep and its statement say so. `target.cpus: all` lets them share the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from batchtune.cpus import quota_cpus, schedulable_cpus
+from batchtune.scenario.spec import Scenario
+from batchtune.scenario.specbase import cpu_list
+
+_CONTAINER_PROGRAMS = frozenset({"docker", "podman", "nerdctl"})
+
+
+def placed(
+    scenario: Scenario, *, cpus: Collection[int] | None = None, quota: float | None = None
+) -> tuple[Scenario, str]:
+    """The scenario with CPUs for both, and what to say of it (empty: nothing).
+
+    The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus` and `quota` are those of
+    this process unless given.
+    """
+    if scenario.target.cpus is not None or scenario.load.cpus is not None:
+        return scenario, ""
+    usable = sorted(schedulable_cpus() if cpus is None else cpus)
+    why = _why_shared(scenario, len(usable), quota_cpus() if quota is None else quota)
+    if why is not None:
+        return scenario, f"server and client share {cpu_list(usable)}: {why}" if len(usable) > 1 else ""
+    client, server = usable[-scenario.load.processes :], usable[: -scenario.load.processes]
+    told = (
+        f"the server has {cpu_list(server)}, the client {cpu_list(client)}: neither takes the other's time; "
+        "--set target.cpus=all lets them share"
+    )
+    return _with_cpus(scenario, server=tuple(server), client=tuple(client)), told
+
+
+def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:
+    """The scenario with the CPUs of an earlier run of it, where it leaves that open."""
+    if scenario.target.cpus is not None or scenario.load.cpus is not None:
+        return scenario
+    return _with_cpus(scenario, server=earlier.target.cpus, client=earlier.load.cpus)
+
+
+def _why_shared(scenario: Scenario, count: int, quota: float | None) -> str | None:
+    """Why keeping them apart is not possible, or buys nothing; None: it is worth it."""
+    command = scenario.target.command
+    if command is not None and Path(command[0]).name in _CONTAINER_PROGRAMS:
+        return "a container inherits no CPUs; give it --cpuset-cpus and the client load.cpus"
+    if count <= scenario.load.processes:
+        return f"the client's {scenario.load.processes} processes leave the server no CPU of its own"
+    if quota is not None and quota < scenario.load.processes + 1:
+        return f"their quota is {quota:g} CPUs, which both draw on wherever they run"
+    return None
+
+
+def _with_cpus(
+    scenario: Scenario, *, server: tuple[int, ...] | None, client: tuple[int, ...] | None
+) -> Scenario:
+    target = scenario.target.model_copy(update={"cpus": server})
+    return scenario.model_copy(
+        update={"target": target, "load": scenario.load.model_copy(update={"cpus": client})}
+    )

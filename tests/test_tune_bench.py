@@ -102,6 +102,15 @@ def test_a_fixed_number_of_requests_counts_from_the_start_to_the_last_answer():
     assert found.trial.measurement.requests == 100
     assert found.trial.measurement.window_s == pytest.approx(100 * 0.0013, rel=0.01)
     assert found.trial.measurement.throughput_rps.value == pytest.approx(1 / 0.0013, rel=0.01)
+    assert "requests_cut" not in {one.code for one in found.trial.measurement.caveats}
+
+
+def test_a_number_of_requests_that_the_duration_cuts_is_told():
+    load = {"arrivals": "closed", "concurrency": 1, "requests": 1000, "warm_up": "0s", "duration": "100ms"}
+    found, _, _ = run(scenario_of(load=load), plan_for(NO_BATCHING))
+    measured = found.trial.measurement
+    cut = next(one for one in measured.caveats if one.code == "requests_cut")
+    assert cut.text == f"{measured.requests} of 1000 requests were sent when load.duration ended the run"
 
 
 def test_an_answer_after_the_measured_time_is_overload_and_no_failure():

@@ -122,6 +122,11 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "the warm-up was {warm_up_s}; these parameters need {needed_s} to settle",
         "raise `load.warm_up`",
     ),
+    "requests_cut": _Known(
+        "everything",
+        "{requests} of {asked} requests were sent when load.duration ended the run",
+        "raise `load.duration`",
+    ),
     "stopped_early": _Known(
         "everything",
         "stopped after {elapsed_s}, before its planned end",

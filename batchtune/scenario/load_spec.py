@@ -103,7 +103,8 @@ class LoadSpec(Spec):
     )
     requests: Count | None = Field(
         default=None,
-        description="closed loop: stop after so many requests, if duration does not end it before",
+        description="closed loop: stop after so many requests, or where duration ends it before, which is told; "
+        "`batchtune load` gives them 10 minutes unless a duration is written",
     )
     warm_up_s: Seconds = Field(default=1.0, alias="warm_up", description="sent first and not counted")
     seed: Whole = Field(

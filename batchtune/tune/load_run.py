@@ -15,12 +15,12 @@ from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.live import LiveAggregate
 from batchtune.load.lone_answers import with_lone_answers
 from batchtune.load.samples import Samples, Status
-from batchtune.measure.caveats import Caveat
+from batchtune.measure.caveats import Caveat, caveat
 from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.server_settings import settings_of
 from batchtune.measure.steady_state import Window, whole_run, window_of
-from batchtune.scenario.arrivals import Arrivals, Schedule
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.spec import Scenario
 from batchtune.target.endpoint import Endpoint
@@ -147,7 +147,11 @@ class Loader:
             activity=moved,
             window=window,
             client_max_rps=self._client_max_rps,
-            notes=(*noise, *self._warm_up_caveats(load, window, moved)),
+            notes=(
+                *noise,
+                *self._warm_up_caveats(load, window, moved),
+                *_cut_caveats(load.arrivals, samples),
+            ),
         )
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
@@ -216,3 +220,11 @@ def _loaded_cpus(scenario: Scenario) -> frozenset[int]:
     return frozenset(anywhere if server is None else server) | (
         anywhere if client is None else frozenset(client)
     )
+
+
+def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Caveat, ...]:
+    """Say so where the time was over before the number of requests that was asked for."""
+    asked = arrivals.requests_max if isinstance(arrivals, ClosedLoop) else None
+    if asked is None or len(samples) >= asked:
+        return ()
+    return (caveat("requests_cut", requests=len(samples), asked=asked),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +135,16 @@ def in_words(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__
 
 
+def grpc_words(error: grpc.RpcError) -> str:
+    """The same for a call by gRPC."""
+    code, details = error.code().name, str(error.details())
+    if "HTTP/2" in details or "SETTINGS frame" in details:
+        return "what answers there speaks no gRPC"
+    if "onnection refused" in details or "resolution failed" in details:
+        return "no connection"
+    return f"{code}: {details}"
+
+
 def control_channel(endpoint: Endpoint) -> grpc.Channel:
     """A gRPC channel for the control plane, to be closed by the caller. Never used for load."""
     import grpc
@@ -185,24 +195,9 @@ def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
     Raises:
         TargetError: no metadata, or no such signature (the message lists those there are).
     """
-    import httpx
-
-    try:
-        with control_client(endpoint) as client:
-            answer = client.get(f"{endpoint.model_path}/metadata")
-            document = answer.json()
-        if answer.status_code != 200:
-            raise TargetError(f"{endpoint.rest_url}{endpoint.model_path}/metadata: {document.get('error')}")
-        definitions = document["metadata"]["signature_def"]["signature_def"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TargetError(
-            f"{endpoint.rest_url}{endpoint.model_path}/metadata cannot be read: {error!r}"
-        ) from error
+    definitions = _definitions(endpoint)
     if signature_name not in definitions:
-        raise TargetError(
-            f"model {endpoint.model_name!r} has no signature {signature_name!r}",
-            hint=f"set request.signature to one of: {', '.join(sorted(definitions))}",
-        )
+        raise no_such_signature(endpoint, signature_name, definitions)
     definition = definitions[signature_name]
     return Signature(
         name=signature_name,
@@ -210,6 +205,38 @@ def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
         inputs=_tensor_specs(definition.get("inputs", {})),
         outputs=_tensor_specs(definition.get("outputs", {})),
     )
+
+
+def no_such_signature(endpoint: Endpoint, name: str, known: Iterable[str]) -> TargetError:
+    """What to raise; the message lists the signatures that the model has."""
+    there = ", ".join(sorted(known)) or "none"
+    return TargetError(
+        f"model {endpoint.model_name!r} has no signature {name!r}; it has: {there}",
+        hint="set request.signature to one of them",
+    )
+
+
+def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
+    """The signatures in the metadata that the REST API tells, by name."""
+    import httpx
+
+    where = f"{endpoint.rest_url}{endpoint.model_path}/metadata"
+    try:
+        with control_client(endpoint) as client:
+            answer = client.get(f"{endpoint.model_path}/metadata")
+    except httpx.HTTPError as error:
+        raise TargetError(
+            f"{where}: {in_words(error)}", hint="is the server up, and is this its port?"
+        ) from error
+    try:
+        document = answer.json()
+        if answer.status_code != 200:
+            raise TargetError(f"{where}: HTTP {answer.status_code}: {document.get('error')}")
+        return dict(document["metadata"]["signature_def"]["signature_def"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TargetError(
+            f"{where}: HTTP {answer.status_code} without a model's metadata; is it TensorFlow Serving's REST port?"
+        ) from error
 
 
 def _readiness(status_code: int, text: str) -> str:

@@ -6,7 +6,15 @@ from urllib.parse import urlsplit
 
 from batchtune.batching import Configuration, from_dict
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
-from batchtune.target.endpoint import Endpoint, TlsOptions, control_channel, control_client, read_signature
+from batchtune.target.endpoint import (
+    Endpoint,
+    TlsOptions,
+    control_channel,
+    control_client,
+    grpc_words,
+    no_such_signature,
+    read_signature,
+)
 from batchtune.target.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH, ApplyRecord
@@ -56,11 +64,7 @@ def external_signature(endpoint: Endpoint, name: str) -> Signature:
         return read_signature(endpoint, name)
     definitions = _grpc_signatures(endpoint)
     if name not in definitions.signature_def:
-        known = ", ".join(sorted(definitions.signature_def))
-        raise TargetError(
-            f"model {endpoint.model_name!r} has no signature {name!r}",
-            hint=f"set request.signature to one of: {known}",
-        )
+        raise no_such_signature(endpoint, name, definitions.signature_def)
     return signature_from_def(name, definitions.signature_def[name])
 
 
@@ -95,7 +99,7 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
         try:
             answer = call(request, timeout=_LIMIT_S)
         except grpc.RpcError as error:
-            raise TargetError(f"{endpoint.grpc_authority}: {error.code().name}: {error.details()}") from error
+            raise TargetError(f"{endpoint.grpc_authority}: {grpc_words(error)}") from error
     definitions = SignatureDefMap()
     if not answer.metadata["signature_def"].Unpack(definitions):
         raise TargetError(f"{endpoint.grpc_authority}: the metadata hold no signature_def")

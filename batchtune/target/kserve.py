@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from batchtune.errors import TargetError
-from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
+from batchtune.target.endpoint import Endpoint, control_channel, control_client, grpc_words, in_words
 from batchtune.target.telemetry import Counters
 from batchtune.wire.kserve_messages import (
     METADATA_PATH,
@@ -162,4 +162,4 @@ def _call(endpoint: Endpoint, path: str, request_class: Any) -> bytes:
 
 
 def _target_error(endpoint: Endpoint, error: grpc.RpcError) -> TargetError:
-    return TargetError(f"{endpoint.grpc_authority}: {error.code().name}: {error.details()}")
+    return TargetError(f"{endpoint.grpc_authority}: {grpc_words(error)}")

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
-
 from batchtune.errors import TargetError
+from batchtune.target.container import Container, tree_cpu_s
 
 _TAIL_BYTES = 16_384
 
@@ -38,7 +37,7 @@ class ServerProcess:
     """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
 
     Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `cpus` are those that
-    it may run on, None: all.
+    it may run on, None: all. `container` is the one that the command runs, if it does.
     """
 
     def __init__(
@@ -48,8 +47,10 @@ class ServerProcess:
         log_path: Path,
         environment: dict[str, str] | None = None,
         cpus: Sequence[int] | None = None,
+        container: Container | None = None,
     ) -> None:
         self.command = tuple(command)
+        self._container = container
         self.log_path = log_path
         self._cpus = cpus
         self._environment = environment
@@ -110,15 +111,14 @@ class ServerProcess:
         return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
-        """User and system seconds of the process and its children so far; None when it is gone."""
+        """User and system seconds of the process, its children and its container so far; None when not known."""
         if self._process is None:
             return None
-        try:
-            root = psutil.Process(self._process.pid)
-            times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
-        except psutil.Error:
-            return None
-        return float(sum(one.user + one.system for one in times))
+        own_s = tree_cpu_s(self._process.pid)
+        if own_s is None or self._container is None:
+            return own_s
+        inside_s = self._container.cpu_s()
+        return None if inside_s is None else own_s + inside_s
 
     def stop(self, *, grace_s: float = 5.0) -> None:
         """SIGTERM, then after `grace_s` seconds SIGKILL for the whole session; a stopped process is left alone."""

@@ -22,6 +22,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec import Scenario, TargetSpec
 from batchtune.scenario.specbase import require_cpus
 from batchtune.scratch import ScratchFolder
+from batchtune.target.container import container_of
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.server_log import ServerLog
@@ -54,6 +55,7 @@ class TfServingTarget:
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
         self._process: ServerProcess | None = None
+        self._launches = 0
         self._in_force: Configuration | None = None
         self._endpoint: Endpoint | None = None
         self._base_path: Path | None = None
@@ -180,8 +182,12 @@ class TfServingTarget:
             *(f"--{name}={value}" for name, value in sorted(flags.items())),
         ]
         self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
+        program = self._program()
+        self._launches += 1
+        container = container_of(program, self._scratch.path / f"container-{self._launches}")
         self._process = ServerProcess(
-            [*self._program(), *arguments],
+            [*(container.run_command if container else program), *arguments],
+            container=container,
             log_path=self._log.path,
             cpus=self._spec.cpus,
         )

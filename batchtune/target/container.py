@@ -1,0 +1,115 @@
+"""Where is a server that a container program started, and how much CPU time has it used?
+
+`docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The container
+tells its first process, and that process its control group, which counts the time of all that runs in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
+INSPECT_LIMIT_S: Final = 5.0
+"""An engine answers within 0.1 s; one that hangs must not hang the sweep."""
+
+_REMOTE: Final = ("tcp://", "ssh://", "http://", "https://")
+
+
+class Container:
+    """The container that `command` runs, once `run_command` was started instead, which writes its id to a file."""
+
+    def __init__(self, command: Sequence[str], id_file: Path) -> None:
+        self._program = command[0]
+        self._pid: int | None = None
+        own = _own_id_file(command)
+        self._id_file = id_file if own is None else own
+        at = list(command).index("run") + 1
+        added = (f"--cidfile={id_file}",) if own is None else ()
+        self.run_command = (*command[:at], *added, *command[at:])
+
+    def cpu_s(self, *, root: Path = Path("/")) -> float | None:
+        """CPU seconds of all that runs in it so far; None where the engine, or the kernel, does not tell."""
+        pid = self._first_process()
+        if pid is None:
+            return None
+        group_s = group_cpu_s(pid, root=root)
+        return tree_cpu_s(pid) if group_s is None else group_s
+
+    def _first_process(self) -> int | None:
+        if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(_REMOTE):
+            try:
+                answer = subprocess.run(
+                    [self._program, "inspect", "--format={{.State.Pid}}", self._id_file.read_text().strip()],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=INSPECT_LIMIT_S,
+                    check=True,
+                )
+                self._pid = int(answer.stdout) or None
+            except (OSError, ValueError, subprocess.SubprocessError):
+                return None
+        return self._pid
+
+
+def container_of(command: Sequence[str], id_file: Path) -> Container | None:
+    """The container that a command line runs; None: it runs none.
+
+    `id_file` must not exist: a container program refuses to overwrite it. An id file of the command's own is taken.
+    """
+    runs = Path(command[0]).name in PROGRAMS and "run" in command
+    return Container(command, id_file) if runs else None
+
+
+def _own_id_file(command: Sequence[str]) -> Path | None:
+    for at, word in enumerate(command):
+        if word == "--cidfile" and at + 1 < len(command):
+            return Path(command[at + 1])
+        if word.startswith("--cidfile="):
+            return Path(word.partition("=")[2])
+    return None
+
+
+def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
+    """CPU seconds of the control group of a process; None where it has none of its own (it shares ours)."""
+    groups = _text(root / "proc" / str(pid) / "cgroup").splitlines()
+    ours = _text(root / "proc" / "self" / "cgroup").splitlines()
+    mount = root / "sys/fs/cgroup"
+    for line in groups:
+        _, controllers, group = line.split(":", 2)
+        if group == "/" or line in ours:
+            continue
+        if not controllers:
+            for entry in _text(mount / group.lstrip("/") / "cpu.stat").splitlines():
+                name, _, value = entry.partition(" ")
+                if name == "usage_usec":
+                    return int(value) / 1e6
+        elif "cpuacct" in controllers.split(","):
+            for folder in (mount / controllers, mount / "cpuacct"):
+                used_ns = _text(folder / group.lstrip("/") / "cpuacct.usage")
+                if used_ns.isdigit():
+                    return int(used_ns) / 1e9
+    return None
+
+
+def tree_cpu_s(pid: int) -> float | None:
+    """CPU seconds of a process and its children so far; None when it is gone."""
+    try:
+        root = psutil.Process(pid)
+        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    except psutil.Error:
+        return None
+    return float(sum(used.user + used.system for used in times))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,105 @@
+"""A server in a container counts as the server. A stand-in takes the place of `docker`: no engine is needed.
+
+What only an engine can show is not tested: that its `inspect` tells the host's pid of the container's first process
+(rootless and remote engines may not), and the control group that its runtime makes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from batchtune.target.container import Container, container_of, group_cpu_s
+from batchtune.target.process import ServerProcess
+
+DOCKER = """#!/bin/sh
+# The "engine": starts the server in a session of its own, out of the tree of whoever called.
+case "$1" in
+run)
+    setsid PYTHON -c "
+import time
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+time.sleep(60)" &
+    server=$!
+    echo $server > FOLDER/pid
+    echo 4f2a > "${2#--cidfile=}"
+    trap "kill $server; exit 0" TERM
+    wait
+    ;;
+inspect)
+    [ "$2 $3" = "--format={{.State.Pid}} 4f2a" ] && cat FOLDER/pid
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(DOCKER.replace("PYTHON", sys.executable).replace("FOLDER", str(tmp_path)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_time_of_a_server_that_an_engine_started_is_counted(docker: None, tmp_path: Path) -> None:
+    container = container_of(["docker", "run", "tensorflow/serving"], tmp_path / "id")
+    assert container is not None
+    with ServerProcess(container.run_command, log_path=tmp_path / "log", container=container) as server:
+        give_up = time.monotonic() + 30
+        while (server.cpu_s() or 0.0) < 0.3 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        assert (server.cpu_s() or 0.0) >= 0.3
+
+
+def test_a_container_that_cannot_be_asked_makes_the_time_unknown_not_small(
+    docker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
+    container = container_of(["docker", "run", "tensorflow/serving"], tmp_path / "id")
+    assert container is not None
+    with ServerProcess(container.run_command, log_path=tmp_path / "log", container=container) as server:
+        assert server.running
+        assert server.cpu_s() is None
+
+
+def test_only_a_container_program_that_runs_one_is_taken_for_one(tmp_path: Path) -> None:
+    found = container_of(["/usr/bin/podman", "run", "--rm", "image"], tmp_path / "id")
+    assert isinstance(found, Container)
+    assert found.run_command == ("/usr/bin/podman", "run", f"--cidfile={tmp_path / 'id'}", "--rm", "image")
+    assert container_of(["tensorflow_model_server"], tmp_path / "id") is None
+    own = container_of(["docker", "run", "--cidfile=mine", "image"], tmp_path / "id")
+    assert own is not None
+    assert own.run_command == ("docker", "run", "--cidfile=mine", "image")
+
+
+def test_a_control_group_of_the_second_version_tells_its_time(tmp_path: Path) -> None:
+    write(tmp_path / "proc/77/cgroup", "0::/system.slice/docker-4f2a.scope\n")
+    write(tmp_path / "proc/self/cgroup", "0::/user.slice\n")
+    stat = "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
+    write(tmp_path / "sys/fs/cgroup/system.slice/docker-4f2a.scope/cpu.stat", stat)
+    assert group_cpu_s(77, root=tmp_path) == 2.5
+
+
+def test_a_control_group_of_the_first_version_tells_its_time(tmp_path: Path) -> None:
+    write(tmp_path / "proc/77/cgroup", "5:memory:/docker/4f2a\n4:cpu,cpuacct:/docker/4f2a\n")
+    write(tmp_path / "sys/fs/cgroup/cpu,cpuacct/docker/4f2a/cpuacct.usage", "1500000000\n")
+    assert group_cpu_s(77, root=tmp_path) == 1.5
+
+
+def test_a_group_that_is_ours_too_does_not_tell_the_servers_time(tmp_path: Path) -> None:
+    for process in ("77", "self"):
+        write(tmp_path / f"proc/{process}/cgroup", "0::/user.slice\n")
+    write(tmp_path / "sys/fs/cgroup/user.slice/cpu.stat", "usage_usec 2500000\n")
+    assert group_cpu_s(77, root=tmp_path) is None

@@ -11,9 +11,9 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 
 import numpy as np
-from zoo import judge
+from zoo import _holds, judge
 from zoo_models import Emulated
-from zoo_run import Swept
+from zoo_run import Fresh, Swept
 from zoo_table import TARGETS
 from zoo_target import ZooTarget
 from zoo_truth import Truth, simulated
@@ -125,6 +125,19 @@ def test_the_budget_that_the_tool_asks_for_is_read() -> None:
 
     assert asked_s("90s are enough for about 9 trials; for a sure answer give 6m") == 360.0
     assert asked_s("give a name") is None
+
+
+def test_load_tests_that_the_host_spoilt_do_not_count() -> None:
+    def holds(*loads: tuple[float, str | None]) -> bool | None:
+        fresh = [
+            Fresh(throughput_rps=100.0, p95_s=p95_s, error_ratio=0.0, spoilt_by=spoilt_by)
+            for p95_s, spoilt_by in loads
+        ]
+        return _holds(fresh, p95_limit_s=0.05, error_ratio=0.01)
+
+    assert holds((0.04, None), (0.9, "host"), (0.9, "host"))
+    assert holds((0.06, None)) is False
+    assert holds((0.9, "host")) is None
 
 
 def test_a_model_that_cannot_load_is_judged_by_a_real_sweep(tmp_path: Path, monkeypatch) -> None:

@@ -101,8 +101,34 @@ def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: 
         truth_noise=0.0 if truth is None else truth.noise(),
         near_best_probability=swept.near_best_probability,
         promise_holds=holds,
-        fresh_inside=sum(load.inside(swept.document) for load in worked),
-        fresh=worked,
+        fresh_inside=sum(load.inside(swept.document) for load in _told(loads)),
+        fresh=loads,
+    )
+
+
+def _fresh_loads(scenario: Path, swept: Swept, *, seed: int, wanted: int) -> tuple[Fresh, ...]:
+    """As many load tests as it takes until so many tell something, at most twice as many."""
+    loads: tuple[Fresh, ...] = ()
+    for attempt in range(2 * wanted):
+        if len(_told(loads)) == wanted:
+            break
+        loads += (fresh_load(scenario, swept, seed=1000 * seed + attempt),)
+    return loads
+
+
+def _told(loads: Sequence[Fresh]) -> list[Fresh]:
+    """Those that neither the client nor a busy host spoilt: of the others `load` itself says that they do not count."""
+    return [load for load in loads if load.spoilt_by is None]
+
+
+def _holds(loads: Sequence[Fresh], *, p95_limit_s: float, error_ratio: float) -> bool | None:
+    """Whether the median load test keeps the SLO; None where none tells."""
+    told = _told(loads)
+    if not told:
+        return None
+    return (
+        statistics.median(load.p95_s for load in told) <= p95_limit_s
+        and statistics.median(load.error_ratio for load in told) <= error_ratio
     )
 
 
@@ -133,7 +159,9 @@ def line(judged: Judged) -> str:
     regret = "  –  " if math.isnan(judged.regret) else f"{judged.regret:5.1%}"
     noise = f" ±{judged.truth_noise:.1%}" if judged.truth_noise else ""
     claimed = judged.near_best_probability
-    fresh = f"{judged.fresh_inside}/{len(judged.fresh)}" if judged.fresh else "–"
+    told = len(_told(judged.fresh))
+    spoilt = f" ({len(judged.fresh) - told} spoilt)" if told < len(judged.fresh) else ""
+    fresh = f"{judged.fresh_inside}/{told}{spoilt}" if judged.fresh else "–"
     holds = {None: "–", True: "holds", False: "MISSED"}[judged.promise_holds]
     return (
         f"{judged.target:27s} exit {judged.exit_code} {'true ' if judged.exit_true else 'FALSE'} "
@@ -152,7 +180,7 @@ def summary(results: Sequence[Judged]) -> list[str]:
     sure = [judged for judged in known if (judged.near_best_probability or 0.0) >= SURE]
     true = sum(judged.regret <= NEAR for judged in sure)
     inside = sum(judged.fresh_inside for judged in results)
-    loads = sum(len(judged.fresh) for judged in results)
+    loads = sum(len(_told(judged.fresh)) for judged in results)
     codes = {code: sum(judged.exit_code == code for judged in results) for code in EXIT_WORDS}
     ended = ", ".join(f"{count} {EXIT_WORDS[code]}" for code, count in codes.items() if count)
     return [

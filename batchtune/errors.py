@@ -5,7 +5,7 @@ BatchtuneError                        70  never raised itself
 │   ├── ScenarioError                  2  a scenario does not say what we can do; names file, line and key
 │   ├── BatchingParametersError        2  batching parameters that no server would accept, or a file we cannot read
 │   └── ArchiveError                   2  a results directory that is missing, corrupt or of another schema
-├── NoFeasibleConfigurationError       3  nothing measured meets the SLO
+├── NoFeasibleConfigurationError       3  nothing measured meets the SLO; a load test missed it
 ├── BaselineError                      4  the baseline is missing or not comparable
 ├── InconclusiveError                  5  the measurements cannot decide
 │   └── TwinError                      5  there is too little measured to calibrate the twin, or it cannot answer

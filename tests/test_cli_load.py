@@ -85,6 +85,8 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     assert run.provenance()
     latest = batchtune("recommend", cwd=scenario.parent)
     assert (latest.returncode, "no run under results" in latest.stderr) == (2, True)
+    resumed = batchtune("sweep", scenario, "--resume", run.path, cwd=scenario.parent)
+    assert (resumed.returncode, "is no sweep" in resumed.stderr) == (2, True)
     named = batchtune("recommend", run.path, cwd=scenario.parent)
     assert (named.returncode, "is a load test" in named.stderr) == (2, True)
 

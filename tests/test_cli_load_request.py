@@ -120,6 +120,13 @@ def test_a_rate_keeps_the_pattern(tmp_path: Path, arrivals: str, load: str) -> N
     assert [plan.rate_rps for plan in plans] == [100, 200]
 
 
+def test_a_trace_of_one_instant_has_no_rate_and_the_option_is_blamed(tmp_path: Path) -> None:
+    (tmp_path / "burst.csv").write_text("offset_s\n1\n1\n")
+    text = OPEN.replace("LOAD", "arrivals: trace, trace: {file: burst.csv}")
+    with pytest.raises(UsageError, match=r"^--rate: all requests of the trace"):
+        asked(tmp_path, text, rate="100")
+
+
 def test_a_closed_loop_that_is_asked_for_a_rate_becomes_poisson(tmp_path: Path) -> None:
     _, question = asked(tmp_path, SWEEP, rate="100")
     assert (question.scenario.load.arrivals, question.scenario.load.rate_rps) == ("poisson", 100)

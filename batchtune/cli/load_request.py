@@ -16,6 +16,7 @@ from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import dotted_keys, read_scenario, unchecked_scenario
 from batchtune.scenario.request_spec import Protocol
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.traces import read_trace
 from batchtune.scenario.yaml_document import parse_override
 from batchtune.tune.bench import Plan
 
@@ -84,6 +85,8 @@ def question_of(wanted: LoadRequest) -> Question:
             "the scenario names no rate: it asks for the highest one",
             hint="give --rate 500, or --rate 100:1k:100",
         )
+    if wanted.rate is not None:
+        _refuse_rate_of_an_instant(scenario)
     scenario = _with_time_for_all(scenario)
     if wanted.launches:
         scenario, placement = placed(scenario)
@@ -220,6 +223,19 @@ def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str
         )
     note = f"request.protocol is {others[said]}, as {option} asks; the scenario says {said}"
     return [f"request.protocol={others[said]}"], (note,)
+
+
+def _refuse_rate_of_an_instant(scenario: Scenario) -> None:
+    """A trace is stretched to a rate, unless it has no length."""
+    trace = scenario.load.trace
+    if trace is None:
+        return
+    offsets_s = read_trace(trace.file).offsets_s
+    if offsets_s[-1] <= offsets_s[0]:
+        raise UsageError(
+            f"--rate: all requests of the trace {trace.file} come at one instant, which has no rate",
+            hint="leave --rate out, or add --set load.arrivals=poisson --set load.trace=null",
+        )
 
 
 def _with_time_for_all(scenario: Scenario) -> Scenario:

@@ -135,6 +135,10 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     """
     run = open_run(path)
     run.hold()
+    if any(trial.source in ("load", "variant") for trial in run.trials()):
+        raise UsageError(
+            f"{path} is no sweep: it cannot be gone on with", hint="start a new run without --resume"
+        )
     before = run.scenario()
     scenario = placed_as(scenario, before)
     asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, before))

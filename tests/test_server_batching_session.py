@@ -17,6 +17,7 @@ from batchtune.server.batching_session import (
     HandlerThreads,
     UnbatchedSession,
 )
+from batchtune.server.metrics import Metrics
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduler import ManualClock, QueueOptions, SharedBatchScheduler, StatusError
 from batchtune.wire.tensors import Signature, TensorSpec
@@ -573,7 +574,9 @@ class Unbatched:
     def __init__(self, runner: Callable[[Mapping[str, NDArray[Any]]], Arrays], count: int = 2) -> None:
         self.answers: list[Completion] = []
         self.threads = HandlerThreads(deliver=self.deliver, count=count)
-        self.session = UnbatchedSession(signature=signature(), runner=runner, threads=self.threads)
+        self.session = UnbatchedSession(
+            signature=signature(), runner=runner, threads=self.threads, observer=Metrics()
+        )
 
     def deliver(self, completions: list[Completion]) -> None:
         self.answers += completions

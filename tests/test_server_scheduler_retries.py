@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from batchtune.server.concurrency_limit import ConcurrencyLimit
@@ -53,6 +55,36 @@ def test_retries_end_when_another_delay_would_pass_the_limit() -> None:
     retrier.close()
     assert queue.attempts == 2
     assert [error.message for error in errors] == ["attempt 2"]
+
+
+@pytest.mark.parametrize(
+    ("max_time_micros", "retry_delay_micros", "retries"),
+    [(1, 1, False), (50, 100, False), (100, 100, False), (2, 1, True), (201, 100, True), (10, 4, True)],
+)
+def test_a_time_that_holds_no_pause_allows_no_retry(
+    max_time_micros: int, retry_delay_micros: int, retries: bool
+) -> None:
+    """As BatchSchedulerRetrier::Schedule, which looks at the time before it pauses for the first time."""
+    options = RetrierOptions(max_time_micros=max_time_micros, retry_delay_micros=retry_delay_micros)
+    retrier = BatchSchedulerRetrier(options)
+    assert retrier.retries is retries
+    retrier.close()
+
+
+def test_who_waits_for_the_retries_waits_for_those_under_way_only() -> None:
+    clock = ManualClock()
+    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=10**9), clock=clock)
+    retrier.wait_until_idle(60)  # returns at once
+    retrier.schedule_later(Queue(["UNAVAILABLE"]), "task", pytest.fail)
+    waiting = threading.Thread(target=retrier.wait_until_idle, args=(60,))
+    waiting.start()
+    clock.advance(100)
+    clock.settle()
+    assert waiting.is_alive()
+    clock.advance(100)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    retrier.close()
 
 
 def test_another_error_ends_the_retries() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,21 @@ def test_closing_a_servable_waits_for_its_requests_before_it_frees_the_model(
         assert [float(one["y"][0, 0]) for one in await asyncio.gather(*requests)] == [0, 2, 4, 6, 8]
 
     serve(scenario, settings)
+
+
+def test_a_full_queue_is_refused_at_once_where_no_retry_fits_the_time() -> None:
+    async def scenario(server: Server) -> None:
+        server.model.gate.clear()
+        running = server.request()
+        await until(lambda: server.metrics.device.in_flight == 1)
+        waiting = server.request()
+        with pytest.raises(StatusError, match="is full"):
+            server.request()
+        server.model.gate.set()
+        await asyncio.gather(running, waiting)
+
+    settings = batching(max_batch_size=1, num_batch_threads=1, max_enqueued_batches=1)
+    serve(scenario, replace(settings, retry_max_time_micros=50, retry_delay_micros=100))
 
 
 def test_a_request_being_retried_survives_a_change_of_parameters() -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchtune.server.batch_queue import Batch
 from batchtune.server.batch_record import BatchObserver, BatchRecord
@@ -28,6 +29,7 @@ from batchtune.server.session_request import (
     Request,
     Runner,
     Tensors,
+    closed_runner,
     completions_of,
 )
 from batchtune.server.tensor_merging import LengthPadding, checked_outputs, merge_tensors
@@ -112,7 +114,7 @@ class BatchingSession:
         self._deliver = deliver
         self._length_padding = length_padding
         self._retrier = retrier
-        self._empty = getattr(runner, "empty", np.empty)
+        self._empty: Callable[..., NDArray[Any]] = getattr(runner, "empty", np.empty)
         self._options = options
         self._queue = scheduler.add_queue(options, self._process)
         self._queues = {frozenset(self._output_names): self._queue}
@@ -137,7 +139,7 @@ class BatchingSession:
         try:
             queue.schedule(request)
         except StatusError as error:
-            if error.code == "UNAVAILABLE" and self._retrier is not None:
+            if error.code == "UNAVAILABLE" and self._retrier is not None and self._retrier.retries:
                 self._retrier.schedule_later(queue, request, lambda last: self._refuse(request, last))
                 return
             self._count_refusal(error)
@@ -153,9 +155,15 @@ class BatchingSession:
             self._length_padding = length_padding
 
     def close(self) -> None:
-        """Refuse new requests and return when all queued ones are answered."""
+        """Refuse new requests and return when all queued ones are answered; keeps nothing of the model.
+
+        Session and queues refer to each other, so that what they kept would live until the collector comes by, and
+        for ever where it does not look (gc.freeze).
+        """
         for queue in list(self._queues.values()):
             queue.close()
+        self._runner = closed_runner
+        self._empty = np.empty
 
     @property
     def queue_depth(self) -> tuple[int, int]:
@@ -231,7 +239,8 @@ class BatchingSession:
         try:
             outputs = self._run(batch, start_micros)
         except StatusError as error:
-            failure = error
+            # Not the error itself: its cause's frames refer back to this one, so to the batch and the model.
+            failure = StatusError(error.code, error.message)
         except Exception as error:
             _logger.exception("a batch of %d rows failed", batch.size)
             failure = StatusError("INTERNAL", f"{type(error).__name__}: {error}")

@@ -153,6 +153,7 @@ class ModelServer:
     def _close_servable(self, servable: Servable) -> None:
         self._control.detach(servable)
         servable.close()
+        gc.collect()  # a framework's own cycles hold weights; what was there at the start is frozen, so this is quick
 
     async def _watch_model_config(self) -> None:
         interval_s = self._flags.model_config_file_poll_wait_seconds

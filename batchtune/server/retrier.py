@@ -5,6 +5,7 @@ Source: `tensorflow_serving/batching/batch_scheduler_retrier.h`; the model serve
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,9 +56,16 @@ class BatchSchedulerRetrier:
         self._options.validate()
         self._clock = clock or MonotonicClock()
         self._waiting: deque[_Attempt] = deque()
+        self._unended = 0
         self._threads: BatchThreads[_Attempt] = BatchThreads(
             count=1, clock=self._clock, name="batch_retries", source=self
         )
+        self._idle = threading.Condition(self._threads.lock)
+
+    @property
+    def retries(self) -> bool:
+        """Whether the time allowed holds even one pause."""
+        return self._options.retry_delay_micros < self._options.max_time_micros
 
     def schedule(self, queue: RetriedQueue, task: Any) -> None:
         """Schedule `task`, blocking the caller between attempts; raises the last StatusError when time is up."""
@@ -76,7 +84,7 @@ class BatchSchedulerRetrier:
     def schedule_later(
         self, queue: RetriedQueue, task: Any, on_refused: Callable[[StatusError], None]
     ) -> None:
-        """Retry a task that was just refused, without blocking the caller.
+        """Retry a task that was just refused, without blocking the caller; only where `retries` is true.
 
         Attempts run on a thread of the retrier; `on_refused` gets the last error there when time is up.
         """
@@ -87,10 +95,16 @@ class BatchSchedulerRetrier:
         )
         with self._threads.lock:
             if self._threads.count:
+                self._unended += 1
                 self._waiting.append(attempt)
                 self._threads.wake_at(due_micros)
                 return
         on_refused(_shutting_down())
+
+    def wait_until_idle(self, limit_s: float) -> None:
+        """Return when no task is being retried any more, or after `limit_s`."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._unended, limit_s)
 
     def close(self) -> None:
         """Refuse what still waits, and whatever comes later; end the thread."""
@@ -114,9 +128,11 @@ class BatchSchedulerRetrier:
         """For the thread: try once more."""
         try:
             attempt.queue.schedule(attempt.task)
+            self._end_one()
         except StatusError as error:
             now_micros = self._clock.now_micros()
             if error.code != "UNAVAILABLE" or not self._may_retry(attempt.started_micros, now_micros):
+                self._end_one()
                 attempt.on_refused(error)
                 return
             attempt.due_micros = now_micros + self._options.retry_delay_micros
@@ -125,6 +141,11 @@ class BatchSchedulerRetrier:
 
     def finished(self, attempt: _Attempt) -> None:
         """For the thread: nothing to note."""
+
+    def _end_one(self) -> None:
+        with self._idle:
+            self._unended -= 1
+            self._idle.notify_all()
 
     def _may_retry(self, started_micros: int, now_micros: int) -> bool:
         return now_micros + self._options.retry_delay_micros - started_micros < self._options.max_time_micros

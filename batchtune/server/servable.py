@@ -51,7 +51,7 @@ class Servable:
     ) -> None:
         self.name = name
         self.version = version
-        self.model = model
+        self._model: LoadedModel | None = model
         self.signatures: Mapping[str, Signature] = model.signatures
         self.metadata = model.metadata or _metadata(model.signatures)
         self.own_parameters = own_parameters
@@ -113,33 +113,46 @@ class Servable:
 
     def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
         """Sessions of `pool` for every signature, not yet used; the model is made ready for their batches."""
+        model = self._model
+        if model is None:
+            return {}
         parameters = pool.settings.parameters_for(self.own_parameters)
         batched = parameters is not None
         by_run: dict[int, Session] = {}
-        for name, run in self.model.runs.items():
-            if id(run) not in by_run:
-                metered = self._metered(run, name, batched=batched)
-                by_run[id(run)] = pool.open(self.signatures[name], metered, own=self.own_parameters)
-        at_once = pool.settings.num_batch_threads if batched else None
-        self.model.prepare(expected_sizes(parameters), at_once)
-        return {name: by_run[id(run)] for name, run in self.model.runs.items()}
+        sessions: dict[str, Session] = {}
+        try:
+            for name, run in model.runs.items():
+                if id(run) not in by_run:
+                    metered = self._metered(model, run, name, batched=batched)
+                    by_run[id(run)] = pool.open(self.signatures[name], metered, own=self.own_parameters)
+                sessions[name] = by_run[id(run)]
+            model.prepare(expected_sizes(parameters), pool.settings.num_batch_threads if batched else None)
+        except Exception:
+            _forget(pool, sessions)
+            raise
+        return sessions
 
     def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
         """Use what `open_sessions` opened; on the event loop."""
         self._pool, self._sessions = pool, sessions
 
     def close(self) -> None:
-        """Refuse new requests, answer those that are queued, free the model. Blocks; no submit may be under way."""
+        """Refuse new requests, answer those that are queued, free the model.
+
+        Blocks; no submit may be under way, and only the pool in force may have requests of this version
+        (BatchingControl.detach).
+        """
         sessions, self._sessions = self._sessions, {}
         if self._pool is not None:
-            for session in {id(one): one for one in sessions.values()}.values():
-                self._pool.forget(session)
-        self.model.close()
+            _forget(self._pool, sessions)
+        model, self._model = self._model, None
+        if model is not None:
+            model.close()
 
-    def _metered(self, run: Runner, signature_name: str, *, batched: bool) -> Runner:
+    def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
         device, metrics = self._metrics.device, self._metrics
         if batched:
-            return _BatchRun(run, device, self.model.empty)
+            return _BatchRun(run, device, model.empty)
         first_input = self.signatures[signature_name].inputs[0].name
 
         def run_request(inputs: Tensors) -> Tensors:
@@ -158,6 +171,12 @@ class Servable:
             request = f"Specific({self.name}, {self.version})"
             return StatusError("NOT_FOUND", f"Servable not found for request: {request}")
         return StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
+
+
+def _forget(pool: SessionPool, sessions: Mapping[str, Session]) -> None:
+    """Close each session once, whatever the number of its names."""
+    for session in {id(session): session for session in sessions.values()}.values():
+        pool.forget(session)
 
 
 class _BatchRun:

@@ -29,6 +29,11 @@ class Runner(Protocol):
         """All outputs of the signature for all of its inputs; called on a batch thread; raises StatusError."""
 
 
+def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
+    """Stands where a closed session had its model."""
+    raise StatusError("UNAVAILABLE", "The session is closed")
+
+
 def completions_of(
     tasks: list[Request], outputs: Outputs | None, error: StatusError | None
 ) -> list[Completion]:

@@ -7,7 +7,6 @@ command line or later, the same code has built the same fresh objects.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -124,8 +123,8 @@ class SessionPool:
             if parameters is None or self._scheduler is None:
                 if self._handlers is None:
                     self._handlers = HandlerThreads(deliver=self._deliver)
-                return _DrainedSession(
-                    UnbatchedSession(signature=signature, runner=run, threads=self._handlers)
+                return UnbatchedSession(
+                    signature=signature, runner=run, threads=self._handlers, observer=self._observer
                 )
             if self.settings.scheduler == "streaming" and not parameters.batch_timeout_micros:
                 raise invalid_argument(
@@ -150,7 +149,8 @@ class SessionPool:
         session.close()
         if isinstance(session, BatchingSession):
             with self._lock:
-                self._batched.remove(session)
+                if session in self._batched:
+                    self._batched.remove(session)
 
     def queue_depths(self) -> tuple[int, int]:
         """(batches, rows) that wait, over all sessions."""
@@ -160,47 +160,14 @@ class SessionPool:
     def close(self) -> None:
         """Answer everything that is queued, then end the threads."""
         if self._retrier is not None:
-            # Every retry still under way has ended one way or the other after this time.
-            time.sleep(min(self.settings.retry_max_time_micros / 1e6, _RETRIES_LIMIT_S))
+            self._retrier.wait_until_idle(_RETRIES_LIMIT_S)
             self._retrier.close()
-        for session in tuple(self._batched):
-            session.close()
+        while self._batched:
+            self._batched.pop().close()
         if self._scheduler is not None:
             self._scheduler.close()
         if self._handlers is not None:
             self._handlers.close()
-
-
-class _DrainedSession:
-    """An unbatched session that can tell when none of its requests is left; submit and done are on the event loop."""
-
-    def __init__(self, session: UnbatchedSession) -> None:
-        self._session = session
-        self._unanswered = 0
-        self._closing = False
-        self._drained = threading.Event()
-
-    def submit(
-        self,
-        inputs: Mapping[str, NDArray[Any]],
-        output_names: tuple[str, ...] | None,
-        deadline_ns: int | None,
-        done: Done,
-    ) -> None:
-        def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
-            done(outputs, error)
-            self._unanswered -= 1
-            if self._closing and not self._unanswered:
-                self._drained.set()
-
-        self._session.submit(inputs, output_names, deadline_ns, finish)
-        self._unanswered += 1
-
-    def close(self) -> None:
-        """Return when the last request is answered; not on the event loop."""
-        self._closing = True
-        if self._unanswered:
-            self._drained.wait()
 
 
 def _scheduler(settings: BatchingSettings) -> Any:

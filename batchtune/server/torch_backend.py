@@ -120,6 +120,7 @@ class _ModuleRun:
         self._device = device
         self._inputs = inputs
         self._input_names = tuple(spec.name for spec in inputs)
+        self._forward = forward
         self._output_names = forward.names
         self._lanes = Lanes(torch, device, forward, failures=(StatusError, *FAILURES))
 
@@ -144,8 +145,9 @@ class _ModuleRun:
         self._lanes.prepare(examples, at_once=at_once)
 
     def close(self) -> None:
-        """Free the graphs."""
+        """Free the graphs and the weights."""
         self._lanes.close()
+        self._forward.close()
 
     def _status(self, error: Exception) -> StatusError:
         self._device.end_if_lost(error)

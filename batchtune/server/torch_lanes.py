@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from batchtune.server.log import note
 from batchtune.server.torch_arrays import to_numpy
 from batchtune.server.torch_device import Device, Forward, Graph, first_line
+from batchtune.wire.status import StatusError
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -88,9 +89,9 @@ class Lanes:
                     self._free.add(lane)
 
     def close(self) -> None:
-        """Free the graphs, once the batches under way have ended; none may come any more."""
+        """Free the graphs, once the batches under way have ended; one that comes all the same is refused."""
         with _RECORDING:
-            self._free.renew(0)
+            self._free.end()
 
     def _record(self, lane: _Lane, examples: Sequence[Arrays], due_s: float) -> list[Arrays]:
         """Record graphs; the examples that are worth another try on another lane."""
@@ -150,13 +151,20 @@ class _FreeLanes:
         self._added = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
         self._taken = 0
+        self._ended = False
         for lane in self.renew(device.lanes_max):
             self.add(lane)
 
     def take(self) -> _Lane:
-        """The free lane of the lowest number, for one batch; waits while there is none."""
+        """The free lane of the lowest number, for one batch; waits while there is none.
+
+        Raises:
+            StatusError: UNAVAILABLE after `end`.
+        """
         with self._lock:
             while not self._numbers:
+                if self._ended:
+                    raise StatusError("UNAVAILABLE", "The model is closed")
                 if self._grows:
                     heapq.heappush(self._numbers, len(self._lanes))
                     self._lanes.append(_Lane(self._device, len(self._lanes)))
@@ -174,6 +182,11 @@ class _FreeLanes:
             else:
                 heapq.heappush(self._numbers, lane.number)
                 self._added.notify()
+
+    def end(self) -> None:
+        """Await the batches under way; there are no lanes any more."""
+        self._ended = True
+        self.renew(0)
 
     def renew(self, count: int | None) -> list[_Lane]:
         """New lanes, which count as taken, in place of all others, whose batches are awaited; one caller at a time."""

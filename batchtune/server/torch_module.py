@@ -60,6 +60,12 @@ class Forward:
             return list(returned)
         return [one.to(dtype) for one, dtype in zip(returned, self._output_dtypes, strict=True)]
 
+    def close(self) -> None:
+        """Free the weights now: an exported module and its graph refer to each other, and may be frozen (gc.freeze)."""
+        for kind in ("parameters", "buffers"):
+            for tensor in getattr(self._module, kind, tuple)():
+                tensor.data = tensor.data.new_empty(0)
+
 
 def forward_in(
     torch: Any, dtype_name: str, device: Device, load: Callable[[], Any], *, inputs: Specs, outputs: Specs

@@ -43,7 +43,7 @@ class BatchingControl:
         self._lock = threading.Lock()
         self._servables: list[Servable] = []
         self._pool = self._new_pool(settings)
-        self._draining: list[threading.Thread] = []
+        self._draining: list[threading.Thread] = []  # replaced pools, each closed by a thread of its own
 
     @property
     def settings(self) -> BatchingSettings:
@@ -60,9 +60,15 @@ class BatchingControl:
             self._servables.append(servable)
 
     def detach(self, servable: Servable) -> None:
-        """Forget a servable that is about to be closed."""
+        """Forget a servable that is about to be closed; returns when no pool but the one in force has requests of it.
+
+        Blocks: pools that were replaced answer first what they have.
+        """
         with self._lock:
             self._servables.remove(servable)
+            draining = tuple(self._draining)
+        for thread in draining:
+            thread.join()
 
     def in_force(self) -> dict[str, Any]:
         """What GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, the fields present."""

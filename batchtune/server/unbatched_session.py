@@ -11,20 +11,28 @@ from typing import Any
 from numpy.typing import NDArray
 
 from batchtune.batching import default_num_batch_threads
-from batchtune.server.session_request import Deliver, Done, Outputs, Runner, Tensors
+from batchtune.server.batch_record import BatchObserver
+from batchtune.server.session_request import Deliver, Done, Outputs, Runner, Tensors, closed_runner
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 
 _logger = logging.getLogger(__name__)
+WAITING_MAX = 1024
+"""With 2,000 of 10 kB waiting, 20 MB are held, and the last one waits for as long as a client that retries would."""
+
 _Job = tuple[Runner, tuple[str, ...], Tensors, int | None, Done]
 
 
 class HandlerThreads:
-    """The threads that run unbatched requests, for all sessions of a server; TF Serving has 4 per CPU."""
+    """The threads that run unbatched requests, for all sessions of a server; TF Serving has 4 per CPU.
 
-    def __init__(self, *, deliver: Deliver, count: int | None = None) -> None:
+    `waiting_max`: requests that wait for a thread at most. TF Serving lets none wait over gRPC, over REST any number.
+    """
+
+    def __init__(self, *, deliver: Deliver, count: int | None = None, waiting_max: int = WAITING_MAX) -> None:
         self._deliver = deliver
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting_max = waiting_max
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"request_handler_{index}", daemon=True)
@@ -34,9 +42,11 @@ class HandlerThreads:
             thread.start()
 
     def put(self, job: _Job) -> None:
-        """Queue a request without limit; raises StatusError UNAVAILABLE after `close`."""
+        """Queue a request; raises StatusError RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE after `close`."""
         if self._closed:
             raise StatusError("UNAVAILABLE", "The server is shutting down")
+        if self._jobs.qsize() >= self._waiting_max:
+            raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -52,16 +62,25 @@ class HandlerThreads:
             runner, names, inputs, deadline_ns, done = job
             outputs, error = _answer(runner, names, inputs, deadline_ns)
             self._deliver([(done, outputs, error)])
-            del job, runner, inputs, outputs, done
+            del job, runner, inputs, outputs, done, error
 
 
 class UnbatchedSession:
-    """Runs the requests of one signature without batching; the same `submit` as a BatchingSession."""
+    """Runs the requests of one signature without batching; the same `submit` as a BatchingSession.
 
-    def __init__(self, *, signature: Signature, runner: Runner, threads: HandlerThreads) -> None:
+    `submit` and the answers are on the event loop.
+    """
+
+    def __init__(
+        self, *, signature: Signature, runner: Runner, threads: HandlerThreads, observer: BatchObserver
+    ) -> None:
         self._output_names = tuple(spec.name for spec in signature.outputs)
         self._runner = runner
         self._threads = threads
+        self._observer = observer
+        self._unanswered = 0
+        self._closing = False
+        self._drained = threading.Event()
 
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
@@ -69,8 +88,37 @@ class UnbatchedSession:
         """Queue one request; tensors without rows or dimensions are the model's affair here.
 
         A request whose deadline (CLOCK_MONOTONIC) passes in the queue ends with DEADLINE_EXCEEDED and is not run.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread.
         """
-        self._threads.put((self._runner, output_names or self._output_names, inputs, deadline_ns, done))
+
+        answered = False
+
+        def finish(outputs: Outputs | None, error: StatusError | None) -> None:
+            nonlocal answered
+            if not answered:  # it is called again where `done` fails
+                answered = True
+                self._unanswered -= 1
+                if self._closing and not self._unanswered:
+                    self._drained.set()
+            done(outputs, error)
+
+        names = output_names or self._output_names
+        try:
+            self._threads.put((self._runner, names, inputs, deadline_ns, finish))
+        except StatusError as error:
+            if error.code == "RESOURCE_EXHAUSTED":
+                self._observer.on_rejected("queue_full")
+            raise
+        self._unanswered += 1
+
+    def close(self) -> None:
+        """Return when the last request has been run; keeps nothing of the model. Not on the event loop."""
+        self._closing = True
+        if self._unanswered:
+            self._drained.wait()
+        self._runner = closed_runner
 
 
 def _answer(
@@ -82,7 +130,9 @@ def _answer(
         results = runner(inputs)
         return _chosen(results, names), None
     except StatusError as error:
-        return None, error
+        return None, StatusError(
+            error.code, error.message
+        )  # the error's frames hold the tensors and the model
     except Exception as error:
         _logger.exception("a request failed")
         return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")

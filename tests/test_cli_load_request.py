@@ -181,6 +181,7 @@ def test_a_protocol_on_the_command_line_that_the_url_is_not_for_is_refused(tmp_p
         ((), {"batching_parameters_file": Path("x")}, "--batching-parameters-file"),
         (("max_batch_size=8",), {}, "--set max_batch_size"),
         (("fixed.num_batch_threads=8",), {}, "--set fixed.num_batch_threads"),
+        (("target.flags.x=8",), {}, "--set target.flags.x"),
     ],
 )
 def test_what_a_running_server_cannot_be_given_is_refused(

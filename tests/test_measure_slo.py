@@ -10,7 +10,7 @@ from measure_streams import Promise, batch_streams, exact_batch, exact_latency, 
 
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.sequential import SURE, SloWatch, WatchPlan, likelihood_ratio, looks_until
-from batchtune.measure.slo import Limit, limits_of, primary_limit, strict_decision
+from batchtune.measure.slo import Limit, limits_of, primary_limit, strict_decision, times_longer
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 SINGLE_LOOK = {59: (0, 7), 100: (1, 10), 200: (4, 16), 300: (8, 22), 500: (16, 34), 1000: (38, 63)}
@@ -228,3 +228,11 @@ def test_large_batches_delay_a_pass() -> None:
         one(live(2.0, done=500))
     assert small.decision == "PASS"
     assert large.decision == "UNSURE"
+
+
+def test_how_much_longer_a_run_must_last_for_a_verdict() -> None:
+    """0 misses of 59 independent requests show a p95, 0 of 34 do not; at the limit itself no length is enough."""
+    times = times_longer(340, 0, 0.05, design_effect=10.0)
+    assert times is not None
+    assert 59 / 34 <= times <= 1.25 * 59 / 34
+    assert times_longer(1000, 50, 0.05, design_effect=1.0) is None

@@ -69,7 +69,7 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     ]
     if not measured:
         raise TwinError(
-            f"{run.path} holds no measured trial to calibrate a twin from",
+            f"{run.path} holds no measured trial of known parameters to calibrate a twin from",
             hint="`batchtune sweep SCENARIO.yaml` measures some; --set search.budget.time=30s is enough",
         )
     with note_when_slow(

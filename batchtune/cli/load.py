@@ -32,7 +32,7 @@ from batchtune.report.live import live_line, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec import Scenario, TlsSpec
-from batchtune.scenario.units import counted
+from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.endpoint import TlsOptions
 from batchtune.target.external import ExternalTarget, external_endpoint
 from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
@@ -114,7 +114,7 @@ def _exit_code(points: Sequence[Trial]) -> int:
     if judged.verdict == "FAIL":
         print(f"the SLO is missed: {judged.verdict_reason}", file=sys.stderr)
         return NoFeasibleConfigurationError.exit_code
-    longer = "a longer run tells more: --set load.duration=…"
+    longer = f"the measured part was {rounded_duration(judged.window_s)}: --set load.duration=…"
     print(f"whether the SLO is kept is not sure: {judged.verdict_reason}; {longer}", file=sys.stderr)
     return InconclusiveError.exit_code
 

@@ -170,7 +170,7 @@ def _refuse_idle_options(wanted: LoadRequest, settings: Mapping[str, Any]) -> No
         "--no-batching": wanted.no_batching,
         "--batching-parameters-file": wanted.batching_parameters_file is not None,
         **{f"--set {name}": True for name in settings},
-        **{f"--set {key}": True for key in map(_key_of, wanted.overrides) if key.startswith("fixed.")},
+        **{f"--set {key}": True for key in map(_key_of, wanted.overrides) if _of_a_launch(key)},
     }
     for option, given in idle.items():
         if given:
@@ -178,6 +178,12 @@ def _refuse_idle_options(wanted: LoadRequest, settings: Mapping[str, Any]) -> No
                 f"{option} is for a server that is launched; the one behind the URL runs already",
                 hint="leave out the option, or --rest-url and --grpc-url",
             )
+
+
+def _of_a_launch(key: str) -> bool:
+    """Whether this key of a scenario says how a server is launched: all of `target` but whom to ask, and how."""
+    asked = ("target.model", "target.tls")
+    return key.startswith("fixed.") or (key.startswith("target.") and not key.startswith(asked))
 
 
 def _loop(wanted: LoadRequest, load: Mapping[str, Any]) -> list[str]:

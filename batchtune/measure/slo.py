@@ -17,6 +17,10 @@ Decision = Literal["PASS", "FAIL", "UNSURE"]
 
 ALPHA = 0.05
 
+TIMES_STEP = 1.25
+LONGEST_TIMES = 100.0
+"""How finely, and how far, a longer run is looked for; one a hundred times as long is no advice."""
+
 
 class Slo(Protocol):
     """The promise: quantile name -> most seconds, and the share of requests that may fail."""
@@ -77,3 +81,21 @@ def strict_decision(
         math.floor(missed + 1e-9) - 1, math.ceil(effective - 1e-9), allowed_miss_ratio
     )
     return "FAIL" if at_least <= alpha_each else "UNSURE"
+
+
+def times_longer(
+    requests: int, misses: int, allowed_miss_ratio: float, *, design_effect: float
+) -> float | None:
+    """How many times as long a run like this one must last for either verdict; None: beyond LONGEST_TIMES.
+
+    A guess: that misses go on at this ratio and come together as they did.
+    """
+    times = 1.0
+    while times < LONGEST_TIMES:
+        times *= TIMES_STEP
+        decision = strict_decision(
+            times * requests, times * misses, allowed_miss_ratio, design_effect=design_effect
+        )
+        if decision != "UNSURE":
+            return times
+    return None

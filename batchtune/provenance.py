@@ -37,7 +37,6 @@ _PACKAGES = (
     "httpx",
     "optuna",
     "orjson",
-    "uvicorn",
     "uvloop",
 )
 _GIT_LIMIT_S = 2.0

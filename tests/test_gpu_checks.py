@@ -39,7 +39,7 @@ def test_a_section_that_fails_says_why_and_the_next_ones_run(tmp_path: Path) -> 
 
 
 def test_a_section_whose_servers_do_not_start_is_not_called_ok(tmp_path: Path) -> None:
-    site = tmp_path / "site" / "uvicorn"
+    site = tmp_path / "site" / "httptools"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("raise ImportError('broken on purpose')")
     out = tmp_path / "out"

@@ -28,8 +28,7 @@ OWNERS = {
     "torch": ("server/torch_backend.py", "sample_models/"),
     "onnxruntime": ("server/onnx_backend.py", "sample_models/"),
     "hpack": ("wire/",),
-    "httptools": ("wire/", "server/rest_api.py"),
-    "uvicorn": ("server/",),
+    "httptools": ("wire/", "server/rest_parser.py", "server/rest_message.py"),
     "numba": ("twin/",),
 }
 NEVER = ("pickle", "shelve", "marshal", "dill", "cloudpickle")

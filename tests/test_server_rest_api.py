@@ -18,7 +18,8 @@ import requests
 from server_fakes import FakeServable, RunningRest, running_rest, signature, spec
 
 from batchtune.errors import BatchingParametersError
-from batchtune.server.rest_server import RestLimits
+from batchtune.server.rest_message import Head, Request
+from batchtune.server.rest_parser import RestLimits
 from batchtune.wire.status import HTTP_CODES, StatusError
 
 
@@ -290,37 +291,55 @@ def test_tuning_replaces_parameters_and_says_what_is_in_force() -> None:
         assert requests.post(url, data=b"{}", timeout=10).status_code == 400
 
 
-async def call_app(rest: RunningRest, scope: dict[str, Any], body: bytes = b"") -> list[dict[str, Any]]:
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    await rest.api(
-        {"type": "http", "query_string": b"", "headers": [], "client": None, **scope}, receive, send
-    )
-    return sent
+def ask_app(rest: RunningRest, method: str, target: bytes, *, peer: str, **fields: bytes) -> int:
+    """Ask without a socket, as a client of another machine would; gives the status."""
+    named = {name.encode(): value for name, value in fields.items()}
+    head = Head(method, target, named, keep_alive=True, is_http_1_0=False)
+    statuses: list[int] = []
+    rest.thread.call(lambda: rest.api.start(Request(head), peer, lambda status, *_: statuses.append(status)))
+    return statuses[0]
 
 
 @pytest.mark.parametrize(
-    ("client", "status"),
+    ("peer", "status"),
     [
-        (("127.0.0.1", 1), 200),
-        (("::1", 1), 200),
-        (("::ffff:127.0.0.1", 1), 200),
-        (None, 200),
-        (("10.0.0.1", 1), 403),
-        (("::ffff:10.0.0.1", 1), 403),
-        (("nonsense", 1), 403),
+        ("127.0.0.1", 200),
+        ("::1", 200),
+        ("::ffff:127.0.0.1", 200),
+        ("", 200),
+        ("10.0.0.1", 403),
+        ("::ffff:10.0.0.1", 403),
+        ("nonsense", 403),
     ],
 )
-def test_tuning_answers_this_machine_only(client: tuple[str, int] | None, status: int) -> None:
+def test_tuning_answers_this_machine_only(peer: str, status: int) -> None:
     with running_rest(tuning=Control()) as rest:
-        scope = {"method": "GET", "raw_path": b"/v1/tuning/batching_parameters", "client": client}
-        assert rest.thread.run(call_app(rest, scope))[0]["status"] == status
+        assert ask_app(rest, "GET", b"/v1/tuning/batching_parameters", peer=peer) == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"localhost", 200),
+        (b"LOCALHOST:8501", 200),
+        (b"127.0.0.1:8501", 200),
+        (b"[::1]:8501", 200),
+        (b"attacker.example", 403),
+        (b"127.0.0.1.attacker.example:8501", 403),
+        (b"", 403),
+        (b"localhost:x", 403),
+    ],
+)
+def test_tuning_refuses_a_page_whose_name_was_made_to_point_here(host: bytes, status: int) -> None:
+    with running_rest(tuning=Control()) as rest:
+        path = b"/v1/tuning/batching_parameters"
+        for method in ("GET", "PUT"):
+            request = b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: 2\r\n\r\n{}" % (
+                method.encode(),
+                path,
+                host,
+            )
+            assert exchange(rest, request).startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_gzip_bodies_are_inflated(rest: RunningRest) -> None:
@@ -412,7 +431,7 @@ def test_pipelined_requests_do_not_pile_up() -> None:
     requests_bytes = b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * 1000
     with running_rest() as rest, socket.create_connection(("127.0.0.1", rest.port)) as client:
         wait_until(lambda: rest.server.connections)
-        (connection,) = rest.server._state.connections
+        (connection,) = rest.server.open_connections
         client.setblocking(False)
         sent, waiting, blocked_since = 0, 0, time.monotonic()
         while sent < 20 << 20 and time.monotonic() - blocked_since < 0.5:
@@ -421,8 +440,8 @@ def test_pipelined_requests_do_not_pile_up() -> None:
                 blocked_since = time.monotonic()
             except BlockingIOError:
                 time.sleep(0.001)
-            waiting = max(waiting, len(connection.pipeline))
-        assert 0 < waiting < 20_000
+            waiting = max(waiting, connection.waiting_bytes)
+        assert 0 < waiting < 1 << 20
 
 
 def test_a_request_in_single_bytes_is_one_request(rest: RunningRest) -> None:
@@ -502,7 +521,6 @@ def test_a_client_that_leaves_pipelined_requests_is_not_answered(
         wait_until(lambda: servable.asked)  # the second is under way, the third waits
     wait_until(lambda: rest.server.connections == 0)
     rest.thread.call(servable.release)
-    wait_until(lambda: not rest.server._state.tasks)
     assert len(servable.asked) == 1
     assert not caplog.records
 
@@ -535,7 +553,7 @@ def test_silent_connections_are_closed() -> None:
             stalled.sendall(REQUEST[:30])
             wait_until(lambda: rest.server.connections == 2)
             time.sleep(0.05)
-            rest.thread.call(rest.server._sweep)
+            rest.thread.call(rest.server.sweep)
             wait_until(lambda: rest.server.connections == 0)
             assert stalled.recv(10) == b""
         assert idle.recv(10) == b""
@@ -551,21 +569,21 @@ def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", rest.port))
         wait_until(lambda: rest.server.connections == 1)
-        (connection,) = rest.server._state.connections
+        (connection,) = rest.server.open_connections
 
         def ask_and_wait() -> None:
             asked = len(servable.asked)
             client.sendall(request)
-            wait_until(lambda: len(servable.asked) > asked or connection.flow.read_paused)
-            time.sleep(0.02 * connection.flow.read_paused)  # the kernel may take more of the answer yet
+            wait_until(lambda: len(servable.asked) > asked or connection.is_paused)
+            time.sleep(0.02 * connection.is_paused)  # the kernel may take more of the answer yet
 
-        while not connection.flow.read_paused:
+        while not connection.is_paused:
             ask_and_wait()
             assert len(servable.asked) < 400, "40 MB of answers that nobody reads, and no end"
-        assert connection.transport.get_write_buffer_size() < 1 << 20
+        assert connection._transport.get_write_buffer_size() < 1 << 20
 
         def swept() -> bool:
-            rest.thread.call(rest.server._sweep)
+            rest.thread.call(rest.server.sweep)
             return rest.server.connections == 0
 
         wait_until(swept)
@@ -578,8 +596,8 @@ def test_a_request_half_read_while_the_last_answer_is_stuck_goes_on(rest: Runnin
     half, other = REQUEST.replace(b"host: x\r\n", b"host: x\r\n" + expect)[:-10], REQUEST[-10:]
     with socket.create_connection(("127.0.0.1", rest.port), timeout=10) as client:
         client.sendall(half)
-        wait_until(lambda: [one for one in rest.server._state.connections if one.cycle is not None])
-        (connection,) = rest.server._state.connections
+        wait_until(lambda: [one for one in rest.server.open_connections if one._parser.arriving])
+        (connection,) = rest.server.open_connections
         rest.thread.call(connection.pause_writing)
         rest.thread.call(connection.resume_writing)
         client.sendall(other)

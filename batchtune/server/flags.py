@@ -70,6 +70,12 @@ class ServerFlags:
     allow_version_labels_for_unavailable_models: bool = _flag(
         default=False, meaning="accept labels of versions that are not AVAILABLE"
     )
+    rest_api_max_body_bytes: int = _flag(
+        64 << 20, "a longer REST request body, as sent or inflated, is refused", ours=True
+    )
+    rest_api_enable_gzip_answers: bool = _flag(
+        default=False, meaning="answer REST clients that accept gzip in gzip", ours=True
+    )
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0: all", ours=True)
     batch_scheduler: str = _flag(
         "shared", "the library's scheduler", choices=("shared", "streaming", "adaptive"), ours=True

@@ -63,6 +63,8 @@ async def listen(
         monitoring_path=monitoring_path,
         tuning=control if flags.enable_tuning_api else None,
         check_methods=flags.enable_signature_method_name_check,
+        gzip_answers=flags.rest_api_enable_gzip_answers,
+        body_bytes_max=flags.rest_api_max_body_bytes,
     )
     grpc, rest, announce_stop = None, None, _nothing
     limits = ServerLimits()

@@ -1,4 +1,4 @@
-"""Who answers an HTTP request: a bare ASGI app over the calls on models, the metrics and the tuning API.
+"""Who answers an HTTP request: the calls on models, the metrics, or the tuning API?
 
 Errors are `{ "error": "<text>" }` with TensorFlow Serving's HTTP codes; paths outside /v1/ are 404, as is the
 monitoring path unless it was asked for.
@@ -7,43 +7,33 @@ monitoring path unless it was asked for.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import zlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
-import orjson
-
-from batchtune.errors import BatchingParametersError
 from batchtune.server.cors import CORS_HEADERS, check_preflight
 from batchtune.server.json_answers import error_answer
 from batchtune.server.request_counts import RequestCounts, RequestMetrics
 from batchtune.server.rest_calls import RestCalls
+from batchtune.server.rest_gzip import BodyTooLargeError, deflate, inflate
+from batchtune.server.rest_message import Head, KnownHeads, Request
 from batchtune.server.rest_routes import TUNING_PATH, Route, find_route, is_api_path
+from batchtune.server.rest_tuning import BatchingControl, check_client, in_force, tune
 from batchtune.server.served_models import Models
-from batchtune.wire.status import HTTP_CODES, StatusError
+from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+_JSON_TYPE = b"content-type: application/json\r\n"
+_TEXT_TYPE = b"content-type: text/plain\r\n"
+_GZIPPED = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
+_PATH_BYTES_MAX = 256  # of those whose route is remembered
+_DEFLATED_BYTES_MIN = 1_024  # a smaller answer fits in one packet as it is
+_DEFLATED_ON_LOOP_MAX = 1 << 16  # 2 ms of the event loop
+_INFLATED_ON_LOOP_MAX = 1 << 12  # gzip makes at most a thousand times as much of it: 4 MB, 5 ms
 
-JSON_TYPE = (b"content-type", b"application/json")
-_TEXT_TYPE = (b"content-type", b"text/plain")
-_ROUTES_MAX = 1024
-
-
-class BatchingControl(Protocol):
-    """The batching parameters in force; server.tuning implements it."""
-
-    def in_force(self) -> dict[str, Any]:
-        """What is in force."""
-        ...
-
-    def replace(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Put others in force and give what then is; BatchingParametersError or StatusError if they are invalid."""
-        ...
+_logger = logging.getLogger(__name__)
+Respond = Callable[..., None]
 
 
 class RenderedMetrics(RequestMetrics, Protocol):
@@ -57,24 +47,21 @@ class RenderedMetrics(RequestMetrics, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOptions:
     """`timeout_ms` is --rest_api_timeout_in_ms (0: none); `monitoring_path` None: no metrics; `tuning` None: no
-    tuning API. A body may have `body_bytes_max` bytes, one that comes as gzip also `inflated_bytes_max` (TensorFlow
-    Serving's, gzip_zlib.h) once it is inflated."""
+    tuning API; `gzip_answers`: to clients that accept it. A body may have `body_bytes_max` bytes, one that comes as
+    gzip also `inflated_bytes_max` (TensorFlow Serving's, gzip_zlib.h) once it is inflated."""
 
     timeout_ms: int = 30_000
     cors: bool = False
     monitoring_path: str | None = None
     tuning: BatchingControl | None = None
     check_methods: bool = False
-    body_bytes_max: int = 2**30
-    inflated_bytes_max: int = 100 * 2**20
+    gzip_answers: bool = False
+    body_bytes_max: int = 64 << 20
+    inflated_bytes_max: int = 100 << 20
 
 
 class RestApi:
-    """The ASGI app.
-
-    `calls` and `model_calls` (the POST routes seen so far, by raw path) serve a protocol that starts model calls
-    without a task of their own.
-    """
+    """Answers requests; everything is called on the event loop."""
 
     def __init__(self, models: Models, metrics: RenderedMetrics, options: RestOptions) -> None:
         self.options = options
@@ -84,142 +71,132 @@ class RestApi:
             timeout_s=options.timeout_ms / 1000,
             check_methods=options.check_methods,
         )
-        self.model_calls: dict[bytes, Route] = {}
-        self.headers = (JSON_TYPE, *CORS_HEADERS) if options.cors else (JSON_TYPE,)
+        self.known_heads = KnownHeads(but_with={b"accept-encoding"} if options.gzip_answers else set())
+        self.start_model_call = self.calls.start
+        self.body_bytes_max = options.body_bytes_max
+        cors = CORS_HEADERS if options.cors else ()
+        self.header_lines = _JSON_TYPE + b"".join(b"%b: %b\r\n" % field for field in cors)
+        self.tasks: set[asyncio.Task[None]] = set()
         self._metrics = metrics
         self._monitoring_path = (options.monitoring_path or "").encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
-        if scope["type"] != "http":
-            return
-        method, raw_path = scope["method"], scope["raw_path"]
-        headers: Iterable[tuple[bytes, bytes]] = self.headers
+    def find_model_call(self, method: str, target: bytes) -> Route | None:
+        """The model call that a request names, if any."""
+        if method != "POST":
+            return None
         try:
-            if raw_path == self._monitoring_path and method in {"GET", "HEAD"}:
-                headers = (_TEXT_TYPE,)
-                status, answer = self._monitoring_page(scope["query_string"])
-            elif not is_api_path(raw_path):
-                status, answer = 404, error_answer(f"Not found: {raw_path.decode('utf-8', 'replace')}")
+            return _find_call(target) if len(target) <= _PATH_BYTES_MAX else find_route(method, target)
+        except StatusError:
+            return None
+
+    def start(self, request: Request, peer: str, respond: Respond) -> None:
+        """Start any request; `respond(status, answer, *header_lines)` is called once."""
+        head = request.head
+        if self.options.gzip_answers and head.takes_gzip:
+            respond = partial(self._respond_in_gzip, respond)
+        try:
+            if head.route is not None or self._is_tuning(head, "PUT"):
+                self._start_with_body(request, peer, respond)
             else:
-                body = await self._read(scope, receive)
-                if scope["query_string"]:  # TensorFlow Serving matches it with the path (evhttp_request.cc)
-                    raw_path += b"?" + scope["query_string"]
-                status, answer = await self._call(method, raw_path, scope, body)
-        except StatusError as error:
-            status, answer = HTTP_CODES[error.code], error_answer(error.message)
-        except _BodyTooLargeError as error:
-            status, answer = 413, error_answer(str(error))
-            headers = (*headers, (b"connection", b"close"))
-        except ConnectionResetError:
-            return  # the client has gone before its request was complete
-        length = (b"content-length", b"%d" % len(answer))
-        await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-        await send({"type": "http.response.body", "body": answer})
+                respond(*self._answer(head, peer))
+        except (StatusError, BodyTooLargeError) as error:
+            respond(*_failure(error))
+        except Exception:
+            _logger.exception("%s %s failed", head.method, head.target[:_PATH_BYTES_MAX])
+            respond(500, error_answer(FAULT))
 
-    def _monitoring_page(self, query: bytes) -> tuple[int, bytes]:
-        if not query:
-            return 200, self._metrics.render().encode()
-        path = self._monitoring_path
-        return 400, b"Unexpected path: %b?%b. Should be %b" % (path, query, path)
+    def _start_with_body(self, request: Request, peer: str, respond: Respond) -> None:
+        head, body = request.head, request.body()
+        if not head.is_gzipped:
+            self._start_call(head, body, peer, respond)
+        elif len(body) <= _INFLATED_ON_LOOP_MAX:
+            self._start_call(head, inflate(body, self._inflated_bytes_max), peer, respond)
+        else:
+            self._spawn(self._inflate_and_start(head, body, peer, respond), respond)
 
-    async def _call(self, method: str, raw_path: bytes, scope: Scope, body: bytes) -> tuple[int, bytes]:
-        if method == "OPTIONS":
-            check_preflight(scope["headers"])
+    async def _inflate_and_start(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        plain = await asyncio.to_thread(inflate, body, self._inflated_bytes_max)
+        self._start_call(head, plain, peer, respond)
+
+    def _start_call(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        tuning = self.options.tuning
+        if head.route is not None:
+            self.calls.start(head.route, body, respond)
+        elif tuning is not None:
+            check_client(peer, head.fields.get(b"host"))
+            self._spawn(self._tune(tuning, body, respond), respond)
+
+    async def _tune(self, control: BatchingControl, body: bytes, respond: Respond) -> None:
+        respond(200, await tune(control, body))
+
+    def _answer(self, head: Head, peer: str) -> tuple[Any, ...]:
+        """Status, body and header lines of what is answered at once."""
+        path, _, query = head.target.partition(b"?")
+        if path == self._monitoring_path and head.method in {"GET", "HEAD"}:
+            if not query:
+                return 200, self._metrics.render().encode(), _TEXT_TYPE
+            return 400, b"Unexpected path: %b?%b. Should be %b" % (path, query, path), _TEXT_TYPE
+        if not is_api_path(path):
+            return 404, error_answer(f"Not found: {path.decode('utf-8', 'replace')}")
+        if head.method == "OPTIONS":
+            check_preflight(head.fields.items())
             return 200, b""
-        if raw_path == TUNING_PATH and self.options.tuning is not None and method in {"GET", "PUT"}:
-            return 200, await _tune(self.options.tuning, method, scope["client"], body)
-        route = find_route(method, raw_path)
-        if route.action == "status":
-            return 200, self.calls.counted(route, self.calls.status)
-        if route.action == "metadata":
-            return 200, self.calls.counted(route, self.calls.metadata)
-        if len(self.model_calls) >= _ROUTES_MAX:
-            self.model_calls.clear()
-        self.model_calls[raw_path] = route
-        answered: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        tuning = self.options.tuning
+        if tuning is not None and self._is_tuning(head, "GET"):
+            check_client(peer, head.fields.get(b"host"))
+            return 200, in_force(tuning)
+        route = find_route(head.method, head.target)
+        answer = self.calls.status if route.action == "status" else self.calls.metadata
+        return 200, self.calls.counted(route, answer)
 
-        def respond(status: int, answer: bytes) -> None:
-            if not answered.done():  # cancelled when the server was cut off
-                answered.set_result((status, answer))
+    def _is_tuning(self, head: Head, method: str) -> bool:
+        return head.target == TUNING_PATH and head.method == method and self.options.tuning is not None
 
-        self.calls.start(route, body, respond)
-        return await answered
+    def _spawn(self, work: Coroutine[Any, Any, None], respond: Respond) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(partial(self._finish, respond))
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        limit = self.options.body_bytes_max
-        packed = False
-        for name, value in scope["headers"]:
-            packed |= name == b"content-encoding" and b"gzip" in value
-            if name == b"content-length" and int(value) > limit:
-                raise _BodyTooLargeError(limit)
-        message = await receive()
-        body = message.get("body", b"")
-        if message.get("more_body", False):
-            chunks = [body]
-            size = len(body)
-            while message.get("more_body", False):
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionResetError
-                chunks.append(message["body"])
-                size += len(chunks[-1])
-                if size > limit:
-                    raise _BodyTooLargeError(limit)
-            body = b"".join(chunks)
-        if len(body) > limit:
-            raise _BodyTooLargeError(limit)
-        return inflate(body, min(limit, self.options.inflated_bytes_max)) if packed else bytes(body)
+    def _finish(self, respond: Respond, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            respond(*_failure(error))
 
+    def _respond_in_gzip(self, respond: Respond, status: int, answer: bytes, *header_lines: bytes) -> None:
+        lines = header_lines or (self.header_lines,)
+        if len(answer) < _DEFLATED_BYTES_MIN:
+            respond(status, answer, *lines)
+        elif len(answer) <= _DEFLATED_ON_LOOP_MAX:
+            respond(status, deflate(answer), *lines, _GZIPPED)
+        else:
+            self._spawn(_deflate_and_respond(respond, status, answer, (*lines, _GZIPPED)), respond)
 
-class _BodyTooLargeError(Exception):
-    """A body beyond the limit, as sent or as inflated."""
-
-    def __init__(self, limit: int, kind: str = "") -> None:
-        super().__init__(f"the {kind}request body exceeds {limit} bytes")
+    @property
+    def _inflated_bytes_max(self) -> int:
+        return min(self.options.body_bytes_max, self.options.inflated_bytes_max)
 
 
 def make_app(repository: Models, metrics: RenderedMetrics, *, options: RestOptions | None = None) -> RestApi:
-    """Make the ASGI app of the REST API."""
+    """Make the REST API."""
     return RestApi(repository, metrics, options or RestOptions())
 
 
-def inflate(body: bytes, limit: int) -> bytes:
-    """Undo gzip; raises StatusError for what is no gzip, _BodyTooLargeError beyond `limit` bytes."""
-    inflater = zlib.decompressobj(wbits=31)
-    try:
-        plain = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise StatusError("INVALID_ARGUMENT", f"Failed to uncompress the gzipped body: {error}") from error
-    if len(plain) > limit:
-        raise _BodyTooLargeError(limit, "inflated ")
-    if not inflater.eof:
-        raise StatusError("INVALID_ARGUMENT", "Failed to uncompress the gzipped body: it is cut short")
-    return plain
+@lru_cache(maxsize=1024)
+def _find_call(target: bytes) -> Route:
+    return find_route("POST", target)
 
 
-async def _tune(control: BatchingControl, method: str, client: Any, body: bytes) -> bytes:
-    if client is not None and not _is_loopback(client[0]):
-        raise StatusError("PERMISSION_DENIED", "the tuning API answers only clients on this machine")
-    if method == "GET":
-        return orjson.dumps(control.in_force(), option=orjson.OPT_INDENT_2)
-    try:
-        parameters = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise StatusError("INVALID_ARGUMENT", f"JSON Parse error: {error}") from error
-    if not isinstance(parameters, dict):
-        raise StatusError("INVALID_ARGUMENT", "expected a JSON object of batching parameters")
-    try:
-        in_force = await asyncio.get_running_loop().run_in_executor(None, control.replace, parameters)
-    except BatchingParametersError as error:
-        raise StatusError("INVALID_ARGUMENT", error.message) from error
-    return orjson.dumps(in_force, option=orjson.OPT_INDENT_2)
+async def _deflate_and_respond(
+    respond: Respond, status: int, answer: bytes, lines: tuple[bytes, ...]
+) -> None:
+    respond(status, await asyncio.to_thread(deflate, answer), *lines)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+def _failure(error: BaseException) -> tuple[int, bytes]:
+    """What a client hears of an exception."""
+    if isinstance(error, StatusError):
+        return HTTP_CODES[error.code], error_answer(error.message)
+    if isinstance(error, BodyTooLargeError):
+        return 413, error_answer(str(error))
+    _logger.error("a request failed", exc_info=error)
+    return 500, error_answer(FAULT)

@@ -62,7 +62,6 @@ WHEELS = (
     "tqdm",
     "typing-extensions",
     "typing-inspection",
-    "uvicorn",
     "uvloop",
 )
 PLATFORMS = ("2_28", "2_27", "2_24", "2_17", "2_5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
-from batchtune.archive import LEDGER, SEARCH, Run, create_run, latest_run, open_run
+from batchtune.archive import LEDGER, SEARCH, Run, create_run, latest_run, open_run, write_whole
 from batchtune.batching import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.recommend import recommend
@@ -196,10 +197,10 @@ def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(
 def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
     with pytest.raises(ArchiveError, match="no run under"):
         open_run(root=tmp_path)
-    run = new_run(tmp_path)
+    new_run(tmp_path)
     with pytest.raises(ArchiveError, match="is no run") as caught:
-        open_run(run.path.parent)
-    assert run.path.name in caught.value.hint
+        open_run(tmp_path)
+    assert "<UTC>" in caught.value.hint
 
 
 def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
@@ -302,3 +303,22 @@ def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
     run.hold()
     run.release()
     run.release()
+
+
+def test_a_folder_that_is_mounted_read_only_is_told_in_a_line(tmp_path, monkeypatch):
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ArchiveError, match=r"cannot write .*: Read-only file system"):
+        write_whole(tmp_path / "recommendation.json", b"{}")
+
+
+def test_a_folder_of_runs_means_its_newest(tmp_path):
+    older = new_run(tmp_path, now=datetime(2026, 1, 1, tzinfo=UTC))
+    newer = new_run(tmp_path, now=datetime(2026, 1, 2, tzinfo=UTC))
+    assert newer.path.parent == older.path.parent
+    assert open_run(newer.path.parent).path == newer.path
+    with pytest.raises(ArchiveError, match="is no run"):
+        open_run(tmp_path / "nowhere")

@@ -398,3 +398,13 @@ def test_slices_of_an_assigned_schedule_send_what_one_client_would() -> None:
         assert part is not None
         merged[worker::3] = part
     assert np.array_equal(merged, whole.request_index)
+
+
+def test_a_request_that_no_message_holds_is_refused_before_it_is_made() -> None:
+    with pytest.raises(UsageError, match=r"request\.rows: 100,000,000 rows of this model are 74\.5 GiB"):
+        build_requests(RequestSpec(rows=100_000_000), TOKENS, model_name="m")
+
+
+def test_requests_that_do_not_fit_in_memory_are_refused_before_they_are_made() -> None:
+    with pytest.raises(UsageError, match=r"request\.distinct: 1000000 requests of"):
+        build_requests(RequestSpec(rows=1_000_000), TOKENS, model_name="m", distinct=1_000_000)

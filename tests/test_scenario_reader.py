@@ -22,6 +22,7 @@ from batchtune.scenario.reader import (
 )
 from batchtune.scenario.spec import ListSpace, RangeSpace, Scenario
 from batchtune.scenario.specbase import require_cpus
+from batchtune.scenario.yaml_document import parse_override
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -511,3 +512,48 @@ def test_every_rate_takes_its_unit() -> None:
     scenario = parse_scenario(OPEN, overrides=["load.arrivals=steps", "load.rate=null", steps])
     assert scenario.load.steps is not None
     assert [one.rate_rps for one in scenario.load.steps] == [1.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "nested", ["[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000, "[" * 80 + "]" * 80]
+)
+def test_a_document_nested_too_deep_is_told_in_a_line(nested: str) -> None:
+    with pytest.raises(ScenarioError, match="nested too deep"):
+        parse_scenario(f"name: {nested}")
+    with pytest.raises(ScenarioError, match="nested too deep") as caught:
+        parse_override(f"search.space={nested}")
+    assert len(caught.value.message) < 300
+
+
+def test_numbers_beyond_what_a_server_counts_are_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"load\.concurrency: expected less than or equal to 2147483647"):
+        parse_scenario(changed(SMALL, ("concurrency: 8", "concurrency: 99999999999999999999")))
+
+
+@pytest.mark.parametrize(("errors", "hint"), [("-1", ""), ("5", "write 5%"), ("500", "")])
+def test_a_hint_for_a_ratio_is_one_that_would_be_taken(errors: str, hint: str) -> None:
+    with pytest.raises(ScenarioError, match="from 0 to 1") as caught:
+        parse_scenario(f"{SMALL}\nslo: {{errors: {errors}}}\n")
+    assert caught.value.hint == hint
+
+
+def test_a_request_that_fits_in_no_batch_is_refused_before_it_is_sent() -> None:
+    scenario = parse_scenario(SMALL)
+    scenario.require_rows_fit()
+    huge = scenario.model_copy(update={"request": scenario.request.model_copy(update={"rows": 5000})})
+    with pytest.raises(ScenarioError, match="a request of 5,000 rows fits in no batch"):
+        huge.require_rows_fit()
+    unbatched = huge.model_copy(
+        update={
+            "fixed": {"enable_batching": False},
+            "search": scenario.search.model_copy(update={"space": {}}),
+        }
+    )
+    unbatched.require_rows_fit()
+
+
+def test_a_file_that_is_not_there_suggests_only_one_of_a_like_name(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.yaml").write_text(SMALL)
+    with pytest.raises(ScenarioError) as caught:
+        read_scenario(tmp_path / "nothing.yaml")
+    assert "quickstart" not in caught.value.hint

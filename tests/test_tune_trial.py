@@ -83,3 +83,10 @@ def test_a_value_of_another_type_is_no_trial(wrong):
     values = {**planted(1, throughput=1.0, p95_s=1.0).to_dict(), **wrong}
     with pytest.raises(ValueError, match=f"not a trial.*{next(iter(wrong))} is"):
         Trial.from_dict(values)
+
+
+def test_errors_and_their_texts_go_by_the_same_names():
+    """Those of an older ledger, which had the texts under names in capitals, too."""
+    document = planted(1, throughput=100.0, p95_s=0.01).to_dict()
+    older = {**document, "error_texts": {"QUEUE_FULL": "The batch scheduling queue is full"}}
+    assert Trial.from_dict(older).error_texts == {"queue_full": "The batch scheduling queue is full"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -233,16 +234,20 @@ def create_run(
 
 
 def open_run(path: Path | None = None, root: Path = Path("results")) -> Run:
-    """The run in `path`; None: the latest one under `root`, whatever its scenario.
+    """The run in `path`, or the newest in that folder of runs; None: the latest under `root`, whatever its scenario.
 
     Raises:
         ArchiveError: there is none.
     """
     if path is None:
         return latest_run(root)
-    if not (path / LEDGER).is_file():
-        raise ArchiveError(f"{path} is no run: it has no {LEDGER}", hint=_nearby(path))
-    return Run(path)
+    if (path / LEDGER).is_file():
+        return Run(path)
+    inside = _runs_in(path, "*")
+    if not inside:
+        hint = "give a folder results/<name>/<UTC>-<id>"
+        raise ArchiveError(f"{path} is no run: it has no {LEDGER}", hint=hint)
+    return _newest(inside)
 
 
 def latest_run(root: Path = Path("results"), *, name: str | None = None) -> Run:
@@ -251,14 +256,23 @@ def latest_run(root: Path = Path("results"), *, name: str | None = None) -> Run:
     Raises:
         ArchiveError: there is none.
     """
-    found = [
+    runs = _runs_in(root, f"{_folder(name) if name else '*'}/*")
+    if not runs:
+        raise ArchiveError(f"no run under {root}", hint="`batchtune sweep SCENARIO.yaml` makes one")
+    return _newest(runs)
+
+
+def _runs_in(root: Path, pattern: str) -> list[Path]:
+    """The sweeps among the folders under `root` that match."""
+    return [
         ledger.parent
-        for ledger in root.glob(f"{_folder(name) if name else '*'}/*/{LEDGER}")
+        for ledger in root.glob(f"{pattern}/{LEDGER}")
         if _RUN_NAME.fullmatch(ledger.parent.name) and ledger.parent.parent.name != _NOT_RUNS
     ]
-    if not found:
-        raise ArchiveError(f"no run under {root}", hint="`batchtune sweep SCENARIO.yaml` makes one")
-    return Run(max(found, key=lambda one: (one.name[:16], (one / LEDGER).stat().st_mtime_ns)))
+
+
+def _newest(runs: Sequence[Path]) -> Run:
+    return Run(max(runs, key=lambda run: (run.name[:16], (run / LEDGER).stat().st_mtime_ns)))
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -276,7 +290,8 @@ def write_whole(path: Path, data: bytes) -> None:
         beside.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing can be written, nothing can be removed either
+            beside.unlink(missing_ok=True)
         raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
 
 
@@ -332,11 +347,6 @@ def _read(path: Path) -> bytes:
 
 def _folder(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-
-
-def _nearby(path: Path) -> str:
-    inside = sorted(one.parent.name for one in path.glob(f"*/{LEDGER}")) if path.is_dir() else []
-    return f"did you mean {path / inside[-1]}?" if inside else "give a folder results/<name>/<UTC>-<id>"
 
 
 def _sync_folder(path: Path) -> None:

@@ -49,6 +49,7 @@ def run_sweep(
 
         with opened_storage(optuna_storage):
             pass  # a mistake is to be told before the sweep, not after it
+    scenario.require_rows_fit()
     run, placement = None, ""
     if resume is None:
         scenario, placement = placed(scenario)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
@@ -25,6 +27,13 @@ from batchtune.wire.kserve import encode_infer_json, encode_infer_request
 from batchtune.wire.tensors import Signature, encode_predict_json, encode_predict_request
 
 _ORDER_LENGTH = 4096
+
+MESSAGE_BYTES_MAX: Final = 2**31 - 1
+"""Protocol buffers count the bytes of a message in 31 bits."""
+
+FREE_MEMORY_SHARE: Final = 0.5
+"""Random values are drawn in 64 bits before they are narrowed, and then encoded: twice the space for a moment."""
+
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", dtype=np.uint8)
 
 
@@ -162,6 +171,7 @@ def _recordings(
         return read_recordings(kind.inputs.file, signature, rows=rows, rest=request.protocol == "rest")
     shapes = kind.shapes or {}
     check_names(signature, shapes, key="request.shapes")
+    _check_size(signature, rows, shapes, distinct=1 if kind.inputs == "zeros" else distinct)
     if isinstance(kind.inputs, RandomInputs):
         check_names(signature, kind.inputs.random.by_input, key="request.inputs.random.by_input")
     if kind.inputs == "zeros":
@@ -177,6 +187,28 @@ def _recordings(
         )
         for _ in range(distinct)
     ]
+
+
+def _check_size(
+    signature: Signature, rows: int, shapes: Mapping[str, Sequence[int]], *, distinct: int
+) -> None:
+    """Refuse what no protocol carries or this machine cannot hold, before it is made."""
+    request_bytes = sum(
+        math.prod(concrete_shape(spec, rows, shapes)) * numpy_dtype(spec.dtype).itemsize
+        for spec in signature.inputs
+    )
+    if request_bytes > MESSAGE_BYTES_MAX:
+        raise UsageError(
+            f"request.rows: {rows:,} rows of this model are {request_bytes / 2**30:,.3g} GiB in one request",
+            hint="a message holds 2 GiB at most: send fewer rows in a request",
+        )
+    free_bytes = psutil.virtual_memory().available
+    if distinct * request_bytes > FREE_MEMORY_SHARE * free_bytes:
+        raise UsageError(
+            f"request.distinct: {distinct} requests of {request_bytes / 2**20:,.3g} MiB each do not fit in half of "
+            f"the {free_bytes / 2**30:,.3g} GiB of free memory",
+            hint="make fewer distinct requests, or send fewer rows in each",
+        )
 
 
 def _values(

@@ -118,7 +118,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         there = sorted(one.name for one in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        near = get_close_matches(path.name, there, n=1) or there
+        near = get_close_matches(path.name, there, n=1)
         hint = f"there is {path.parent / near[0]}" if near else "README.md says what a scenario holds"
         raise ScenarioError(f"{path}: no such file", hint=hint) from error
     except UnicodeDecodeError as error:

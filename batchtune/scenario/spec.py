@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from batchtune.batching import Configuration
-from batchtune.errors import BatchingParametersError
+from batchtune.batching import DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.knobs import configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.load_spec import ArrivalKind, LoadSpec
 from batchtune.scenario.request_spec import AnswersSpec, FileInputs, MixSpec, RandomInputs, RequestSpec
@@ -200,6 +200,25 @@ class Scenario(Spec):
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
         """The server flags among `fixed`, as in a Configuration: what the reference points run with too."""
         return server_flags(self.fixed)
+
+    def require_rows_fit(self) -> None:
+        """Check that the largest request fits in some batch that may be tried; a server refuses larger ones.
+
+        Raises:
+            ScenarioError: it fits in none.
+        """
+        rows = max(kind.rows or 1 for kind in self.request.kinds())
+        knob = self.search.space.get("max_batch_size")
+        values = [self.fixed.get("max_batch_size") or DEFAULT_MAX_BATCH_SIZE] if knob is None else knob.values
+        largest = max((int(value) for value in values if isinstance(value, int)), default=rows)
+        if self.fixed.get("enable_batching") is not False and rows > largest:
+            where = "its default" if knob is None else "in search.space"
+            where = "in fixed" if "max_batch_size" in self.fixed else where
+            raise ScenarioError(
+                f"request.rows: a request of {rows:,} rows fits in no batch: max_batch_size is at most {largest:,} "
+                f"({where})",
+                hint="raise max_batch_size, or send fewer rows in a request",
+            )
 
     def document(self) -> dict[str, Any]:
         """This scenario as its YAML would say it, with every default spelt out and file names absolute."""

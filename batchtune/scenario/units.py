@@ -161,7 +161,7 @@ def _ratio(value: object) -> object:
         _parsed(parse_ratio, value) if isinstance(value, str) else _number(value, "a percentage such as 1%")
     )
     if not 0 <= number <= 1:
-        hint = f"write {value}%" if isinstance(value, int) else ""
+        hint = f"write {value}%" if isinstance(value, int) and 1 < value <= 100 else ""
         raise problem(f"expected a percentage such as 1%, or a ratio from 0 to 1; was {value}", hint=hint)
     return number
 
@@ -226,5 +226,6 @@ RateOrNoneRps = Annotated[
 ]
 """0: nothing is sent."""
 Ratio = Annotated[float, BeforeValidator(_ratio), WithJsonSchema(_RATIO_SCHEMA)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Whole = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+"""Of rows, clients, requests: what a server counts in 32 bits."""
+Whole = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]

@@ -14,6 +14,9 @@ Path: TypeAlias = tuple[str | int, ...]
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _NODES_MAX = 100_000
+_DEPTH_MAX = 50
+"""A scenario nests six deep; each level takes three of the 1,000 frames that Python allows."""
+_TOO_DEEP = "nested too deep for a scenario"
 _ComposeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -59,6 +62,8 @@ def parse_yaml(text: str, *, source: str) -> Document:
         raise _syntax_error(error, text, source) from error
     except yaml.YAMLError as error:
         raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
     if root is None:
         raise ScenarioError(f"{source}: the file is empty", hint="a scenario begins with name: and target:")
     if not isinstance(root, yaml.MappingNode):
@@ -76,7 +81,7 @@ def parse_override(text: str) -> Document:
     Raises:
         ScenarioError: no `=`, an empty key, or a value that is no YAML.
     """
-    source = f"--set {text}"
+    source = f"--set {text if len(text) <= 200 else text[:200] + '…'}"
     name, separator, value = text.partition("=")
     # The one key that has a dot in its name.
     keys = ["p99.9" if key == "p99_9" else key for key in name.strip().replace("p99.9", "p99_9").split(".")]
@@ -86,6 +91,8 @@ def parse_override(text: str) -> Document:
         root = yaml.compose(value, Loader=_ComposeLoader)
     except yaml.YAMLError as error:
         raise ScenarioError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
     data: Any = None if root is None else _Reader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
@@ -105,6 +112,8 @@ class _Reader:
 
     def plain(self, node: yaml.Node, path: Path) -> Any:
         self._nodes += 1
+        if len(self._open) > _DEPTH_MAX:
+            raise ScenarioError(f"{self._source}:{_line(node)}: {_TOO_DEEP}")
         if node in self._open or self._nodes > _NODES_MAX:
             raise ScenarioError(
                 f"{self._source}:{_line(node)}: an alias that contains itself, or too large a document"

@@ -269,6 +269,11 @@ def resolve_model(
     if "/" not in model and not Path(model).exists():
         return _sample_model(model, framework, on_event)
     base_path = Path(model).expanduser().resolve()
+    if base_path.is_file():
+        raise UsageError(
+            f"target.model: {model!r} is a file",
+            hint=f"give the directory of its version directory: {_home_of(base_path)}",
+        )
     if not base_path.is_dir():
         raise UsageError(
             f"target.model: {model!r} does not exist",
@@ -279,16 +284,39 @@ def resolve_model(
             f"target.framework: read only with a sample model; {model!r} is a directory",
             hint="the files of a version directory decide what runs it",
         )
-    versions = [one for one in base_path.iterdir() if one.is_dir() and one.name.isdigit()]
-    if any((one / file).exists() for one in versions for file in _MODEL_FILES):
+    versions = [path for path in base_path.iterdir() if path.is_dir() and path.name.isdigit()]
+    if any(_holds_model(version) for version in versions):
         return base_path
-    nested = any((base_path / file).exists() for file in _MODEL_FILES)
     raise UsageError(
-        f"target.model: no version directory with a model in {base_path}",
-        hint=f"move the model into {base_path}/1/"
-        if nested
-        else f"expected <version>/ with one of {_MODEL_FILES}",
+        f"target.model: no version directory with a model in {base_path}", hint=_where_else(base_path)
     )
+
+
+def _where_else(base_path: Path) -> str:
+    """What to give, or to do, instead of a directory without versions."""
+    if _holds_model(base_path):
+        return (
+            f"give the directory above: {base_path.parent}"
+            if base_path.name.isdigit()
+            else f"move the model into {base_path}/1/"
+        )
+    below = sorted(path.parent.parent for name in _MODEL_FILES for path in base_path.glob(f"*/[0-9]*/{name}"))
+    if below:
+        return f"did you mean {' or '.join(map(str, dict.fromkeys(below[:3])))}?"
+    return f"expected <version>/ with one of {', '.join(_MODEL_FILES)}"
+
+
+def _home_of(file: Path) -> str:
+    """The model directory for a model's file; where there is no version directory, how to make one."""
+    if file.parent.name.isdigit():
+        return str(file.parent.parent)
+    return (
+        f"move it to <model>/1/{file.name if file.name in _MODEL_FILES else _MODEL_FILES[0]} and give <model>"
+    )
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _MODEL_FILES)
 
 
 def _sample_model(name: str, framework: str | None, on_event: Callable[[str], None]) -> Path:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
-from batchtune.load.samples import Status
+from batchtune.load.samples import Samples, Status
 from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
@@ -114,7 +114,7 @@ class Bench:
             asked_concurrency=plan.concurrency,
             asked_duration_s=plan.duration_s,
             repeat_of=plan.repeat_of,
-            error_texts={} if outcome is None else dict(outcome.figures.samples.error_texts),
+            error_texts={} if outcome is None else _texts_by_class(outcome.figures.samples),
             seconds=self._now_s() - started_s,
             started_utc=started_utc,
         )
@@ -267,3 +267,8 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
         )
 
     return far_beyond
+
+
+def _texts_by_class(samples: Samples) -> dict[str, str]:
+    """The server's words under the names that a measurement counts errors by."""
+    return {name.lower(): text for name, text in samples.error_texts.items()}

@@ -149,6 +149,9 @@ class Trial:
             )
         fields = {name: value for name, value in values.items() if name != "schema_version"}
         try:
+            # An older ledger has these names in capitals, and those of the errors not.
+            texts = values.get("error_texts", {})
+            fields["error_texts"] = {name.lower(): text for name, text in texts.items()}
             fields["configuration"] = Configuration.from_dict(values["configuration"])
             if values["objective"] is not None:
                 fields["objective"] = Estimate.from_dict(values["objective"])

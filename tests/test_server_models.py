@@ -239,6 +239,52 @@ def test_a_truncated_warmup_file_fails_the_load(tmp_path: Path) -> None:
         warm_up(counted.model, tmp_path, None)
 
 
+def record(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + bytes(4) + content + bytes(4)
+
+
+def wrong_shape() -> bytes:
+    log = PredictionLog()
+    request = log.predict_log.request
+    request.model_spec.name = "m"
+    request.inputs["x"].CopyFrom(tensor_to_proto(np.zeros((2, 3, 4), np.float32), as_content=True))
+    return bytes(log.SerializeToString())
+
+
+def no_input() -> bytes:
+    log = PredictionLog()
+    log.predict_log.request.model_spec.name = "m"
+    return bytes(log.SerializeToString())
+
+
+def no_tensor() -> bytes:
+    log = PredictionLog()
+    log.predict_log.request.inputs["x"].dtype = 20
+    return bytes(log.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff" * 9, "record 0: "),
+        (no_tensor(), "record 0: "),
+        (no_input(), "record 0: has no input 'x'"),
+        (wrong_shape(), "record 0: signature serving_default input x shape is wrong"),
+    ],
+)
+def test_a_corrupt_warmup_file_is_named_and_never_reaches_the_model(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    counted = Counted(tmp_path)
+    path = tmp_path / WARMUP_FILE
+    path.parent.mkdir(parents=True)
+    path.write_bytes(record(content))
+    with pytest.raises(StatusError) as raised:
+        warm_up(counted.model, tmp_path, None)
+    assert (raised.value.code, raised.value.message.startswith(f"{path}: {said}")) == ("DATA_LOSS", True)
+    assert counted.rows == []
+
+
 def test_a_synthetic_batch_that_the_model_refuses_is_only_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from batchtune.server.batch_queue import Batch
 from batchtune.server.batch_record import BatchObserver, BatchRecord
 from batchtune.server.clock import Clock
+from batchtune.server.input_shapes import InputShape
 from batchtune.server.padding import next_allowed_size
 from batchtune.server.queue_options import QueueOptions, invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier
@@ -105,7 +106,10 @@ class BatchingSession:
     ) -> None:
         check_allowed_sizes(options)
         self._signature = signature
-        self._input_dtypes = [(spec.name, _numpy_dtype(spec.dtype)) for spec in signature.inputs]
+        self._inputs = [
+            (spec.name, _numpy_dtype(spec.dtype), InputShape(signature.name, spec))
+            for spec in signature.inputs
+        ]
         self._output_names = tuple(spec.name for spec in signature.outputs)
         self._runner = runner
         self._scheduler = scheduler
@@ -177,7 +181,7 @@ class BatchingSession:
         if not inputs:
             raise invalid_argument("Batching Run() must have at least one input tensor")
         rows = -1
-        for index, (name, dtype) in enumerate(self._input_dtypes):
+        for index, (name, dtype, expected) in enumerate(self._inputs):
             array = inputs.get(name)
             if array is None:
                 raise StatusError("INTERNAL", "Task does not conform to batch signature")
@@ -188,11 +192,13 @@ class BatchingSession:
                 if rows >= 0:
                     raise invalid_argument("Batching Run() input tensors must have equal 0th-dimension size")
                 rows = shape[0]
+            if shape[1:] not in expected.known:
+                expected.check(shape)
             if array.dtype is not dtype and dtype is not None and array.dtype != dtype:
                 raise invalid_argument(
                     f"Expects arg[{index}] to be {dtype.name} but {array.dtype.name} is provided"
                 )
-        if len(inputs) != len(self._input_dtypes):
+        if len(inputs) != len(self._inputs):
             raise StatusError("INTERNAL", "Task does not conform to batch signature")
         return rows
 
@@ -258,7 +264,7 @@ class BatchingSession:
                 length_padding=self._length_padding,
                 empty=self._empty,
             )
-            for name, _ in self._input_dtypes
+            for name, _, _ in self._inputs
         }
         error_code: str | None = "INTERNAL"
         began_ns = time.monotonic_ns()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchtune.wire.protos import ModelServerConfig
 
 # At the start such a failure is final: the files are wrong, not late.
-_FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
+_FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
 _LONGEST_WAIT_S = 3600.0
 
 _logger = logging.getLogger(__name__)

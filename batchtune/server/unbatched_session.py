@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching import default_num_batch_threads
 from batchtune.server.batch_record import BatchObserver
+from batchtune.server.input_shapes import InputShape
 from batchtune.server.session_request import Deliver, Done, Outputs, Runner, Tensors, closed_runner
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
@@ -75,6 +76,7 @@ class UnbatchedSession:
         self, *, signature: Signature, runner: Runner, threads: HandlerThreads, observer: BatchObserver
     ) -> None:
         self._output_names = tuple(spec.name for spec in signature.outputs)
+        self._shapes = [(spec.name, InputShape(signature.name, spec)) for spec in signature.inputs]
         self._runner = runner
         self._threads = threads
         self._observer = observer
@@ -90,8 +92,12 @@ class UnbatchedSession:
         A request whose deadline (CLOCK_MONOTONIC) passes in the queue ends with DEADLINE_EXCEEDED and is not run.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread.
+            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread, INVALID_ARGUMENT for a wrong shape.
         """
+        for name, expected in self._shapes:
+            array = inputs.get(name)
+            if array is not None and (not array.shape or array.shape[1:] not in expected.known):
+                expected.check(array.shape)
 
         answered = False
 

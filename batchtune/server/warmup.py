@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchtune.batching import BatchingParameters
-from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel
+from batchtune.server.input_shapes import InputShape
+from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.log import note
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec, tensor_from_proto
@@ -38,9 +40,13 @@ def warm_up(
     Raises:
         StatusError: a recorded request that cannot be read or fails, as in TF Serving.
     """
-    for number, (signature_name, inputs) in enumerate(_recorded(version_directory / WARMUP_FILE)):
+    path = version_directory / WARMUP_FILE
+    for number, signature_name, inputs in _recorded(path):
         if signature_name not in model.runs:
-            raise _corrupt(f"record {number} names the unknown signature {signature_name!r}")
+            raise _corrupt(path, f"record {number} names the unknown signature {signature_name!r}")
+        fault = _fault(model.signatures[signature_name], inputs)
+        if fault:
+            raise _corrupt(path, f"record {number}: {fault}")
         for _ in range(iterations):
             model.runs[signature_name](inputs)
     sizes = _batch_sizes(parameters)
@@ -101,21 +107,43 @@ def _dtype(name: str) -> np.dtype[Any]:
     return found
 
 
-def _recorded(path: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+def _recorded(path: Path) -> Iterator[tuple[int, str, dict[str, NDArray[Any]]]]:
+    """Number, signature and inputs of each request that was recorded."""
     if not path.is_file():
         return
     from batchtune.wire.protos import PredictionLog
 
-    for record in _records(path.read_bytes()):
-        log = PredictionLog.FromString(record)
-        kind = log.WhichOneof("log_type")
-        if kind == "predict_log":
-            request = log.predict_log.request
-            inputs = {name: tensor_from_proto(tensor) for name, tensor in request.inputs.items()}
-            yield request.model_spec.signature_name or "serving_default", inputs
-        elif kind in {"classify_log", "regress_log"}:
-            request = getattr(log, kind).request
-            yield request.model_spec.signature_name or "serving_default", _examples(request.input)
+    for number, record in enumerate(_records(path)):
+        try:
+            request = _request_of(PredictionLog.FromString(record))
+        except (DecodeError, ValueError) as error:
+            raise _corrupt(path, f"record {number}: {error}") from error
+        if request is not None:
+            yield number, *request
+
+
+def _request_of(log: Any) -> tuple[str, dict[str, NDArray[Any]]] | None:
+    kind = log.WhichOneof("log_type")
+    if kind == "predict_log":
+        request = log.predict_log.request
+        inputs = {name: tensor_from_proto(tensor) for name, tensor in request.inputs.items()}
+        return request.model_spec.signature_name or "serving_default", inputs
+    if kind in {"classify_log", "regress_log"}:
+        request = getattr(log, kind).request
+        return request.model_spec.signature_name or "serving_default", _examples(request.input)
+    return None
+
+
+def _fault(signature: Signature, inputs: Tensors) -> str:
+    """Why a signature cannot take these inputs, "" if it can; a framework may not survive them."""
+    for spec in signature.inputs:
+        if spec.name not in inputs:
+            return f"has no input {spec.name!r}"
+        try:
+            InputShape(signature.name, spec).check(inputs[spec.name].shape)
+        except StatusError as error:
+            return error.message
+    return ""
 
 
 def _examples(message: Any) -> dict[str, NDArray[Any]]:
@@ -127,21 +155,22 @@ def _examples(message: Any) -> dict[str, NDArray[Any]]:
     return {"inputs": np.array(rows, dtype=object)}
 
 
-def _records(content: bytes) -> Iterable[bytes]:
+def _records(path: Path) -> Iterable[bytes]:
     """The records of a TFRecord file: length (8 bytes), its checksum (4), the data, its checksum (4)."""
+    content = path.read_bytes()
     at = 0
     for _ in range(_RECORDS_MAX):
         if at == len(content):
             return
         if at + 12 > len(content):
-            raise _corrupt("a truncated record")
+            raise _corrupt(path, "a truncated record")
         (length,) = struct.unpack_from("<Q", content, at)
         at += 12
         if at + length + 4 > len(content):
-            raise _corrupt("a truncated record")
+            raise _corrupt(path, "a truncated record")
         yield content[at : at + length]
         at += length + 4
 
 
-def _corrupt(what: str) -> StatusError:
-    return StatusError("DATA_LOSS", f"{WARMUP_FILE}: {what}")
+def _corrupt(path: Path, what: str) -> StatusError:
+    return StatusError("DATA_LOSS", f"{path}: {what}")

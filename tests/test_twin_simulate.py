@@ -410,7 +410,7 @@ def test_busy_ratio_is_the_utilisation_law() -> None:
 
 
 def test_a_configuration_without_values_has_the_servers_defaults() -> None:
-    cpus = os.cpu_count() or 1
+    cpus = len(os.sched_getaffinity(0))
     assert batcher_of(Configuration(batching=None)) == Batcher(max_batch_size=None, batch_threads=4 * cpus)
     assert batcher_of(Configuration(batching=BatchingParameters())) == Batcher(
         max_batch_size=1000, batch_threads=cpus, max_enqueued_batches=10

@@ -154,7 +154,7 @@ class _Benches:
                 fleet,
                 on_live=lambda _plan, live: self._show(live_line(live)),
                 guard=self._guard,
-                client_max_rps=partial(self._calibrated, fleet),
+                client_max_rps=partial(self._calibrated, fleet, variant.scenario.target.cpus),
             )
         return self._benches[variant.name]
 
@@ -162,11 +162,13 @@ class _Benches:
         if self._turn is not None:
             self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}: {line}")
 
-    def _calibrated(self, fleet: LoadFleet, requests: RequestSet) -> float:
+    def _calibrated(
+        self, fleet: LoadFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
+    ) -> float:
         """What this fleet can send at most: measured once for requests of one protocol and size."""
         key = (requests.protocol, sum(map(len, requests.bodies)), fleet.processes)
         if key not in self._client_max_rps:
-            self._client_max_rps[key] = calibrate(fleet, requests).client_max_rps
+            self._client_max_rps[key] = calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps
         return self._client_max_rps[key]
 
     def _target(self, variant: Variant) -> TfServingTarget:

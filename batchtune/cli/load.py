@@ -158,7 +158,9 @@ def _points(
         fleet,
         on_live=lambda plan, live: view.live(f"{_place(plan, plans)}{live_line(live)}"),
         guard=HostGuard(),
-        client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+        client_max_rps=lambda requests: (
+            calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
+        ),
     )
     repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
     for plan in plans:

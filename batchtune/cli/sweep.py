@@ -101,7 +101,9 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
             finished=tuple(trials),
             watcher=Watcher(on_progress=view.progress, on_thinking=view.live, on_summary=keep),
             guard=HostGuard(),
-            client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+            client_max_rps=lambda requests: (
+                calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
+            ),
         )
         for finished in finished_trials:
             run.append(finished.trial, finished.samples)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
+from batchtune.target.model_errors import meaning_of
 from batchtune.wire.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -251,7 +252,9 @@ def _readiness(status_code: int, text: str) -> str:
         return "AVAILABLE"
     failed = [message for state, message in states if state == "END" and message]
     if failed:
-        raise TargetError(f"the model failed to load: {failed[0]}", hint="check target.model")
+        raise TargetError(
+            f"the model failed to load: {failed[0]}", hint=meaning_of(failed[0]) or "check target.model"
+        )
     return f"state {', '.join(state for state, _ in states) or 'unknown'}"
 
 

@@ -24,6 +24,7 @@ from batchtune.scenario.specbase import require_cpus
 from batchtune.scratch import ScratchFolder
 from batchtune.target.container import container_of
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
+from batchtune.target.model_errors import meaning_of
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.server_log import ServerLog
 from batchtune.target.telemetry import Counters, read_counters
@@ -198,7 +199,7 @@ class TfServingTarget:
             )
         except TargetError as error:
             if not self._process.running:
-                hint = "mend what it names: the model, a flag, or target.command"
+                hint = meaning_of(error.message) or "mend what it names: the model, a flag, or target.command"
                 raise TargetError(error.message, hint=error.hint or hint) from error
             tail = self._process.log_tail()
             self._process.stop()

@@ -18,6 +18,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
+from batchtune.target.model_errors import meaning_of
 from batchtune.tune import policy
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
 from batchtune.tune.load_run import (
@@ -231,7 +232,8 @@ class Bench:
             return None
         classes = ", ".join(f"{count} × {name}" for name, count in errors.items())
         texts = "; ".join(samples.error_texts.values())
-        return f"no request was answered: {classes}{': ' + texts if texts else ''}"
+        meaning = meaning_of(texts)
+        return f"no request was answered: {classes}{': ' + texts if texts else ''}{f' ({meaning})' if meaning else ''}"
 
     def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo

@@ -58,7 +58,7 @@ def require(*tools: str) -> None:
     missing = [tool for tool in tools if shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin") is None]
     if missing:
         sys.exit(f"needs {', '.join(missing)} (Debian: nginx-light, wrk, nghttp2-client, nghttp2-server)")
-    if (os.cpu_count() or 1) < 2:
+    if len(os.sched_getaffinity(0)) < 2:
         sys.exit("needs two CPUs: one for the client, one for the server")
 
 

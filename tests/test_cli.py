@@ -272,7 +272,7 @@ def test_a_killed_sweep_goes_on_where_it_was_and_says_what_was_lost(scenario: Pa
 
 def test_loading_prints_one_row_a_point(scenario: Path) -> None:
     done = batchtune("load", scenario, "--concurrency", "1:4:x2", "--json", cwd=scenario.parent)
-    assert done.returncode in (0, 6), done.stderr  # 6: this host was too noisy for every point
+    assert done.returncode in (0, 5, 6), done.stderr  # 5, 6: too few requests, or a noisy host
     points = json.loads(done.stdout)["points"]
     assert [one["concurrency"] for one in points] == [1, 2, 4]
     assert all(one["measurement"]["requests"] > 0 for one in points)
@@ -300,7 +300,7 @@ def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: s
         }
         arguments = ["load", scenario, address[protocol], "--rate", "50,100", "--csv"]
         done = batchtune(*arguments, "--set", f"request.protocol={protocol}", cwd=scenario.parent)
-        assert done.returncode in (0, 6), done.stderr  # 6: this host was too noisy for every point
+        assert done.returncode in (0, 5, 6), done.stderr  # 5, 6: too few requests, or a noisy host
         rows = list(csv.DictReader(done.stdout.splitlines()))
         assert [float(row["offered_rps"]) for row in rows] == [50.0, 100.0]
         assert all(float(row["p95_ms"]) > 2.0 for row in rows)

@@ -14,7 +14,7 @@ name: kserve
 target: {model: m}
 request: {protocol: kserve_grpc, rows: 2}
 load: {arrivals: closed, concurrency: 2, warm_up: 100ms, duration: 300ms, seed: 1}
-slo: {p95: 10s}
+slo: {}
 objective: throughput
 """
 

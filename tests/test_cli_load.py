@@ -17,7 +17,7 @@ name: emulated
 target: {kind: tfserving, model: MODEL}
 request: {protocol: grpc, rows: 1}
 load: {arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 300ms, seed: 1}
-slo: {p95: 10s}
+slo: {}
 objective: throughput
 fixed: {max_batch_size: 1000, batch_timeout_micros: 0, num_batch_threads: 1}
 """

@@ -125,6 +125,15 @@ def test_requests_that_come_together_are_told_where_they_leave_a_question_open()
     assert "correlated" in codes(measure(samples, warm_up_s=0.0, slo=None))
 
 
+def test_large_batches_leave_no_doubt_of_a_distant_limit() -> None:
+    """1000 requests in batches of 32 are 31 that are independent: too few for p95 itself."""
+    due_s = np.arange(0, 1, 0.001)
+    samples = make_samples(due_s, drifting(0.002)[: len(due_s)])
+    batches = activity(mean_batch_rows=32.0)
+    assert measure(samples, warm_up_s=0.0, slo=p95_within(0.04), activity=batches).verdict == "PASS"
+    assert measure(samples, warm_up_s=0.0, slo=p95_within(0.0025), activity=batches).verdict == "UNSURE"
+
+
 def test_one_long_stall_beyond_a_distant_limit_is_not_waved_through() -> None:
     stalled = (EVENLY > 2.0) & (EVENLY < 2.15)
     samples = make_samples(EVENLY, np.where(stalled, 0.06, drifting(0.002)), offered_rps=500.0)

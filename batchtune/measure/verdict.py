@@ -48,10 +48,14 @@ class CountedRequests:
     requests_per_batch: float
 
     def design_effect(self, limit_s: float) -> float:
-        """Of the share of requests slower than `limit_s`."""
-        over = self.latencies_s > limit_s
-        effect = design_effect(over, time_slices(self.due_ns))
-        return max(effect, self.requests_per_batch) if np.count_nonzero(over) < FEW_MISSES else effect
+        """Of the share of requests slower than `limit_s`; where few are, at least that of a batch."""
+        effect = self.shown_effect(limit_s)
+        few = np.count_nonzero(self.latencies_s > limit_s) < FEW_MISSES
+        return max(effect, self.requests_per_batch) if few else effect
+
+    def shown_effect(self, limit_s: float) -> float:
+        """As far as the misses themselves show it: 1 without any."""
+        return design_effect(self.latencies_s > limit_s, time_slices(self.due_ns))
 
 
 def counted_requests(samples: Samples, window: Window, activity: ServerActivity | None) -> CountedRequests:
@@ -105,8 +109,9 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
         misses = int(np.count_nonzero(latencies_s > limit.seconds))
         effect = run.design_effect(limit.seconds)
         decision = strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=effect)
-        if decision == "PASS":
-            # Few misses cannot show how far they come together; the values around the quantile can.
+        shown = run.shown_effect(limit.seconds)
+        if strict_decision(count, misses, limit.allowed_miss_ratio, design_effect=shown) == "PASS":
+            # Few misses cannot show how far they come together; batches and the values around the quantile can.
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
             decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
         told = (

@@ -23,7 +23,7 @@ BATCHTUNE = [sys.executable, "-m", "batchtune"]
 
 def output(*arguments: str, cwd: Path) -> dict:
     done = subprocess.run([*BATCHTUNE, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 6):  # 6: spoilt, and the document says by what
+    if done.returncode not in (0, 3, 5, 6):  # verdicts, and 6: spoilt; the document says by what
         sys.exit(done.stderr)
     return json.loads(done.stdout)
 

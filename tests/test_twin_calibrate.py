@@ -226,9 +226,9 @@ def test_measurements_that_say_nothing_are_refused_with_a_hint() -> None:
     failing = replace(one, measurement=replace(one.measurement, error_ratio=0.5))
     assert usable(one)
     assert not usable(failing)
-    with pytest.raises(TwinError, match="none of 2 measurements") as failure:
+    with pytest.raises(TwinError, match="no measurement of 2") as failure:
         calibrate([failing, failing])
-    assert "closed loops" in failure.value.hint
+    assert "why the requests failed" in failure.value.hint
 
 
 def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
@@ -297,3 +297,54 @@ def test_beyond_the_last_size_time_goes_on_in_a_line() -> None:
     found = fit_service_time([(rows, 0.002 + 0.0001 * rows, 100.0) for rows in (1.0, 4.0, 16.0, 64.0)])
     assert found.rows_max == 64
     assert found.tau_s(256)[256] == pytest.approx(0.002 + 0.0001 * 256, rel=0.01)
+
+
+SPEEDS = {
+    "50 us": (5e-5, 2e-6),
+    "2 ms": (2e-3, 5e-5),
+    "40 ms": (0.04, 1e-3),
+    "400 ms": (0.4, 0.01),
+    "250 ms a row": (0.02, 0.25),
+}
+
+
+@pytest.mark.parametrize("rounds", [4, 200])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_devices_of_any_speed_calibrate_a_twin_from_few_batches(speed: str, rounds: int) -> None:
+    """Each client is answered `rounds` times: 4 batches of a slow model, as many as its budget allows."""
+    base_s, row_s = SPEEDS[speed]
+    overheads = {"front_end_s": min(2e-5, 0.01 * base_s), "delay_s": min(2e-4, 0.4 * base_s)}
+    device = device_of(base_s, row_s, serial=True, **overheads)
+    rng = np.random.default_rng(3)
+
+    def probe(size: int, threads: int, clients: int, *, waits: float = 0.0) -> Observation:
+        batcher = batcher_of(size, waits * float(device.tau_s[1]) * 1e3, threads)
+        traffic = Traffic(clients=clients)
+        return observed(batcher, traffic, device, noise=0.02, rng=rng, requests=clients * rounds)
+
+    probed = [(1, 1, 1), (4, 1, 8), (16, 1, 32), (64, 1, 128), (64, 2, 128), (16, 2, 48)]
+    observations = [*(probe(*one) for one in probed), probe(32, 2, 24, waits=1.0)]
+    twin = calibrate(observations)
+    assert twin.observations == len(observations)
+    assert twin.trust != "off"
+    found = twin.best_fit.device(64).tau_s
+    for rows in (1, 4, 16, 64):
+        assert found[rows] == pytest.approx(device.tau_s[rows], rel=0.1)
+    for size, threads, clients in ((8, 1, 16), (32, 2, 64), (2, 1, 4)):
+        batcher, traffic = batcher_of(size, 0.0, threads), Traffic(clients=clients)
+        measured = observed(batcher, traffic, device).measurement.throughput_rps.value
+        assert twin.predict(batcher, traffic).throughput.value == pytest.approx(measured, rel=0.1)
+
+
+def test_what_is_too_short_says_what_it_needs() -> None:
+    """64 clients of a model that takes 2.5 s: 4 answers within a second are no round of theirs."""
+    lone = observed(batcher_of(16), Traffic(clients=32), device_of(2.5), requests=128)
+    short = replace(lone, measurement=replace(lone.measurement, requests=4))
+    with pytest.raises(TwinError) as caught:
+        calibrate([short, short])
+    assert "2 ended before every client was answered once" in caught.value.message
+    assert "give a load.duration of " in caught.value.hint
+    failing = replace(lone, measurement=replace(lone.measurement, error_ratio=0.2))
+    with pytest.raises(TwinError, match=r"1 had errors in more than 1 % of the requests") as caught:
+        calibrate([failing])
+    assert "request.timeout" in caught.value.hint

@@ -8,8 +8,10 @@ times (tuning.md 3.1). A server that tells nothing is fitted from latencies and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from batchtune.batching import Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.twin.fit import Draws, draws_around, laws_to_try
 from batchtune.twin.left_out import left_out_error
 from batchtune.twin.model import FitError, Twin
@@ -24,9 +27,28 @@ from batchtune.twin.observed import Seen, merged, seen_of
 from batchtune.twin.simulate import Batcher, batcher_of
 from batchtune.twin.traffic import Traffic, traffic_of
 
-FEWEST_REQUESTS = 20
+FEWEST_REQUESTS = 3
+"""Of a lone client; of a closed loop each client must have been answered once."""
+
+FEWEST_REQUESTS_OPEN = 20
+"""Of an open loop, whose few arrivals say as much of chance as of the server."""
+
+ROUNDS = 4
+"""So many answers of each client are asked of a run that is too short."""
+
 MOST_ERRORS_RATIO = 0.01
-SPOILT_BY = frozenset({"client_behind", "client_busy", "growing_backlog", "nothing_measured"})
+CLIENT_SPOILS = frozenset({"client_behind", "client_busy"})
+
+Unusable = Literal["few answers", "errors", "overload", "client", "no load"]
+
+_WORDS: Final[Mapping[Unusable, str]] = {
+    "few answers": "ended before every client was answered once",
+    "errors": f"had errors in more than {percentage(MOST_ERRORS_RATIO)} of the requests",
+    "overload": "were above what the server completes",
+    "client": "were limited by the load generator",
+    "no load": "tell neither clients nor a rate",
+}
+
 MOST_OBSERVATIONS = 40
 """Of a longer ledger the latest count: the server that is to be predicted is the one of now."""
 
@@ -56,15 +78,27 @@ def observation_of(configuration: Configuration, measurement: Measurement, scena
 
 def usable(observation: Observation) -> bool:
     """Whether a measurement tells of a server that keeps up, without the client in the way."""
+    return unusable_for(observation) is None
+
+
+def unusable_for(observation: Observation) -> Unusable | None:
+    """Why a measurement cannot be used; None: it can.
+
+    A closed loop tells the time of a batch as soon as each client was answered once, however slow the model is.
+    """
     measured = observation.measurement
-    return (
-        measured.requests >= FEWEST_REQUESTS
-        and measured.throughput_rps.value > 0.0
-        and measured.error_ratio <= MOST_ERRORS_RATIO
-        and math.isfinite(measured.latency_s["p50"].value)
-        and not any(one.code in SPOILT_BY for one in measured.caveats)
-        and (measured.concurrency is not None or measured.offered_rps is not None)
-    )
+    clients = measured.concurrency
+    if measured.error_ratio > MOST_ERRORS_RATIO:
+        return "errors"
+    if any(noted.code == "growing_backlog" for noted in measured.caveats):
+        return "overload"
+    if any(noted.code in CLIENT_SPOILS for noted in measured.caveats):
+        return "client"
+    if clients is None and measured.offered_rps is None:
+        return "no load"
+    fewest = FEWEST_REQUESTS_OPEN if clients is None else max(FEWEST_REQUESTS, clients)
+    answered = measured.throughput_rps.value > 0.0 and math.isfinite(measured.latency_s["p50"].value)
+    return None if measured.requests >= fewest and answered else "few answers"
 
 
 def calibrate(
@@ -94,10 +128,7 @@ def calibrate(
 def _seen(observations: Sequence[Observation]) -> list[Seen]:
     found = [one for one in observations if usable(one)][-MOST_OBSERVATIONS:]
     if not found:
-        raise TwinError(
-            f"none of {len(observations)} measurements can calibrate the twin",
-            hint="it needs runs without errors and without a growing backlog: a few short closed loops will do",
-        )
+        raise _nothing_usable(observations)
     groups: dict[tuple[Batcher, Traffic], list[Seen]] = {}
     for one in found:
         traffic = one.traffic or _plain(one)
@@ -119,3 +150,35 @@ def _untested() -> FitError:
     return FitError(
         p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
     )
+
+
+def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
+    reasons = Counter(reason for one in observations if (reason := unusable_for(one)) is not None)
+    told = ", ".join(f"{count} {_WORDS[reason]}" for reason, count in reasons.most_common())
+    return TwinError(
+        f"no measurement of {len(observations)} can calibrate the model of the server: {told or 'there is none'}",
+        hint=_what_would_help(observations, reasons),
+    )
+
+
+def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusable]) -> str:
+    if not reasons:
+        return "measure some configurations in closed loops"
+    match reasons.most_common(1)[0][0]:
+        case "few answers":
+            means_s = [one.measurement.latency_mean_s for one in observations]
+            slowest_s = max((seconds for seconds in means_s if math.isfinite(seconds)), default=math.nan)
+            if math.isnan(slowest_s):
+                return "no request was answered in time: give a longer load.duration and search.budget.time"
+            return (
+                f"requests took up to {rounded_duration(slowest_s)}: give a load.duration of "
+                f"{rounded_duration(ROUNDS * slowest_s)} or more, and a search.budget.time for a dozen of such runs"
+            )
+        case "errors":
+            return "see why the requests failed; where they only took too long, raise request.timeout"
+        case "overload":
+            return "measure closed loops, or rates below what the server completes"
+        case "client":
+            return "give the load generator more CPUs or processes"
+        case "no load":
+            return "measure closed loops, or at a fixed rate"

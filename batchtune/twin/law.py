@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.fitted import Fitted, crowding
-from batchtune.twin.observed import THROUGHPUT_BETWEEN_SD, Seen
+from batchtune.twin.observed import FEWEST_BATCHES, THROUGHPUT_BETWEEN_SD, Seen
 from batchtune.twin.service_time import ServiceTime, fit_service_time, linear_service_time
 
 DELAY, FRONT_END, WAKE, JITTER, BATCH_HOST, ROW_HOST, CROWDING, CONTENTION = range(8)
@@ -29,7 +29,10 @@ CROWDING_START_S: Final = 3e-6
 _CROWDINGS_S: Final = np.geomspace(2e-6, 2e-3, 31)
 
 WITNESSED: Final = 20
-"""A size that was run fewer times is no witness of its execution time."""
+"""A size that was run fewer times is no witness of its execution time,"""
+
+WITNESSED_SHARE: Final = 0.2
+"""unless it is this share of a run's batches: a slow model runs few of them, and each is timed well."""
 
 FAR_OCTAVES: Final = 0.9
 
@@ -181,17 +184,28 @@ def _told_times(seen: Sequence[Seen], slower: _Slower) -> ServiceTime:
     last only for sizes outside their range.
     """
     tiers: list[list[tuple[float, float, float]]] = [[], [], []]
+    witnesses: list[list[tuple[float, float, float]]] = [[], [], []]
     for one in seen:
         place = 2 if one.executing > ALONE else 0 if one.traffic.closed else 1
-        tiers[place] += slower.alone(one)
-    known = [entry for entry in tiers[0] if entry[2] >= WITNESSED] or tiers[0]
-    for at, tier in enumerate(tiers[1:], 1):
+        entries = slower.alone(one)
+        tiers[place] += entries
+        witnesses[place] += _witnesses(entries)
+    known = witnesses[0] or tiers[0]
+    for at in range(1, len(tiers)):
+        tier = witnesses[at] if known else tiers[at]
         sizes = np.log2([entry[0] for entry in known]) if known else np.array([-math.inf])
         far = [entry for entry in tier if np.min(np.abs(math.log2(entry[0]) - sizes)) >= FAR_OCTAVES]
         if at == len(tiers) - 1 and known:
             far = [entry for entry in far if not sizes.min() <= math.log2(entry[0]) <= sizes.max()]
-        known = known + [entry for entry in far if entry[2] >= WITNESSED or not known]
+        known = known + far
     return fit_service_time(known)
+
+
+def _witnesses(entries: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """The sizes of one run that were executed often enough to say how long they take."""
+    batches = math.fsum(count for _, _, count in entries)
+    few = max(FEWEST_BATCHES, WITNESSED_SHARE * batches)
+    return [entry for entry in entries if entry[2] >= min(WITNESSED, few)]
 
 
 def _guessed_times(seen: Sequence[Seen]) -> ServiceTime:

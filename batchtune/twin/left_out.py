@@ -25,8 +25,8 @@ def left_out_error(seen: Sequence[Seen], full: Solution) -> FitError:
     """Leave one trial out at a time (of many: a tenth of them), fit the rest, predict it.
 
     Runs of one configuration under one traffic are left out together: a repeat is no test. Neither is one that alone
-    shows the largest batches or the most threads: without it the rest would have to extrapolate, which the fit to all
-    does not.
+    shows the smallest or the largest batches or the most threads: without it the rest would have to extrapolate, which
+    the fit to all does not.
     """
     groups = [group for group in _groups(seen) if _is_within(group, seen)]
     if len(groups) < FEWEST:
@@ -51,14 +51,15 @@ def left_out_error(seen: Sequence[Seen], full: Solution) -> FitError:
 
 
 def _is_within(group: Sequence[Seen], seen: Sequence[Seen]) -> bool:
-    """Whether the others saw batches as large and as many threads, as nearly as ENOUGH."""
+    """Whether the others saw batches as small and as large and as many threads, as nearly as ENOUGH."""
     away = {id(one) for one in group}
     rest = [one for one in seen if id(one) not in away]
     if not rest:
         return False
-    rows, threads = _extent(group)
-    rows_left, threads_left = _extent(rest)
-    return rows_left >= ENOUGH * rows and threads_left >= ENOUGH * threads
+    least, most, threads = _extent(group)
+    least_left, most_left, threads_left = _extent(rest)
+    within = ENOUGH * least_left <= least and ENOUGH * most <= most_left
+    return within and threads_left >= ENOUGH * threads
 
 
 def _is_overloaded(one: Seen, reading: Fitted) -> bool:
@@ -66,8 +67,14 @@ def _is_overloaded(one: Seen, reading: Fitted) -> bool:
     return one.rate_rps > NEAR_SATURATION * reading.saturation_rps(one.batcher, one.traffic)
 
 
-def _extent(seen: Sequence[Seen]) -> tuple[int, int]:
-    return max(max(one.rows_seen) for one in seen), max(one.threads_seen for one in seen)
+def _extent(seen: Sequence[Seen]) -> tuple[float, int, int]:
+    """The fewest rows of a batch that ran by itself (inf: none did), the most rows of any, and the most threads.
+
+    Beside another batch a small one takes the other's time, and says nothing of its own.
+    """
+    alone = [size for one in seen if one.threads_seen == 1 for size in one.rows_seen]
+    most = max(max(one.rows_seen) for one in seen)
+    return min(alone, default=math.inf), most, max(one.threads_seen for one in seen)
 
 
 def _groups(seen: Sequence[Seen]) -> list[list[Seen]]:

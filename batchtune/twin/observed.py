@@ -18,6 +18,8 @@ BATCH_ROWS_SD = 0.10
 """Spread of logarithms between two runs of one configuration, before any repeat is seen (as in tune.noise)."""
 
 FEWEST_BATCHES = 3
+FEWEST_FOR_P95 = 20
+"""Of fewer requests the 95th percentile is the slowest of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float],
     targets, sds = {}, {}
     for name, between in LATENCY_BETWEEN_SD.items():
         one = measured.latency_s.get(name)
+        if name == "p95" and measured.requests < FEWEST_FOR_P95:
+            continue
         if one is not None and math.isfinite(one.value) and one.value > 0.0:
             targets[name] = math.log(one.value)
             sds[name] = math.hypot(between, _within(one))

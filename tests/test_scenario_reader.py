@@ -550,6 +550,12 @@ def test_a_request_that_fits_in_no_batch_is_refused_before_it_is_sent() -> None:
         }
     )
     unbatched.require_rows_fit()
+    either = changed(
+        SMALL,
+        ("search:", "request: {rows: 5000}\nsearch:"),
+        ("  space:", "  space:\n    enable_batching: [true, false]"),
+    )
+    parse_scenario(either).require_rows_fit()
 
 
 def test_a_file_that_is_not_there_suggests_only_one_of_a_like_name(tmp_path: Path) -> None:

@@ -211,7 +211,11 @@ class Scenario(Spec):
         knob = self.search.space.get("max_batch_size")
         values = [self.fixed.get("max_batch_size") or DEFAULT_MAX_BATCH_SIZE] if knob is None else knob.values
         largest = max((int(value) for value in values if isinstance(value, int)), default=rows)
-        if self.fixed.get("enable_batching") is not False and rows > largest:
+        switch = self.search.space.get("enable_batching")
+        unbatched = self.fixed.get("enable_batching") is False or (
+            switch is not None and False in switch.values
+        )
+        if rows > largest and not unbatched:
             where = "its default" if knob is None else "in search.space"
             where = "in fixed" if "max_batch_size" in self.fixed else where
             raise ScenarioError(

@@ -7,6 +7,7 @@ What only an engine can show is not tested: that its `inspect` tells the host's 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,14 @@ inspect)
     [ "$2 $3" = "--format={{.State.Pid}} 4f2a" ] && cat FOLDER/pid
     ;;
 esac
+"""
+
+
+LISTENING = """
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+time.sleep(60)
 """
 
 
@@ -71,6 +80,20 @@ def test_a_container_that_cannot_be_asked_makes_the_time_unknown_not_small(
     assert container is not None
     with ServerProcess(container.run_command, log_path=tmp_path / "log", container=container) as server:
         assert server.running
+        assert server.cpu_s() is None
+
+
+def test_a_script_that_starts_the_server_elsewhere_does_not_pass_for_it(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        ServerProcess([sys.executable, "-c", LISTENING], log_path=tmp_path / "log") as server,
+    ):
+        give_up = time.monotonic() + 30
+        while not (tmp_path / "log").read_text().strip() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        server.look_for_listener(int((tmp_path / "log").read_text()))
+        assert server.cpu_s() is not None
+        server.look_for_listener(listener.getsockname()[1])
         assert server.cpu_s() is None
 
 

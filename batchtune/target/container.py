@@ -108,6 +108,19 @@ def tree_cpu_s(pid: int) -> float | None:
     return float(sum(used.user + used.system for used in times))
 
 
+def tree_listens(pid: int, port: int) -> bool:
+    """Whether a process or one of its children listens on a TCP port; true where the system does not tell."""
+    try:
+        root = psutil.Process(pid)
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for process in (root, *root.children(recursive=True))
+            for connection in process.net_connections(kind="tcp")
+        )
+    except psutil.Error:
+        return True
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()

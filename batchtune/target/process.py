@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from batchtune.errors import TargetError
-from batchtune.target.container import Container, tree_cpu_s
+from batchtune.target.container import Container, tree_cpu_s, tree_listens
 
 _TAIL_BYTES = 16_384
 
@@ -51,6 +51,7 @@ class ServerProcess:
     ) -> None:
         self.command = tuple(command)
         self._container = container
+        self._serves_elsewhere = False
         self.log_path = log_path
         self._cpus = cpus
         self._environment = environment
@@ -115,10 +116,21 @@ class ServerProcess:
         if self._process is None:
             return None
         own_s = tree_cpu_s(self._process.pid)
-        if own_s is None or self._container is None:
+        if own_s is None or self._serves_elsewhere:
+            return None
+        if self._container is None:
             return own_s
         inside_s = self._container.cpu_s()
         return None if inside_s is None else own_s + inside_s
+
+    def look_for_listener(self, port: int) -> None:
+        """Note whether it is the process, or a child, that listens on this port, now that somebody does.
+
+        A script that starts a container, or a client of a service manager, only waits for the server: its CPU time is
+        not the server's, which is then unknown.
+        """
+        if self._process is not None and self._container is None:
+            self._serves_elsewhere = not tree_listens(self._process.pid, port)
 
     def stop(self, *, grace_s: float = 5.0) -> None:
         """SIGTERM, then after `grace_s` seconds SIGKILL for the whole session; a stopped process is left alone."""

@@ -197,6 +197,8 @@ class TfServingTarget:
             wait_until_ready(
                 self._endpoint, limit_s=self._spec.ready_timeout_s, still_alive=self._process.raise_if_dead
             )
+            if self._spec.command is not None:
+                self._process.look_for_listener(rest_port)
         except TargetError as error:
             if not self._process.running:
                 hint = meaning_of(error.message) or "mend what it names: the model, a flag, or target.command"

@@ -108,14 +108,14 @@ def _exit_code(points: Sequence[Trial]) -> int:
         print(f"invalid: {void}", file=sys.stderr)
         return MeasurementInvalidError.exit_code
     best = best_point(points)
-    judged = None if best is None else best.point.measurement
-    if judged is None or judged.verdict not in ("FAIL", "UNSURE"):
+    judgement = None if best is None else best.point.measurement
+    if judgement is None or judgement.verdict not in ("FAIL", "UNSURE"):
         return 0
-    if judged.verdict == "FAIL":
-        print(f"the SLO is missed: {judged.verdict_reason}", file=sys.stderr)
+    if judgement.verdict == "FAIL":
+        print(f"the SLO is missed: {judgement.verdict_reason}", file=sys.stderr)
         return NoFeasibleConfigurationError.exit_code
-    longer = f"the measured part was {rounded_duration(judged.window_s)}: --set load.duration=…"
-    print(f"whether the SLO is kept is not sure: {judged.verdict_reason}; {longer}", file=sys.stderr)
+    longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=…"
+    print(f"whether the SLO is kept is not sure: {judgement.verdict_reason}; {longer}", file=sys.stderr)
     return InconclusiveError.exit_code
 
 

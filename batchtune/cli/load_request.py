@@ -141,9 +141,9 @@ def _split(overrides: Iterable[str], *, searched: Iterable[str]) -> tuple[dict[s
         if key in KNOBS or name in space or key.startswith("--"):
             settings[name] = _value(name, override, text)
             continue
-        meant = misspelt_knob(key) if "." not in key and key not in dotted_keys() else None
-        if meant is not None:
-            raise UsageError(f"--set {override}: no such parameter or key", hint=f"did you mean {meant!r}?")
+        near = misspelt_knob(key) if "." not in key and key not in dotted_keys() else None
+        if near is not None:
+            raise UsageError(f"--set {override}: no such parameter or key", hint=f"did you mean {near!r}?")
         others.append(override)
     return settings, others
 
@@ -216,19 +216,19 @@ def _loop(wanted: LoadRequest, load: Mapping[str, Any]) -> list[str]:
 
 def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
     """Overrides that make the protocol that of the only URL given, and how to say so."""
-    said = str(request.get("protocol", "grpc"))
+    protocol = str(request.get("protocol", "grpc"))
     if (wanted.rest_url is None) == (wanted.grpc_url is None):
         return [], ()
     option, others = ("--grpc-url", _GRPC) if wanted.rest_url is None else ("--rest-url", _REST)
-    if said not in others:
+    if protocol not in others:
         return [], ()
     if any(_key_of(override) == "request.protocol" for override in wanted.overrides):
         raise UsageError(
-            f"--set request.protocol={said} cannot be sent to {option}",
-            hint=f"leave one of the two out, or say --set request.protocol={others[said]}",
+            f"--set request.protocol={protocol} cannot be sent to {option}",
+            hint=f"leave one of the two out, or say --set request.protocol={others[protocol]}",
         )
-    note = f"request.protocol is {others[said]}, as {option} asks; the scenario says {said}"
-    return [f"request.protocol={others[said]}"], (note,)
+    note = f"request.protocol is {others[protocol]}, as {option} asks; the scenario says {protocol}"
+    return [f"request.protocol={others[protocol]}"], (note,)
 
 
 def _refuse_rate_of_an_instant(scenario: Scenario) -> None:

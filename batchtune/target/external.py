@@ -77,10 +77,10 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
     try:
         with control_client(endpoint) as client:
             answer = client.get(TUNING_PATH)
-        told = answer.json() if answer.status_code == 200 else {}
-        enabled = told.pop("enable_batching")
-        told.pop("batch_scheduler", None)
-        return Configuration(batching=from_dict(told) if enabled else None)
+        parameters = answer.json() if answer.status_code == 200 else {}
+        enabled = parameters.pop("enable_batching")
+        parameters.pop("batch_scheduler", None)
+        return Configuration(batching=from_dict(parameters) if enabled else None)
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, BatchingParametersError):
         return None
 

@@ -15,7 +15,7 @@ from batchtune.measure.client import own_lag_ns
 from batchtune.measure.quantiles import design_effect, quantile_design_effect, time_slices
 from batchtune.measure.slo import Decision, Limit, Slo, Verdict, limits_of, strict_decision, times_longer
 from batchtune.measure.steady_state import Window
-from batchtune.scenario.units import percentage, rounded_duration
+from batchtune.scenario.units import percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 
 CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit"})
@@ -123,7 +123,7 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
             return "FAIL", told
         if decision == "UNSURE" and not unsure:
             times = times_longer(count, misses, limit.allowed_miss_ratio, design_effect=effect)
-            longer = f"; a run about {times:.2g} times as long would tell" if times else ""
+            longer = f"; a run about {rounded(times)} times as long would tell" if times else ""
             unsure = f"{told}{longer}"
     return ("UNSURE", unsure) if unsure else ("PASS", "every limit is kept")
 

@@ -73,7 +73,7 @@ EXAMPLE_MODEL = {
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningGrpc]:
-    with running_grpc() as running:
+    with running_grpc(reflection=True) as running:
         yield running
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from batchtune.server.metrics import Metrics
 from batchtune.server.predict_requests import PredictRequests, decode_inputs
 from batchtune.server.predict_responses import PredictResponses
+from batchtune.server.request_counts import RequestCounts
 from batchtune.wire.protos import PredictRequest, PredictResponse
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import encode_predict_request, tensor_from_proto
+from batchtune.wire.tensors import encode_predict_request, tensor_from_proto, tensor_to_proto
 
 DTYPES = [
     "float32",
@@ -110,6 +115,45 @@ def test_one_plan_serves_equal_requests() -> None:
     other = warm.decode(encode_predict_request("model", "t", {"x": np.zeros(4, np.float32)}))[0]
     assert len(plans) == 1
     assert other not in plans
+
+
+def kept_bytes(work: Callable[[], None]) -> int:
+    """What is still allocated after `work`, and was not before."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_nothing_large_is_kept_of_requests_for_models_that_do_not_exist() -> None:
+    requests = PredictRequests()
+
+    def flood() -> None:
+        for number in range(12):
+            message = PredictRequest()
+            message.model_spec.name = "absent"
+            message.inputs["x"].CopyFrom(tensor_to_proto(np.zeros(4, np.float32), as_content=True))
+            # An unknown field, and a name, of a megabyte.
+            filler = b"\xfa\x07\x80\x80\x40" + bytes([number]) * 2**20
+            requests.decode(message.SerializeToString() + filler)
+            requests.decode(message.SerializeToString() + filler)
+            message.model_spec.name = f"{number}" * 2**19
+            for _ in range(2):
+                requests.decode(message.SerializeToString())
+
+    assert kept_bytes(flood) < 500_000
+
+
+def test_names_of_models_that_do_not_exist_are_cut() -> None:
+    metrics = Metrics()
+    counts = RequestCounts(metrics, "GRPC")
+    for number in range(600):
+        counts.failed(f"{number:03}" + "x" * 60_000, "NOT_FOUND")
+    assert len(metrics.render()) < 200_000
 
 
 def test_memory_is_bounded_whatever_comes() -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_peers import REQUEST_HEADERS, H2Client, ServerUnderTest, frames_of, grpc_message, raw_frame
 
+from batchtune.wire.grpc_requests import known_heads
 from batchtune.wire.grpc_server import GrpcStream, ServerLimits
 from batchtune.wire.hpack_blocks import encode_block
 from batchtune.wire.http2_frames import PREFACE
@@ -415,6 +416,72 @@ async def test_a_stream_may_fail_and_its_messages_wait_for_the_window() -> None:
     await client.exchange()
     assert client.data(1) == grpc_message(b"x" * 995) * 3
     assert client.status(1)["grpc-status"] == "10"
+
+
+@in_loop
+async def test_what_waits_for_a_client_that_does_not_read_is_bounded_and_its_calls_fail() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    stream_ids = [client.request() for _ in range(50)]
+    await client.exchange()
+    for call in server.calls:
+        call.reply(b"x" * 995)
+    await client.exchange()
+    refused = [one for one in stream_ids if client.status(one).get("grpc-status") == "8"]
+    assert refused == stream_ids[10:]
+    assert server.connection._writer is not None
+    assert server.connection._writer._flow.queued_bytes == 10_000
+    client.h2.increment_flow_control_window(1_000, stream_ids[0])
+    await client.exchange()
+    assert client.data(stream_ids[0]) == grpc_message(b"x" * 995)
+
+
+@in_loop
+async def test_one_answer_may_be_larger_than_what_may_wait() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
+    client = H2Client(server)
+    stream_id = client.request()
+    await client.exchange()
+    server.calls[0].reply(b"x" * 100_000)
+    client.h2.increment_flow_control_window(100_000)
+    client.h2.increment_flow_control_window(100_000, stream_id)
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"x" * 100_000)
+
+
+@in_loop
+async def test_a_stream_whose_messages_nobody_reads_is_ended() -> None:
+    def serve(stream: GrpcStream) -> None:
+        for _ in range(10_000):
+            stream.send(b"x" * 995)
+
+    server = ServerUnderTest(streams={"/p.S/M": serve}, limits=ServerLimits(max_queued_stream_bytes=10_000))
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    client.h2.send_headers(1, REQUEST_HEADERS, end_stream=True)
+    client.h2.send_headers(3, REQUEST_HEADERS, end_stream=True)
+    await client.exchange()
+    assert server.connection._writer is not None
+    assert server.connection._writer._flow.queued_bytes < 12_000
+    assert client.status(3)["grpc-status"] == "8"
+    client.h2.increment_flow_control_window(20_000, 1)
+    await client.exchange()
+    assert client.data(1) == grpc_message(b"x" * 995) * 11
+    assert client.status(1)["grpc-status"] == "8"
+
+
+@in_loop
+async def test_long_heads_are_not_remembered() -> None:
+    before = len(known_heads)
+    for number in range(30):
+        server = ServerUnderTest()
+        client = H2Client(server)
+        client.request(extra=[("key", f"{number}" + "v" * 4_000)])
+        await client.exchange()
+        client.request(extra=[("key", f"{number}" + "v" * 4_000)])
+        await client.exchange()
+        assert len(server.calls) == 2
+    kept = list(known_heads.values())[before:]
+    assert sum(len(value) for head in kept for _, value in head.metadata) < 10_000
 
 
 @in_loop

@@ -59,6 +59,29 @@ def test_streams_that_may_not_send_cost_nothing() -> None:
     assert len(out) == 2
 
 
+@pytest.mark.timeout(30)
+def test_many_small_pieces_of_a_body_that_waits_are_not_joined_anew_each_time() -> None:
+    flow = OutgoingFlow()
+    flow.set_initial_window(0)
+    flow.queue(1, b"0", None)
+    pieces = [b"%d" % number for number in range(1, 100_000)]
+    for piece in pieces:
+        flow.extend(1, piece, b"tail")
+    whole = b"0" + b"".join(pieces)
+    assert flow.queued_bytes == len(whole)
+    assert flow.grow_stream(1, len(whole))
+    flow.grow_connection(len(whole))
+    out: list[bytes] = []
+    assert flow.pump(out) == [1]
+    assert b"".join(payload for *_, payload in frames_of(b"".join(out[:-1]))) == whole
+    assert (out[-1], flow.queued_bytes) == (b"tail", 0)
+    flow.set_initial_window(0)
+    flow.queue(3, b"abc", None)
+    flow.extend(3, b"defg", None)
+    assert flow.drop(3)
+    assert flow.queued_bytes == 0
+
+
 @given(STEPS)
 def test_no_window_is_ever_exceeded_and_no_byte_is_lost(steps: list[tuple[str, int]]) -> None:
     flow = OutgoingFlow()

@@ -98,6 +98,9 @@ class ServerFlags:
     enable_tuning_api: bool = _flag(
         default=False, meaning="GET, PUT /v1/tuning/batching_parameters; loopback only", ours=True
     )
+    enable_grpc_reflection: bool = _flag(
+        default=False, meaning="serve grpc.reflection, for tools such as grpcurl", ours=True
+    )
     device: str = _flag("auto", "where models run: auto, cpu, cuda or cuda:N", ours=True)
     torch_dtype: str = _flag(
         "as_exported",

@@ -56,6 +56,7 @@ async def listen(
         serialize_as_content=flags.enable_serialization_as_tensor_content,
         check_methods=flags.enable_signature_method_name_check,
         health=flags.enable_grpc_healthcheck_service,
+        reflection=flags.enable_grpc_reflection,
     )
     rest_options = RestOptions(
         timeout_ms=flags.rest_api_timeout_in_ms,

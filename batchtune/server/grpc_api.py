@@ -37,12 +37,13 @@ class ReadableMetrics(RequestMetrics, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
     """`serialize_as_content` is --enable_serialization_as_tensor_content, `check_methods`
-    --enable_signature_method_name_check, `health` --enable_grpc_healthcheck_service."""
+    --enable_signature_method_name_check, `health` --enable_grpc_healthcheck_service, `reflection`
+    --enable_grpc_reflection."""
 
     serialize_as_content: bool = False
     check_methods: bool = False
     health: bool = True
-    reflection: bool = True
+    reflection: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

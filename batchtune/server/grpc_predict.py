@@ -113,9 +113,10 @@ class PredictCalls:
             encode=responses.encode,
             refusal=_check_output_filter(plan.output_filter, signature),
         )
-        if len(self._bindings) >= _BINDINGS_MAX:
-            self._bindings.clear()
-        self._bindings[plan] = binding
+        if plan.remembered:
+            if len(self._bindings) >= _BINDINGS_MAX:
+                self._bindings.clear()
+            self._bindings[plan] = binding
         return binding
 
 

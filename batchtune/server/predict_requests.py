@@ -23,6 +23,8 @@ from batchtune.wire.tensors import numpy_name, tensor_from_proto
 _LENGTHS_MAX = 512
 _TEMPLATES_PER_LENGTH = 8
 _PLANS_MAX = 512
+_LITERAL_BYTES_MAX = 1024
+"""Around the values of a request lie about 60 bytes and 20 for each input."""
 # dtypes whose values are plain little-endian bytes, and the packed field of a TensorProto that holds them so.
 _RAW_DTYPES = frozenset(
     [
@@ -46,7 +48,8 @@ _SHAPE_OR_DTYPE = frozenset([1, 2, 3])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictPlan:
-    """All that a Predict request says beside the values of its tensors; one object for equal requests."""
+    """All that a Predict request says beside the values of its tensors; one object for equal requests, unless its words
+    are too long to be `remembered`."""
 
     model_name: str
     version: int | None
@@ -54,10 +57,14 @@ class PredictPlan:
     signature_name: str
     input_names: tuple[str, ...]
     output_filter: tuple[str, ...]
+    remembered: bool
 
 
 class PredictRequests:
-    """Decodes Predict requests and remembers what they have in common. Bounded, whatever clients send."""
+    """Decodes Predict requests and remembers what they have in common.
+
+    Whatever clients send, that is at most 4,096 templates of 1 kB of literals, and 512 plans of as much: about 10 MB.
+    """
 
     def __init__(self) -> None:
         self._templates: dict[int, _Templates] = {}
@@ -106,16 +113,20 @@ class PredictRequests:
         )
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) >= _PLANS_MAX:
-                self._plans.clear()
-            plan = self._plans[key] = PredictPlan(
+            words = (name, label or "", signature_name, *key[4], *key[5])
+            plan = PredictPlan(
                 model_name=name,
                 version=version,
                 label=label,
                 signature_name=signature_name,
                 input_names=key[4],
                 output_filter=key[5],
+                remembered=sum(map(len, words)) <= _LITERAL_BYTES_MAX,
             )
+            if plan.remembered:
+                if len(self._plans) >= _PLANS_MAX:
+                    self._plans.clear()
+                self._plans[key] = plan
         return plan
 
 
@@ -151,6 +162,7 @@ class _Templates:
         self._attempts = 0
 
     def learn(self, message: bytes, request: Any, plan: PredictPlan) -> None:
+        """Keep a template, and of the message only what lies around its values, if that is little."""
         if self._attempts < _TEMPLATES_PER_LENGTH:
             self._attempts += 1
             template = _make_template(message, request, plan)
@@ -185,6 +197,8 @@ def _make_template(message: bytes, request: Any, plan: PredictPlan) -> _Template
     """A template of a message, or None when some tensor's values are not plain bytes in one place."""
     spans = _find_values(message)
     if spans is None or spans.keys() != set(request.inputs):
+        return None
+    if len(message) - sum(end - start for _, start, end in spans.values()) > _LITERAL_BYTES_MAX:
         return None
     gaps, literals = [], []
     end_of_last = 0

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 _NAMES_MAX = 256
+_NAME_CHARACTERS_MAX = 256
 
 
 class RequestMetrics(Protocol):
@@ -47,7 +48,9 @@ class RequestCounts:
         self._metrics.request_count(model_name, "OK")
 
     def failed(self, model_name: str, code: str) -> None:
-        """One request ended otherwise. Only the first 256 names are told apart: a client may invent any number."""
+        """One request ended otherwise. Only the first 256 names, and of each 256 characters, are told apart: a client
+        may invent any number, of any length."""
+        model_name = model_name[:_NAME_CHARACTERS_MAX]
         if model_name not in self._failed_names:
             if len(self._failed_names) >= _NAMES_MAX:
                 model_name = ""

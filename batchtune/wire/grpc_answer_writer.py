@@ -19,6 +19,7 @@ from batchtune.wire.http2_frames import STREAM_ID, ErrorCode
 from batchtune.wire.server_limits import ServerLimits
 
 _WRITE_BUFFER_BYTES = 2**20
+_TOO_SLOW = "too many answers wait for the client to read them"
 
 
 class AnswerWriter:
@@ -72,6 +73,8 @@ class AnswerWriter:
             if self._grants:
                 self._grants.pop(stream_id, None)
             write_reply(self.out, stream_id, message)
+        elif flow.queued_bytes and flow.queued_bytes + size > self._limits.max_queued_bytes:
+            self.send_failure(call, "RESOURCE_EXHAUSTED", _TOO_SLOW)
         else:
             packed_id = STREAM_ID.pack(stream_id)
             self.out.append(packed_id.join(HEAD_PIECES))
@@ -89,7 +92,10 @@ class AnswerWriter:
         self._send_tail(call, STREAM_ID.pack(call.stream_id).join(pieces))
 
     def send_message(self, stream: GrpcStream, message: bytes) -> None:
-        """Send one message of a stream, after its headers if it is the first."""
+        """Send one message of a stream, after its headers if it is the first; end the stream where too much waits."""
+        if self._flow.queued_bytes > self._limits.max_queued_stream_bytes:
+            stream.finish("RESOURCE_EXHAUSTED", _TOO_SLOW)
+            return
         packed_id = STREAM_ID.pack(stream.stream_id)
         if not stream.opened:
             stream.opened = True

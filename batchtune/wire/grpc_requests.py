@@ -8,6 +8,8 @@ from batchtune.wire.grpc_messages import decode_timeout_ns
 from batchtune.wire.hpack_blocks import Fields
 
 _MEMO_ENTRIES = 1_024
+_REMEMBERED_BYTES_MAX = 2_048
+"""Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
 _PSEUDO = {":method", ":scheme", ":path", ":authority"}
 _OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
@@ -33,6 +35,8 @@ known_heads: dict[bytes, RequestHead] = {}
 
 def remember_head(block: bytes, fields: Fields) -> RequestHead:
     """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
+    if sum(len(name) + len(value) for name, value in fields) > _REMEMBERED_BYTES_MAX:
+        return read_head(fields)
     if len(known_heads) >= _MEMO_ENTRIES:
         known_heads.clear()
     known_heads[block] = head = read_head(fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from batchtune.wire.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
@@ -15,12 +17,16 @@ from batchtune.wire.http2_frames import (
 
 
 class _Body:
-    """What is left to send of one stream; `tail` follows the last DATA frame, None sets END_STREAM on it instead."""
+    """What is left to send of one stream; `tail` follows the last DATA frame, None sets END_STREAM on it instead.
 
-    __slots__ = ("data", "sent", "tail", "window")
+    `later`: what follows `data`, in pieces, for to join them each time would take the square of their number.
+    """
+
+    __slots__ = ("data", "later", "sent", "tail", "window")
 
     def __init__(self, data: bytes, tail: bytes | None, window: int) -> None:
         self.data = memoryview(data)
+        self.later: deque[bytes] | None = None
         self.sent = 0
         self.tail = tail
         self.window = window
@@ -56,8 +62,10 @@ class OutgoingFlow:
     def extend(self, stream_id: int, data: bytes, tail: bytes | None) -> None:
         """Append to a body that waits, and replace its tail."""
         body = self._waiting[stream_id]
-        body.data = memoryview(bytes(body.data[body.sent :]) + data)
-        body.sent = 0
+        if data:
+            if body.later is None:
+                body.later = deque()
+            body.later.append(data)
         body.tail = tail
         self.queued_bytes += len(data)
 
@@ -75,7 +83,7 @@ class OutgoingFlow:
         if body is None:
             return False
         self._ready.pop(stream_id, None)
-        self.queued_bytes -= len(body.data) - body.sent
+        self.queued_bytes -= len(body.data) - body.sent + sum(map(len, body.later or ()))
         self._set_at_once()
         return True
 
@@ -89,6 +97,9 @@ class OutgoingFlow:
         for stream_id, body in self._ready.items():
             total = len(body.data)
             while True:
+                if body.sent == total and body.later:
+                    body.data, body.sent = memoryview(body.later.popleft()), 0
+                    total = len(body.data)
                 size = min(total - body.sent, body.window, self.window, self._frame_bytes)
                 if size <= 0 and body.sent < total:
                     if body.window <= 0:
@@ -99,7 +110,7 @@ class OutgoingFlow:
                 body.window -= size
                 self.window -= size
                 self.queued_bytes -= size
-                done = body.sent == total
+                done = body.sent == total and not body.later
                 out.append(frame(DATA, END_STREAM if done and body.tail is None else 0, stream_id, chunk))
                 if done:
                     out.append(body.tail or b"")

@@ -95,8 +95,8 @@ def run_blocks(
     placements = [(variant, *placed(variant.scenario)) for variant in variants]
     variants = [replace(variant, scenario=apart) for variant, apart, _ in placements]
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
-        for told in dict.fromkeys(told for _, _, told in placements if told):
-            view.event(told)
+        for note in dict.fromkeys(note for _, _, note in placements if note):
+            view.event(note)
         try:
             _check(variants, view)
             run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)

@@ -32,11 +32,11 @@ def placed(
     if why is not None:
         return scenario, f"server and client share {cpu_list(usable)}: {why}" if len(usable) > 1 else ""
     client, server = usable[-scenario.load.processes :], usable[: -scenario.load.processes]
-    told = (
+    note = (
         f"the server has {cpu_list(server)}, the client {cpu_list(client)}: neither takes the other's time; "
         "--set target.cpus=all lets them share"
     )
-    return _with_cpus(scenario, server=tuple(server), client=tuple(client)), told
+    return _with_cpus(scenario, server=tuple(server), client=tuple(client)), note
 
 
 def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:

@@ -160,8 +160,8 @@ def _refused(error: Exception) -> UsageError:
 
 
 def _exported(one: Trial, scenario: Scenario, knobs: Knobs) -> optuna.trial.FrozenTrial:
-    told = {name: _value(one, name, knob, scenario) for name, knob in knobs.items()}
-    params = {name: value for name, value in told.items() if value is not None}
+    values_by_name = {name: _value(one, name, knob, scenario) for name, knob in knobs.items()}
+    params = {name: value for name, value in values_by_name.items() if value is not None}
     values = _values(one, scenario)
     trial = optuna.trial.create_trial(
         state=optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE,

@@ -74,9 +74,8 @@ How sure: 13 trials in 26 s (calibration 8 s, race 6 s, confirmation 12 s); the
 
 a  the device is emulated by its service time — judge the tool by this, not a
    model or a device
-b  (server defaults) 1000 requests, of which some were answered together, give
-   no upper bound of p99 — measure for longer: 368 would do only if each were
-   answered by itself
+b  (server defaults) 1000 requests, not all independent of each other, give no
+   upper bound of p99 — measure for longer
 Deploy: tensorflow_model_server --enable_batching --batching_parameters_file=results/fake/20261121T000000Z-abcdef/batching_parameters.txt
 """
 
@@ -84,7 +83,7 @@ Deploy: tensorflow_model_server --enable_batching --batching_parameters_file=res
 def emulated(ledger):
     """The ledger with caveats: all trials on an emulated device, those of the defaults with too few requests."""
     defaults = next(one.configuration for one in ledger if one.source == "defaults")
-    few = caveat("few_requests", requests=1000, quantile="p99", needed=368)
+    few = caveat("few_requests", requests=1000, quantile="p99")
     for trial in ledger:
         found = (caveat("emulated_device"), *((few,) if trial.configuration == defaults else ()))
         yield replace(trial, measurement=replace(trial.measurement, caveats=found))

@@ -93,8 +93,8 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "few_requests": _Known(
         "latency",
-        "{requests} requests, of which some were answered together, give no upper bound of {quantile}",
-        "measure for longer: {needed} would do only if each were answered by itself",
+        "{requests} requests, not all independent of each other, give no upper bound of {quantile}",
+        "measure for longer",
     ),
     "correlated": _Known(
         "latency",

@@ -243,7 +243,7 @@ def _thin_caveats(
     for name, needed in (("p95", 72), ("p99", 368)):
         bound = latency_s[name]
         if math.isfinite(bound.value) and math.isinf(bound.high) and requests < 2 * needed:
-            return [caveat("few_requests", requests=requests, quantile=name, needed=needed)]
+            return [caveat("few_requests", requests=requests, quantile=name)]
     effective = requests / run.design_effect(latency_s["p95"].value)
     if verdict in (None, "UNSURE") and effective < min(FEW_INDEPENDENT, requests / 2):
         return [caveat("correlated", effective=effective, requests=requests)]

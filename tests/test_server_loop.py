@@ -41,12 +41,16 @@ def test_an_answer_that_cannot_be_written_becomes_an_error(caplog: pytest.LogCap
 class Call:
     def __init__(self) -> None:
         self.ended: list[str] = []
+        self.queued: Any = None
 
     def done(self, outputs: Any, error: StatusError | None) -> None:
         self.ended.append("OK" if error is None else error.code)
 
     def fail(self, error: StatusError) -> None:
         self.ended.append(error.code)
+
+    def expire(self) -> None:
+        self.ended.append("DEADLINE_EXCEEDED")
 
 
 def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> None:

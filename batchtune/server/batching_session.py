@@ -22,6 +22,7 @@ from batchtune.server.input_shapes import InputShape
 from batchtune.server.padding import next_allowed_size
 from batchtune.server.queue_options import QueueOptions, invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier
+from batchtune.server.served_models import EXPIRED_IN_QUEUE
 from batchtune.server.session_request import (
     Completion,
     Deliver,
@@ -125,12 +126,13 @@ class BatchingSession:
 
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
-    ) -> None:
+    ) -> Request | None:
         """Queue one request; `done(outputs, None)` or `done(None, error)` follows through `deliver`.
 
         inputs: every input of the signature. output_names: None for all. deadline_ns: on the scheduler's clock
         (CLOCK_MONOTONIC); a batch whose requests have all passed theirs is not run. A request without rows is
         answered with empty outputs. Raises StatusError at once when the request is refused; call it on one thread.
+        Gives the request in its queue, if it is in one.
         """
         rows = self._count_rows(inputs)
         names, queue = self._output_names, self._queue
@@ -138,16 +140,17 @@ class BatchingSession:
             names, queue = output_names, self._queue_for(output_names)
         if rows == 0:
             self._deliver([(done, self._empty_outputs(names), None)])
-            return
+            return None
         request = Request(inputs, rows, names, deadline_ns, done)
         try:
             queue.schedule(request)
         except StatusError as error:
             if error.code == "UNAVAILABLE" and self._retrier is not None and self._retrier.retries:
                 self._retrier.schedule_later(queue, request, lambda last: self._refuse(request, last))
-                return
+                return request
             self._count_refusal(error)
             raise
+        return request
 
     def set_options(self, options: QueueOptions, *, length_padding: LengthPadding | None = None) -> None:
         """Replace the batching options between batches; no request is lost."""
@@ -233,11 +236,13 @@ class BatchingSession:
         tasks = batch.tasks
         if not tasks:
             return
+        for task in tasks:
+            task.take()
         start_micros = self._now_micros()
         if _all_expired(tasks, start_micros * 1000):
             for _ in tasks:
                 self._observer.on_rejected("expired")
-            late = StatusError("RESOURCE_EXHAUSTED", "Run() timeout exceeded while waiting in batching queue")
+            late = StatusError("RESOURCE_EXHAUSTED", EXPIRED_IN_QUEUE)
             self._deliver(completions_of(tasks, None, late))
             return
         outputs: Outputs | None = None

@@ -10,23 +10,24 @@ import asyncio
 import time
 from typing import Protocol
 
-from batchtune.wire.status import StatusError
-
 _SLOT_BITS = 23  # 2**23 ns = 8.4 ms
 _SLOT_S = (1 << _SLOT_BITS) / 1e9
 _WATCHED_NS = 3600 * 10**9
 
 
-class Expiring(Protocol):
-    """A call that can be ended with an error."""
+TIMED_OUT = "Timed out waiting for notification"
 
-    def fail(self, error: StatusError) -> None:
+
+class Expiring(Protocol):
+    """A call that has a deadline."""
+
+    def expire(self) -> None:
         """End the call, unless it has ended."""
         ...
 
 
 class Deadlines:
-    """Ends calls with DEADLINE_EXCEEDED; only for the thread of one event loop. Deadlines are on CLOCK_MONOTONIC."""
+    """Ends calls; only for the thread of one event loop. Deadlines are on CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self._slots: dict[int, set[Expiring]] = {}
@@ -65,4 +66,4 @@ class Deadlines:
         if self._ticking:
             asyncio.get_running_loop().call_later(_SLOT_S, self._tick)
         for call in expired:
-            call.fail(StatusError("DEADLINE_EXCEEDED", "Timed out waiting for notification"))
+            call.expire()

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from batchtune.server.deadlines import Deadlines
+from batchtune.server.grpc_front_end import GrpcFrontEnd, fail_call
 from batchtune.server.grpc_inference import InferenceCalls
 from batchtune.server.grpc_model_service import ModelServiceCalls
 from batchtune.server.grpc_predict import PredictCalls
 from batchtune.server.health import HealthCalls
-from batchtune.server.model_call import fail_call
+from batchtune.server.pending_call import PendingCalls
 from batchtune.server.reflection import REFLECTION_SERVICES, Reflection, load_service_descriptions
-from batchtune.server.request_counts import RequestCounts, RequestMetrics
+from batchtune.server.request_counts import RequestMetrics
 from batchtune.server.served_models import Models
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.status import FAULT, StatusError
@@ -63,13 +63,10 @@ def make_grpc_api(
 ) -> GrpcApi:
     """Make the services; everything is called on the event loop."""
     options = options or GrpcOptions()
-    counts = RequestCounts(metrics, "GRPC")
-    deadlines = Deadlines()
+    pending: PendingCalls[GrpcCall] = PendingCalls(GrpcFrontEnd(), metrics, "GRPC")
     check = options.check_methods
-    predict = PredictCalls(
-        repository, counts, deadlines, as_content=options.serialize_as_content, check_methods=check
-    )
-    inference = InferenceCalls(repository, counts, deadlines, check_methods=check)
+    predict = PredictCalls(repository, pending, as_content=options.serialize_as_content, check_methods=check)
+    inference = InferenceCalls(repository, pending, check_methods=check)
     models = ModelServiceCalls(repository, metrics.first_value)
     health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
     handlers: dict[str, Callable[[GrpcCall], None]] = {

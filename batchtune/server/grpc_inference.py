@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -18,12 +18,9 @@ from batchtune.server.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.deadlines import Deadlines
-from batchtune.server.grpc_predict import DEFAULT_SIGNATURE
-from batchtune.server.model_call import ModelCall, fail_call
+from batchtune.server.pending_call import DEFAULT_SIGNATURE, CallKind, PendingCall, PendingCalls
 from batchtune.server.predict_requests import read_model_spec
-from batchtune.server.request_counts import RequestCounts
-from batchtune.server.served_models import Models, Outputs, Servable, find_servable
+from batchtune.server.served_models import Models, Outputs, Queued, Servable, find_servable
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import (
     ClassificationRequest,
@@ -49,11 +46,10 @@ class InferenceCalls:
     """Answers Classify, Regress and MultiInference; `check_methods` is --enable_signature_method_name_check."""
 
     def __init__(
-        self, models: Models, counts: RequestCounts, deadlines: Deadlines, *, check_methods: bool = False
+        self, models: Models, pending: PendingCalls[GrpcCall], *, check_methods: bool = False
     ) -> None:
         self._models = models
-        self._counts = counts
-        self._deadlines = deadlines
+        self._pending = pending
         self._check_methods = check_methods
 
     def classify(self, call: GrpcCall) -> None:
@@ -66,29 +62,35 @@ class InferenceCalls:
 
     def multi_inference(self, call: GrpcCall) -> None:
         """Start a MultiInference call: its tasks run as requests of their own, its answer waits for all."""
-        name = ""
+        name, started_ns = "", time.monotonic_ns()
         try:
             request = parse_message(MultiInferenceRequest, call.message)
             name = request.tasks[0].model_spec.name if request.tasks else ""
             servable, tasks = self._tasks(request)
             inputs = example_inputs(request.input)
         except StatusError as error:
-            self._refuse(call, name, error)
+            self._pending.refuse(call, name, error)
             return
         examples = len(inputs["inputs"])
-        self._counts.examples(name, examples)
-        running = self._running(call, name, "MultiInference", lambda _: join.encode(examples))
+        running = PendingCall(
+            self._pending,
+            call,
+            model_name=name,
+            kind=_MULTI_INFERENCE,
+            started_ns=started_ns,
+            deadline_ns=call.deadline_ns,
+            encode=lambda _: join.encode(examples),
+            examples=examples,
+        )
         join = _Join(servable, tasks, running)
-        try:
-            for index, task in enumerate(tasks):
-                servable.submit(
-                    task.signature_name, inputs, task.outputs, call.deadline_ns, partial(join.done, index)
-                )
-        except StatusError as error:
-            running.fail(error)
+        for index, task in enumerate(tasks):
+            part = _Part(join, index)
+            self._pending.turn.submit(
+                part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns
+            )
 
     def _start_single(self, call: GrpcCall, kind: _Kind) -> None:
-        name = ""
+        name, started_ns = "", time.monotonic_ns()
         try:
             request = parse_message(kind.request, call.message)
             if not request.HasField("model_spec"):
@@ -103,10 +105,9 @@ class InferenceCalls:
             outputs = kind.outputs(signature, check_method=self._check_methods)
             inputs = example_inputs(request.input)
         except StatusError as error:
-            self._refuse(call, name, error)
+            self._pending.refuse(call, name, error)
             return
         examples = len(inputs["inputs"])
-        self._counts.examples(name, examples)
 
         def encode(results: Outputs) -> bytes:
             response = kind.response(
@@ -114,11 +115,17 @@ class InferenceCalls:
             )
             return bytes(response.SerializeToString())
 
-        running = self._running(call, name, kind.api, encode)
-        try:
-            servable.submit(signature.name, inputs, outputs, call.deadline_ns, running.done)
-        except StatusError as error:
-            running.fail(error)
+        running = PendingCall(
+            self._pending,
+            call,
+            model_name=name,
+            kind=kind.call,
+            started_ns=started_ns,
+            deadline_ns=call.deadline_ns,
+            encode=encode,
+            examples=examples,
+        )
+        running.submit(servable, signature.name, inputs, outputs)
 
     def _tasks(self, request: Any) -> tuple[Servable, list[_Task]]:
         """Check the tasks of a MultiInference request against their common model."""
@@ -149,19 +156,12 @@ class InferenceCalls:
             tasks[signature_name] = _Task(signature_name=signature_name, kind=kind, outputs=outputs)
         return servable, list(tasks.values())
 
-    def _running(self, call: GrpcCall, name: str, api: str, encode: Callable[[Outputs], bytes]) -> ModelCall:
-        return ModelCall(call, self._counts, self._deadlines, model_name=name, api=api, encode=encode)
-
-    def _refuse(self, call: GrpcCall, name: str, error: StatusError) -> None:
-        self._counts.failed(name, error.code)
-        fail_call(call, error)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     """What tells Classify from Regress."""
 
-    api: str
+    call: CallKind
     request: Any
     response: Any
     result_field: str
@@ -170,7 +170,7 @@ class _Kind:
 
 
 _CLASSIFY = _Kind(
-    api="Classify",
+    call=CallKind(api="Classify", runtime_api="Classify"),
     request=ClassificationRequest,
     response=ClassificationResponse,
     result_field="classification_result",
@@ -178,13 +178,14 @@ _CLASSIFY = _Kind(
     result=classification_result,
 )
 _REGRESS = _Kind(
-    api="Regress",
+    call=CallKind(api="Regress", runtime_api="Regress"),
     request=RegressionRequest,
     response=RegressionResponse,
     result_field="regression_result",
     outputs=regression_outputs,
     result=regression_result,
 )
+_MULTI_INFERENCE = CallKind(api="MultiInference", runtime_api="MultiInference")
 _KINDS = {CLASSIFY_METHOD: _CLASSIFY, REGRESS_METHOD: _REGRESS}
 
 
@@ -200,7 +201,7 @@ class _Task:
 class _Join:
     """Waits for all tasks of a MultiInference call."""
 
-    def __init__(self, servable: Servable, tasks: Iterable[_Task], running: ModelCall) -> None:
+    def __init__(self, servable: Servable, tasks: Iterable[_Task], running: PendingCall[GrpcCall]) -> None:
         self._servable = servable
         self._tasks = list(tasks)
         self._running = running
@@ -209,11 +210,19 @@ class _Join:
     def done(self, index: int, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take the answer to one task."""
         if outputs is None:
-            self._running.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
+            self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
             return
         self._results[index] = outputs
         if len(self._results) == len(self._tasks):
             self._running.done({}, None)
+
+    def fail(self, error: StatusError) -> None:
+        """End the call for the sake of one task."""
+        self._running.fail(error)
+
+    def note(self, queued: Queued | None) -> None:
+        """Take what stands for a task in its queue; the call waits in one as long as its last task does."""
+        self._running.queued = queued
 
     def encode(self, examples: int) -> bytes:
         """Write the MultiInferenceResponse once all answers are there."""
@@ -222,6 +231,32 @@ class _Join:
             result = response.results.add(model_spec=_spec(self._servable, task.signature_name))
             getattr(result, task.kind.result_field).CopyFrom(task.kind.result(self._results[index], examples))
         return bytes(response.SerializeToString())
+
+
+class _Part:
+    """One task of a MultiInference call, as it is submitted."""
+
+    __slots__ = ("_index", "_join")
+
+    def __init__(self, join: _Join, index: int) -> None:
+        self._join = join
+        self._index = index
+
+    @property
+    def queued(self) -> Queued | None:
+        return None
+
+    @queued.setter
+    def queued(self, queued: Queued | None) -> None:
+        self._join.note(queued)
+
+    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Take the answer to the task."""
+        self._join.done(self._index, outputs, error)
+
+    def fail(self, error: StatusError) -> None:
+        """The task is refused."""
+        self._join.fail(error)
 
 
 def _spec(servable: Servable, signature_name: str) -> Any:

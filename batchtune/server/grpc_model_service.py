@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from batchtune.server.grpc_front_end import fail_call
 from batchtune.server.grpc_inference import parse_message
-from batchtune.server.model_call import fail_call
 from batchtune.server.predict_requests import read_model_spec
 from batchtune.server.served_models import Models, find_servable
 from batchtune.wire.grpc_call import GrpcCall

@@ -6,6 +6,7 @@ cc/saved_model/util.cc). What a request says beside its values is checked once f
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,21 +14,22 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.deadlines import Deadlines
-from batchtune.server.loop_turn import LoopTurn
-from batchtune.server.model_call import ModelCall, fail_call
+from batchtune.server.pending_call import (
+    DEFAULT_SIGNATURE,
+    CallKind,
+    PendingCall,
+    PendingCalls,
+    check_predict_method,
+)
 from batchtune.server.predict_requests import PredictPlan, PredictRequests, decode_inputs
 from batchtune.server.predict_responses import PredictResponses
-from batchtune.server.request_counts import RequestCounts
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import SignatureDefMap
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, tensor_from_proto
 
-DEFAULT_SIGNATURE = "serving_default"
-
-_PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
+_PREDICT = CallKind(api="Predict", runtime_api="Predict")
 _BINDINGS_MAX = 1024
 
 
@@ -37,24 +39,21 @@ class PredictCalls:
     def __init__(
         self,
         models: Models,
-        counts: RequestCounts,
-        deadlines: Deadlines,
+        pending: PendingCalls[GrpcCall],
         *,
         as_content: bool,
         check_methods: bool = False,
     ) -> None:
         self._models = models
-        self._counts = counts
-        self._deadlines = deadlines
+        self._pending = pending
         self._as_content = as_content
         self._check_methods = check_methods
-        self._turn = LoopTurn()
         self._requests = PredictRequests()
         self._bindings: dict[PredictPlan, _Binding] = {}
 
     def start(self, call: GrpcCall) -> None:
         """Start one call; it ends by itself."""
-        name = ""
+        name, started_ns = "", time.monotonic_ns()
         try:
             plan, inputs, request = self._requests.decode(call.message)
             name = plan.model_name
@@ -69,20 +68,18 @@ class PredictCalls:
             if binding.defaults:
                 inputs = {**binding.defaults, **inputs}
         except StatusError as error:
-            self._counts.failed(name, error.code)
-            fail_call(call, error)
+            self._pending.refuse(call, name, error)
             return
-        running = ModelCall(
+        running = PendingCall(
+            self._pending,
             call,
-            self._counts,
-            self._deadlines,
             model_name=name,
-            api="Predict",
+            kind=_PREDICT,
+            started_ns=started_ns,
+            deadline_ns=call.deadline_ns,
             encode=binding.encode,
         )
-        self._turn.submit(
-            running, servable, binding.signature_name, inputs, binding.output_names, call.deadline_ns
-        )
+        running.submit(servable, binding.signature_name, inputs, binding.output_names)
 
     def _bind(self, plan: PredictPlan, servable: Servable) -> _Binding:
         """Check a plan against a version. Raises StatusError; what TensorFlow Serving checks only after the tensors
@@ -91,12 +88,8 @@ class PredictCalls:
         signature = servable.signatures.get(signature_name)
         if signature is None:
             raise StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
-        if self._check_methods and signature.method_name not in _PREDICT_METHODS:
-            raise StatusError(
-                "INTERNAL",
-                "Expected prediction signature method_name to be one of {"
-                f"{', '.join(_PREDICT_METHODS)}}}. Was: {signature.method_name}",
-            )
+        if self._check_methods:
+            check_predict_method(signature)
         defaults = _check_inputs(plan.input_names, signature, servable)
         responses = PredictResponses(
             model_name=servable.name,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from batchtune.server.grpc_front_end import fail_call
 from batchtune.server.grpc_inference import parse_message
-from batchtune.server.model_call import fail_call
 from batchtune.server.served_models import Models
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.protos import HealthCheckRequest, HealthCheckResponse

@@ -53,7 +53,15 @@ def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> Js
     """
     document = parse_request_object(body)
     name = signature_name(document)
-    signature = find_signature(name or DEFAULT_SIGNATURE)
+    return read_inputs(body, document, name, find_signature(name or DEFAULT_SIGNATURE))
+
+
+def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: Signature) -> JsonPredict:
+    """The second half of `parse_predict`: the inputs in `document`, which is `body` and names the signature so.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text.
+    """
     if not signature.inputs:
         raise invalid(f"Failed to get input map for signature: {name or 'DEFAULT'}")
     if "instances" in document:

@@ -14,14 +14,16 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.server.served_models import Outputs, Servable
+from batchtune.server.served_models import Outputs, Queued, Servable
 from batchtune.wire.status import FAULT, StatusError
 
 _logger = logging.getLogger(__name__)
 
 
 class Submitted(Protocol):
-    """A call that awaits a model's outputs."""
+    """A call that awaits a model's outputs; `queued` stands for it in a batching queue."""
+
+    queued: Queued | None
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take what the model gave."""
@@ -61,7 +63,7 @@ class LoopTurn:
         submits, self._submits = self._submits, []
         for call, servable, signature_name, inputs, output_names, deadline_ns in submits:
             try:
-                servable.submit(signature_name, inputs, output_names, deadline_ns, call.done)
+                call.queued = servable.submit(signature_name, inputs, output_names, deadline_ns, call.done)
             except StatusError as error:
                 call.fail(error)
             except Exception:  # the requests of other clients follow

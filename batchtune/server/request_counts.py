@@ -7,6 +7,7 @@ from typing import Protocol
 
 _NAMES_MAX = 256
 _NAME_CHARACTERS_MAX = 256
+_RUNTIME = "TF1"  # TensorFlow Serving's name of sessions; its other one is TFRT
 
 
 class RequestMetrics(Protocol):
@@ -57,6 +58,8 @@ class RequestCounts:
             self._failed_names.add(model_name)
         self._metrics.request_count(model_name, code)
 
-    def examples(self, model_name: str, count: int) -> None:
-        """One Classify or Regress request carried `count` examples."""
-        self._metrics.example_count(model_name, count)
+    def ran(self, model_name: str, api: str, submitted_ns: int, examples: int) -> None:
+        """The model gave the outputs of one request, whatever becomes of them; `examples` 0: it carried none."""
+        self._metrics.runtime_latency(model_name, api, _RUNTIME, (time.monotonic_ns() - submitted_ns) / 1000)
+        if examples:
+            self._metrics.example_count(model_name, examples)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from batchtune.server.cors import CORS_HEADERS, check_preflight
 from batchtune.server.json_answers import error_answer
-from batchtune.server.request_counts import RequestCounts, RequestMetrics
+from batchtune.server.request_counts import RequestMetrics
 from batchtune.server.rest_calls import RestCalls
 from batchtune.server.rest_gzip import BodyTooLargeError, deflate, inflate
 from batchtune.server.rest_message import Head, KnownHeads, Request
@@ -67,7 +67,7 @@ class RestApi:
         self.options = options
         self.calls = RestCalls(
             models,
-            RequestCounts(metrics, "REST"),
+            metrics,
             timeout_s=options.timeout_ms / 1000,
             check_methods=options.check_methods,
         )
@@ -79,6 +79,10 @@ class RestApi:
         self.tasks: set[asyncio.Task[None]] = set()
         self._metrics = metrics
         self._monitoring_path = (options.monitoring_path or "").encode()
+
+    def close(self) -> None:
+        """Let go of what serves large bodies."""
+        self.calls.close()
 
     def find_model_call(self, method: str, target: bytes) -> Route | None:
         """The model call that a request names, if any."""

@@ -1,16 +1,18 @@
-"""What does each call of the REST API answer? Routing and HTTP are rest_api's and rest_server's.
+"""What does each call of the REST API answer? Routing and HTTP are rest_api's and rest_connection's.
 
-Model calls are started on the event loop and answered through a callback, so that a front end that needs no task per
-request can do without.
+Model calls are started on the event loop and answered through a callback.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
+
+from numpy.typing import NDArray
 
 from batchtune.server.classification import (
     classification_outputs,
@@ -19,12 +21,24 @@ from batchtune.server.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.deadlines import Deadlines
 from batchtune.server.json_answers import error_answer, predict_answer
 from batchtune.server.json_examples import classification_answer, parse_examples, regression_answer
-from batchtune.server.json_tensors import DEFAULT_SIGNATURE, parse_predict
-from batchtune.server.loop_turn import LoopTurn
-from batchtune.server.request_counts import RequestCounts
+from batchtune.server.json_process import (
+    EXAMPLES_ON_LOOP_BYTES_MAX,
+    PREDICT_ON_LOOP_BYTES_MAX,
+    LargeBodies,
+    Refusal,
+    find_signature,
+)
+from batchtune.server.json_tensors import parse_request_object, read_inputs, signature_name
+from batchtune.server.pending_call import (
+    DEFAULT_SIGNATURE,
+    CallKind,
+    PendingCall,
+    PendingCalls,
+    check_predict_method,
+)
+from batchtune.server.request_counts import RequestMetrics
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.protos import SignatureDefMap
@@ -36,34 +50,157 @@ _logger = logging.getLogger(__name__)
 Respond = Callable[[int, bytes], None]
 """Takes the HTTP status and the JSON body; called exactly once."""
 
+_PREDICT = CallKind(api="predict", runtime_api="Predict")
+_CLASSIFY = CallKind(api="classify", runtime_api="Classify")
+_REGRESS = CallKind(api="regress", runtime_api="Regress")
+
+
+class _Http:
+    """How a call is answered over HTTP."""
+
+    def reply(self, client: Respond, answer: bytes) -> None:
+        client(200, answer)
+
+    def refuse(self, client: Respond, error: StatusError) -> None:
+        client(HTTP_CODES[error.code], error_answer(error.message))
+
+    def is_gone(self, client: Respond) -> bool:  # noqa: ARG002 the connection drops what comes too late
+        return False
+
 
 class RestCalls:
     """The calls on models. `timeout_s` bounds each model call (0: no bound); `check_methods` is
     --enable_signature_method_name_check."""
 
     def __init__(
-        self, models: Models, counts: RequestCounts, *, timeout_s: float, check_methods: bool = False
+        self, models: Models, metrics: RequestMetrics, *, timeout_s: float, check_methods: bool = False
     ) -> None:
         self._models = models
-        self._counts = counts
         self._timeout_ns = round(timeout_s * 1e9)
-        self._deadlines = Deadlines()
-        self._turn = LoopTurn()
+        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST")
         self._check_methods = check_methods
+        self._large_bodies = LargeBodies()
+        self._reading: set[asyncio.Task[None]] = set()
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
         """Start a predict, classify or regress call."""
-        call = _Call(self, route, respond)
+        started_ns = time.monotonic_ns()
+        is_predict = route.action == "predict"
+        if len(body) > (PREDICT_ON_LOOP_BYTES_MAX if is_predict else EXAMPLES_ON_LOOP_BYTES_MAX):
+            task = asyncio.get_running_loop().create_task(self._start_large(route, body, respond, started_ns))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+            return
         try:
-            if route.action == "predict":
-                call.predict(body)
+            if is_predict:
+                self._predict(route, body, respond, started_ns)
             else:
-                call.run_examples(body)
+                name, message = parse_examples(body)
+                self._run_examples(route, name, lambda: example_inputs(message), respond, started_ns)
         except StatusError as error:
-            call.fail(error)
+            self._pending.refuse(respond, route.model_name, error)
         except Exception:
             _logger.exception("a %s call failed", route.action)
-            call.fail(StatusError("INTERNAL", FAULT))
+            self._pending.refuse(respond, route.model_name, StatusError("INTERNAL", FAULT))
+
+    def close(self) -> None:
+        """End the process that reads large bodies, if it runs."""
+        self._large_bodies.close()
+
+    async def _start_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
+        try:
+            if route.action == "predict":
+                await self._predict_large(route, body, respond, started_ns)
+            else:
+                name, inputs = await self._large_bodies.examples(body)
+                self._run_examples(route, name, lambda: _unless_refused(inputs), respond, started_ns)
+        except StatusError as error:
+            self._pending.refuse(respond, route.model_name, error)
+        except Exception:
+            _logger.exception("a %s call of %d bytes failed", route.action, len(body))
+            self._pending.refuse(respond, route.model_name, StatusError("INTERNAL", FAULT))
+
+    async def _predict_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
+        try:
+            servable = self._find(route)
+        except StatusError as error:
+            # What is wrong with the body is told first, as for a small one.
+            await self._large_bodies.predict(body, Refusal(error.code, error.message))
+            raise
+        name, by_row, inputs = await self._large_bodies.predict(body, dict(servable.signatures))
+        self._check_method(servable.signatures[name])
+        self._submit_predict(route, servable, name, inputs, by_row, respond, started_ns)
+
+    def _predict(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
+        document = parse_request_object(body)
+        name = signature_name(document)
+        servable = self._find(route)
+        signature = find_signature(servable.signatures, name or DEFAULT_SIGNATURE)
+        self._check_method(signature)
+        request = read_inputs(body, document, name, signature)
+        self._submit_predict(
+            route, servable, signature.name, request.inputs, request.row_format, respond, started_ns
+        )
+
+    def _check_method(self, signature: Signature) -> None:
+        if self._check_methods:
+            check_predict_method(signature)
+
+    def _submit_predict(
+        self,
+        route: Route,
+        servable: Servable,
+        name: str,
+        inputs: dict[str, NDArray[Any]],
+        by_row: bool,
+        respond: Respond,
+        started_ns: int,
+    ) -> None:
+        call = PendingCall(
+            self._pending,
+            respond,
+            model_name=route.model_name,
+            kind=_PREDICT,
+            started_ns=started_ns,
+            deadline_ns=started_ns + self._timeout_ns if self._timeout_ns else None,
+            encode=_answer_by_row if by_row else _answer_by_column,
+        )
+        call.submit(servable, name, inputs, None)
+
+    def _run_examples(
+        self,
+        route: Route,
+        name: str,
+        read: Callable[[], dict[str, NDArray[Any]]],
+        respond: Respond,
+        started_ns: int,
+    ) -> None:
+        servable = self._find(route)
+        signature = servable.signatures.get(name or DEFAULT_SIGNATURE)
+        if signature is None:
+            raise StatusError(
+                "INVALID_ARGUMENT", f"No signature was found with the name: {name or DEFAULT_SIGNATURE}"
+            )
+        classifies = route.action == "classify"
+        wanted = classification_outputs if classifies else regression_outputs
+        output_names = wanted(signature, check_method=self._check_methods)
+        inputs = read()
+        count = len(inputs["inputs"])
+        answer = _answer_classes if classifies else _answer_values
+        call = PendingCall(
+            self._pending,
+            respond,
+            model_name=route.model_name,
+            kind=_CLASSIFY if classifies else _REGRESS,
+            started_ns=started_ns,
+            deadline_ns=started_ns + self._timeout_ns if self._timeout_ns else None,
+            encode=lambda outputs: answer(outputs, count),
+            examples=count,
+        )
+        call.submit(servable, signature.name, inputs, output_names)
+
+    def _find(self, route: Route) -> Servable:
+        return find_servable(self._models, route.model_name, route.version, route.label)
 
     def status(self, route: Route) -> bytes:
         """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""
@@ -107,117 +244,32 @@ class RestCalls:
         try:
             body = answer(route)
         except StatusError as error:
-            self._counts.failed(route.model_name, error.code)
+            self._pending.counts.failed(route.model_name, error.code)
             raise
-        self._counts.answered(route.model_name)
+        self._pending.counts.answered(route.model_name)
         return body
 
 
-class _Call:
-    """One predict, classify or regress call from its body to its answer."""
+def _answer_by_row(outputs: Outputs) -> bytes:
+    return predict_answer(outputs, row_format=True)
 
-    __slots__ = (
-        "_calls",
-        "_deadline_ns",
-        "_examples",
-        "_respond",
-        "_route",
-        "_row_format",
-        "_servable",
-        "_started_ns",
-    )
 
-    def __init__(self, calls: RestCalls, route: Route, respond: Respond) -> None:
-        self._calls = calls
-        self._route = route
-        self._respond: Respond | None = respond
-        self._row_format = True
-        self._examples = 0
-        self._servable: Servable | None = None
-        self._started_ns = time.monotonic_ns()
-        self._deadline_ns = 0
+def _answer_by_column(outputs: Outputs) -> bytes:
+    return predict_answer(outputs, row_format=False)
 
-    def predict(self, body: bytes) -> None:
-        request = parse_predict(body, self._find_signature)
-        self._row_format = request.row_format
-        self._submit(request.signature.name, request.inputs, None)
 
-    def run_examples(self, body: bytes) -> None:
-        name, message = parse_examples(body)
-        signatures = self._find().signatures
-        signature = signatures.get(name or DEFAULT_SIGNATURE)
-        if signature is None:
-            raise StatusError(
-                "INVALID_ARGUMENT", f"No signature was found with the name: {name or DEFAULT_SIGNATURE}"
-            )
-        wanted = classification_outputs if self._route.action == "classify" else regression_outputs
-        outputs = wanted(signature, check_method=self._calls._check_methods)
-        inputs = example_inputs(message)
-        self._examples = len(inputs["inputs"])
-        self._submit(signature.name, inputs, outputs)
+def _answer_classes(outputs: Outputs, count: int) -> bytes:
+    return classification_answer(classification_result(outputs, count))
 
-    def fail(self, error: StatusError) -> None:
-        """Answer with an error, unless there was an answer already."""
-        respond, self._respond = self._respond, None
-        if respond is not None:
-            self._calls._deadlines.discard(self, self._deadline_ns)
-            self._calls._counts.failed(self._route.model_name, error.code)
-            respond(HTTP_CODES[error.code], error_answer(error.message))
 
-    def _find(self) -> Servable:
-        route = self._route
-        servable = self._servable = find_servable(
-            self._calls._models, route.model_name, route.version, route.label
-        )
-        return servable
+def _answer_values(outputs: Outputs, count: int) -> bytes:
+    return regression_answer(regression_result(outputs, count))
 
-    def _find_signature(self, name: str) -> Signature:
-        signature = self._find().signatures.get(name)
-        if signature is None:
-            raise StatusError(
-                "INVALID_ARGUMENT", f'Serving signature name: "{name}" not found in signature def'
-            )
-        return signature
 
-    def _submit(self, signature_name: str, inputs: dict[str, Any], outputs: tuple[str, ...] | None) -> None:
-        servable = self._servable
-        if servable is not None:
-            calls, deadline_ns = self._calls, None
-            if calls._timeout_ns:
-                deadline_ns = self._deadline_ns = self._started_ns + calls._timeout_ns
-                calls._deadlines.add(self, deadline_ns)
-            calls._turn.submit(self, servable, signature_name, inputs, outputs, deadline_ns)
-
-    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Take what the model gave."""
-        if self._respond is None:
-            return  # timed out before
-        if error is None and outputs is not None:
-            try:
-                body = self._answer(outputs)
-            except StatusError as failure:
-                error = failure
-            else:
-                self._succeed(body)
-                return
-        self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
-
-    def _answer(self, outputs: Outputs) -> bytes:
-        if self._route.action == "predict":
-            return predict_answer(outputs, row_format=self._row_format)
-        if self._route.action == "classify":
-            return classification_answer(classification_result(outputs, self._examples))
-        return regression_answer(regression_result(outputs, self._examples))
-
-    def _succeed(self, body: bytes) -> None:
-        respond, self._respond = self._respond, None
-        calls, name = self._calls, self._route.model_name
-        calls._deadlines.discard(self, self._deadline_ns)
-        calls._counts.succeeded(name, self._route.action, self._started_ns)
-        if self._examples:
-            calls._counts.examples(name, self._examples)
-        if respond is not None:
-            respond(200, body)
+def _unless_refused(inputs: dict[str, NDArray[Any]] | Refusal) -> dict[str, NDArray[Any]]:
+    if isinstance(inputs, Refusal):
+        raise StatusError(*inputs)
+    return inputs
 
 
 def _require_model_name(route: Route) -> None:

@@ -34,6 +34,10 @@ class RestService(Protocol):
         """Those of every answer that brings none of its own."""
         ...
 
+    def close(self) -> None:
+        """The last connection has closed."""
+        ...
+
     def find_model_call(self, method: str, target: bytes) -> Route | None:
         """The model call that a request names, if any."""
         ...

@@ -53,6 +53,7 @@ class RestServer:
         except TimeoutError:
             for connection in list(self.open_connections):
                 connection.abort()
+        self._service.close()
 
     def sweep(self) -> None:
         """Close idle and stalled connections."""

@@ -15,6 +15,7 @@ from batchtune.server.batching_session import Deliver
 from batchtune.server.concurrency_limit import ConcurrencyLimit
 from batchtune.server.loaded_model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics import DeviceActivity, Metrics
+from batchtune.server.served_models import Queued
 from batchtune.server.sessions import Done, Session, SessionPool
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap
@@ -67,10 +68,11 @@ class Servable:
         output_names: tuple[str, ...] | None,
         deadline_ns: int | None,
         done: Done,
-    ) -> None:
+    ) -> Queued | None:
         """Run a request; on the event loop. `done(outputs, None)` or `done(None, error)` follows there.
 
-        `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC.
+        `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC. Gives what stands for the request in a batching
+        queue, None where there is no queue or a limit of requests in work stands before it.
 
         Raises:
             StatusError: refused at once: no such signature, wrong tensors, too large, queue full, closed.
@@ -79,8 +81,7 @@ class Servable:
         if session is None:
             raise self._no_session(signature_name)
         if self._limit is None:
-            session.submit(inputs, output_names, deadline_ns, done)
-            return
+            return session.submit(inputs, output_names, deadline_ns, done)
         limit, deliver = self._limit.limit, self._limit.deliver
 
         def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
@@ -102,6 +103,7 @@ class Servable:
                 deliver([(finish, None, StatusError("INTERNAL", FAULT))])
 
         limit.enter_or_wait(start)
+        return None
 
     def use(self, pool: SessionPool) -> None:
         """Send requests from now on to sessions of `pool`; the sessions used so far stay open.

@@ -14,6 +14,15 @@ Outputs = Mapping[str, NDArray[Any]]
 Done = Callable[[Outputs | None, StatusError | None], None]
 
 
+EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
+
+
+class Queued(Protocol):
+    """A request in a batching queue; `taken` once a batch thread has taken it out."""
+
+    taken: bool
+
+
 class Servable(Protocol):
     """One loaded version of a model."""
 
@@ -44,9 +53,10 @@ class Servable(Protocol):
         output_names: tuple[str, ...] | None,
         deadline_ns: int | None,
         done: Done,
-    ) -> None:
+    ) -> Queued | None:
         """Run a request. On the loop's thread, `done(outputs, None)` or `done(None, error)` follows, unless
-        StatusError is raised at once. `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC."""
+        StatusError is raised at once. `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC. Gives what stands
+        for the request in a batching queue, if there is one."""
         ...
 
 

@@ -59,9 +59,12 @@ def _complete(task: Request, outputs: Outputs | None, error: StatusError | None)
 
 
 class Request:
-    """One request as a task of the scheduler; `done` receives its own outputs."""
+    """One request as a task of the scheduler; `done` receives its own outputs.
 
-    __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size")
+    `taken`: a batch thread has taken it, or a part of it, out of the queue.
+    """
+
+    __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size", "taken")
 
     def __init__(
         self, inputs: Tensors, size: int, output_names: tuple[str, ...], deadline_ns: int | None, done: Done
@@ -73,6 +76,13 @@ class Request:
         self.done = done
         self.join: _Join | None = None
         self.part = 0
+        self.taken = False
+
+    def take(self) -> None:
+        """Note that a batch thread has it."""
+        self.taken = True
+        if self.join is not None:
+            self.join.whole.take()
 
     def split(self, sizes: Sequence[int]) -> list[Request]:
         """Parts of these sizes, whose answers are put together again."""
@@ -91,10 +101,10 @@ class Request:
 class _Join:
     """The answers of a split request; complete when every part has one. A part may be split again."""
 
-    __slots__ = ("_error", "_lock", "_missing", "_outputs", "_whole")
+    __slots__ = ("_error", "_lock", "_missing", "_outputs", "whole")
 
     def __init__(self, whole: Request, parts: int) -> None:
-        self._whole = whole
+        self.whole = whole
         self._lock = threading.Lock()
         self._missing = parts
         self._outputs: list[Outputs | None] = [None] * parts
@@ -109,13 +119,13 @@ class _Join:
             if self._missing:
                 return None
         if self._error is not None:
-            return _complete(self._whole, None, self._error)
+            return _complete(self.whole, None, self._error)
         try:
-            return _complete(self._whole, self._concatenated(), None)
+            return _complete(self.whole, self._concatenated(), None)
         except (ValueError, MemoryError) as failure:
             error = StatusError("INTERNAL", f"Tensor concat operation failed: {failure}")
-            return _complete(self._whole, None, error)
+            return _complete(self.whole, None, error)
 
     def _concatenated(self) -> Outputs:
         parts = [outputs for outputs in self._outputs if outputs is not None]
-        return {name: np.concatenate([part[name] for part in parts]) for name in self._whole.output_names}
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.whole.output_names}

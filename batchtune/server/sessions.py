@@ -32,6 +32,7 @@ from batchtune.server.loaded_model import Runner
 from batchtune.server.queue_options import invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduler import QueueOptions, SharedBatchScheduler
+from batchtune.server.served_models import Queued
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 
@@ -82,8 +83,9 @@ class Session(Protocol):
         output_names: tuple[str, ...] | None,
         deadline_ns: int | None,
         done: Done,
-    ) -> None:
-        """Run a request; `done` follows on the event loop unless StatusError is raised at once."""
+    ) -> Queued | None:
+        """Run a request; `done` follows on the event loop unless StatusError is raised at once. Gives what stands for
+        the request in a batching queue, if there is one."""
 
     def close(self) -> None:
         """Return when every request submitted so far has been run."""

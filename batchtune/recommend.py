@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from batchtune.batching import Configuration
-from batchtune.errors import NoFeasibleConfigurationError, TargetError
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
@@ -21,6 +21,7 @@ from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted
 from batchtune.tune import policy
 from batchtune.tune.confidence import NearBest, near_best_of_measured
+from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.limits import usual_bottleneck
 from batchtune.tune.noise import (
     geometric_mean,
@@ -163,6 +164,7 @@ def recommend(
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
+        InconclusiveError: nothing was measured that could meet it or miss it.
         TargetError: every trial failed.
     """
     promised = slo or scenario.slo
@@ -174,6 +176,8 @@ def recommend(
             raise TargetError(
                 why, hint="the failed trials are in the ledger; see whether the server works by hand"
             )
+        if not pooled:
+            raise InconclusiveError(why, hint=advise_miss(pooled, trials))
         raise NoFeasibleConfigurationError(why, hint=advise_miss(pooled, trials))
     references = _references(trials, pooled)
     no_batching = references.get("no_batching")
@@ -210,6 +214,7 @@ def recommend(
             gain=gain,
             unbatched_rows_per_s=_unbatched_rows_per_s(no_batching, scenario=scenario),
             limits_s=promised.limits(),
+            failure=explain_failure([trial for trial in trials if trial.configuration.batching is not None]),
         ),
         cannot_pay=None if helps == "yes" else _cannot_pay(trials, search),
         near_best=_near_best(chosen, pooled, search=trusted, scenario=scenario),

@@ -18,7 +18,7 @@ from batchtune.load.samples import NEVER_NS
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.references import rows_per_request
+from batchtune.tune.pace import rows_per_request
 from batchtune.tune.space import Space
 from batchtune.twin.simulate import (
     Batcher,
@@ -72,10 +72,11 @@ class _Simulated(_Played):
             run = simulate_open(arrivals.due_ns / 1e9, rows, scheduler, known)
         else:
             run = _closed(arrivals.concurrency, arrivals.duration_s, rows, scheduler, known)
-        self._due = np.round(run.due_s * 1e9).astype(np.int64).tolist()
+        sent = run.due_s < arrivals.duration_s
+        self._due = np.round(run.due_s[sent] * 1e9).astype(np.int64).tolist()
         done = np.where(np.isfinite(run.latency_s), np.round((run.due_s + run.latency_s) * 1e9), NEVER_NS)
         done = np.where(done > self._drain_ns, NEVER_NS, done).astype(np.int64)
-        self._done = done.tolist()
+        self._done = done[sent].tolist()
         self._tell(run, scheduler, known)
 
     def _tell(self, run: SimulatedRun, scheduler: Batcher, device: Device) -> None:
@@ -98,7 +99,7 @@ class _Simulated(_Played):
 def _closed(clients: int, duration_s: float, rows: int, scheduler: Batcher, device: Device) -> SimulatedRun:
     """A closed loop of about this length: as many requests as a short run says will do."""
     first = simulate_closed(clients, 40 * clients, rows, scheduler, device)
-    requests = max(math.ceil(1.02 * first.throughput_rps * duration_s), 10)
+    requests = math.ceil(1.02 * first.throughput_rps * duration_s) + 2 * clients
     return simulate_closed(clients, requests, rows, scheduler, device)
 
 

@@ -10,6 +10,7 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
 
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.pace import Pace, pace_of
 from batchtune.tune.references import reference_points
 from batchtune.tune.space import Space
 from batchtune.tune.strategy import Ask, Outlook, Strategy
@@ -33,6 +34,10 @@ class Driver:
         self._bench = Bench(
             scenario, fake, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep
         )
+
+    @property
+    def pace(self) -> Pace:
+        return pace_of(self.trials, self.scenario)
 
     def may_propose(self, _seconds: float | None = None) -> bool:
         return len(self.asks) < self._trials_max
@@ -82,6 +87,7 @@ class Driver:
             duration_s=ask.duration_s,
             rate_rps=ask.rate_rps,
             hint_rps=ask.hint_rps,
+            pace=self.pace,
         )
         trial = self._bench.run(plan).trial
         self.trials.append(trial)

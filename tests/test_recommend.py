@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import pytest
 from tune_fakes import planted, scenario_of
 
-from batchtune.errors import NoFeasibleConfigurationError, TargetError
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import Recommendation, recommend
@@ -181,13 +181,13 @@ def test_only_failures_are_told_with_the_last_reason():
     ledger = [planted(n, throughput=1, p95_s=1, failure=f"reason {n}") for n in (1, 2)]
     with pytest.raises(TargetError, match="2 trials failed; the last: reason 2"):
         recommend(ledger, scenario=SCENARIO)
-    with pytest.raises(NoFeasibleConfigurationError, match="no trial is finished"):
+    with pytest.raises(InconclusiveError, match="no trial is finished"):
         recommend([], scenario=SCENARIO)
 
 
 def test_where_only_probes_were_made_the_sweep_is_to_go_on():
     probes = [planted(1, batching=None, throughput=440, p95_s=0.002, source="probe")]
-    with pytest.raises(NoFeasibleConfigurationError, match="no trial is finished, only 1 probe") as raised:
+    with pytest.raises(InconclusiveError, match="no trial is finished, only 1 probe") as raised:
         recommend(probes, scenario=SCENARIO)
     assert "--resume" in raised.value.hint
     assert "search.budget" in raised.value.hint
@@ -272,7 +272,7 @@ def test_a_search_in_which_all_failed_is_not_to_go_on():
         planted(1, batching=None, throughput=440, p95_s=0.002, source="probe"),
         planted(2, throughput=1, p95_s=1, failure="no room"),
     ]
-    with pytest.raises(NoFeasibleConfigurationError, match="1 trial failed; the last: no room") as raised:
+    with pytest.raises(InconclusiveError, match="1 trial failed; the last: no room") as raised:
         recommend(ledger, scenario=SCENARIO)
     assert "would fail again" in raised.value.hint
 

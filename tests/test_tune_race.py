@@ -11,6 +11,7 @@ from tune_fakes import planted, scenario_of
 from batchtune.batching import Configuration, from_dict
 from batchtune.tune import policy
 from batchtune.tune.ladder import Rung, locate
+from batchtune.tune.pace import Pace
 from batchtune.tune.race import (
     Survivor,
     as_good,
@@ -38,6 +39,7 @@ class Outlook:
     def __init__(self, scenario, seconds=float("inf")) -> None:
         self.scenario, self.space, self.trials = scenario, Space(scenario), []
         self.seconds = seconds
+        self.pace = Pace()
 
     def remaining_s(self) -> float:
         return self.seconds - 2.0 * len(self.trials)

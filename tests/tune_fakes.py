@@ -143,7 +143,7 @@ class FakeFleet:
         slower = math.exp(self._noise.gauss(0.0, self._target.law.noise))
         played = self._play(job, configuration, slower)
         stopped_s = played.watch(on_progress, should_stop)
-        self._target.clock.sleep(stopped_s)
+        self._target.clock.sleep(played.drained_s(stopped_s))
         if self._target.dies_under(configuration):
             self._target.running = False
             raise TargetError("the server exited with 137")
@@ -250,6 +250,16 @@ class _Played:
             if should_stop is not None and should_stop(live):
                 return step / 4
         return duration_s
+
+    def drained_s(self, stopped_s: float) -> float:
+        """When the last answer was in, or no longer waited for; a run that was stopped early ends at once."""
+        if stopped_s < self._job.arrivals.duration_s - 0.25:
+            return stopped_s
+        due, done = np.array(self._due, dtype=np.int64), np.array(self._done, dtype=np.int64)
+        done = done[due <= stopped_s * 1e9]
+        if (done == NEVER_NS).any():
+            return max(self._drain_ns / 1e9, stopped_s)
+        return max(float(done.max(initial=0)) / 1e9, stopped_s)
 
     def _live(self, elapsed_s: float) -> LiveAggregate:
         now_ns = round(elapsed_s * 1e9)

@@ -12,7 +12,13 @@ from batchtune.archive import BATCHING_PARAMETERS, Run, batching_file, open_run,
 from batchtune.batching import format_cortex, format_flags, format_triton
 from batchtune.cli.options import Dialect
 from batchtune.cli.slo import promised
-from batchtune.errors import ArchiveError, NoFeasibleConfigurationError, TargetError, UsageError
+from batchtune.errors import (
+    ArchiveError,
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    UsageError,
+)
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec import Scenario, SloSpec
@@ -45,7 +51,7 @@ def run_recommend(
         )
     try:
         conclude(run, scenario, trials, slo=slo, json=json, write=write, dialect=dialect)
-    except (NoFeasibleConfigurationError, TargetError) as error:
+    except (InconclusiveError, NoFeasibleConfigurationError, TargetError) as error:
         raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
     return 0
 
@@ -71,13 +77,14 @@ def conclude(
     """Recommend from the trials, keep that in the run, print it, and below it the parameters in another dialect.
 
     Raises:
-        NoFeasibleConfigurationError, TargetError: nothing measured meets the SLO, or nothing worked; with `json` the
+        InconclusiveError, NoFeasibleConfigurationError, TargetError: nothing was measured, or nothing measured meets
+            the SLO, or nothing worked; with `json` the
             document says so too.
         BatchingParametersError: the dialect cannot say it; nothing was printed or written.
     """
     try:
         chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
-    except (NoFeasibleConfigurationError, TargetError) as error:
+    except (InconclusiveError, NoFeasibleConfigurationError, TargetError) as error:
         if json:
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
         raise

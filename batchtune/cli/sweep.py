@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive import SCENARIO, SERVER_LOG, Run, create_run, open_run
 from batchtune.cli.recommend import conclude, kept_trials
-from batchtune.errors import ArchiveError, BatchtuneError, UsageError
+from batchtune.errors import ArchiveError, BatchtuneError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
@@ -40,15 +40,14 @@ def run_sweep(
 ) -> int:
     """The exit code: 0, 3 when nothing meets the SLO, 130 when interrupted; everything measured is kept.
 
+    A sweep that ends by an error after some trials recommends from these and ends with the error's code.
+
     `optuna_storage`: a storage's URL to which the trials are exported as a study, when the sweep has ended; refused
     with UsageError before anything is measured.
     """
     scenario = read_scenario(path, overrides=overrides)
     if optuna_storage is not None:
-        from batchtune.tune.search_export import opened_storage
-
-        with opened_storage(optuna_storage):
-            pass  # a mistake is to be told before the sweep, not after it
+        _check_storage(optuna_storage)
     scenario.require_rows_fit()
     run, placement = None, ""
     if resume is None:
@@ -56,7 +55,7 @@ def run_sweep(
     else:
         run, scenario = _resumed(resume, scenario)
     trials = kept_trials(run) if run else []
-    interrupted = False
+    fault: BatchtuneError | KeyboardInterrupt | None = None
     with sweep_view(quiet=quiet) as view, launched_target(scenario, on_event=view.event) as target:
         try:
             if placement:
@@ -68,23 +67,44 @@ def run_sweep(
             target.keep_log(run.path / SERVER_LOG)
             view.event(f"results go to {run.path}")
             _search(scenario, target, run, trials, view)
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as interrupt:
+            fault = interrupt
+        except (TargetError, MeasurementInvalidError) as error:
+            if not any(trial.state == "complete" for trial in trials):
+                raise
+            fault = error
     if run is None:
         print("interrupted before the first trial", file=sys.stderr)
         return 130
     if optuna_storage is not None and trials:
         _export(trials, scenario, optuna_storage)
-    if interrupted:
-        kept = f"{counted(len(trials), 'trial')} kept in {run.path}"
+    return _concluded(run, scenario, trials, fault=fault, json=json)
+
+
+def _concluded(
+    run: Run,
+    scenario: Scenario,
+    trials: list[Trial],
+    *,
+    fault: BatchtuneError | KeyboardInterrupt | None,
+    json: bool,
+) -> int:
+    """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did."""
+    kept = f"{counted(len(trials), 'trial')} kept in {run.path}"
+    if isinstance(fault, BatchtuneError):
+        print(f"error: {fault.message}", file=sys.stderr)
+        print(f"hint: {kept}; `batchtune recommend {run.path}` reads them again", file=sys.stderr)
+    elif fault is not None:
         print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
     try:
         conclude(run, scenario, trials, json=json)
     except BatchtuneError as error:
-        if not interrupted:
+        if fault is None:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
-    return 130 if interrupted else 0
+    if fault is None:
+        return 0
+    return fault.exit_code if isinstance(fault, BatchtuneError) else 130
 
 
 def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[Trial], view: View) -> None:
@@ -99,7 +119,9 @@ def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[
             target,
             fleet,
             finished=tuple(trials),
-            watcher=Watcher(on_progress=view.progress, on_thinking=view.live, on_summary=keep),
+            watcher=Watcher(
+                on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep
+            ),
             guard=HostGuard(),
             client_max_rps=lambda requests: (
                 calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
@@ -117,6 +139,14 @@ def keep_account(run: Run, summary: SearchSummary) -> None:
         run.write_search(summary)
     except ArchiveError as error:
         print(f"note: {error.message}", file=sys.stderr)
+
+
+def _check_storage(url: str) -> None:
+    """A mistake is to be told before the sweep, not after it."""
+    from batchtune.tune.search_export import opened_storage
+
+    with opened_storage(url):
+        pass
 
 
 def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:

@@ -28,6 +28,10 @@ STEPS_DOWN: Final = (0.7, 0.5)
 MOST_REPEATS: Final = 2
 MOST_CONFIRMATIONS: Final = 3
 FEWEST_REQUESTS: Final = 60
+"""Requests of a probe, at least: of fewer, p95 is the slowest two or three."""
+
+LEAST_SHARE: Final = 0.05
+"""Rates down to this share of the first are tried: a server that misses there misses with hardly any load."""
 MOST_MARGIN: Final = 2.0
 SPOILT: Final = frozenset({"INVALID", "NOISY"})
 
@@ -37,6 +41,9 @@ class CapacityPlan:
     """How to search. The defaults find a capacity within 5 % in 8 to 14 trials.
 
     `concurrency` of the first burst: 4 × `batch_requests_max` (requests of a full batch) × batch threads.
+    `lone_s` is the latency of a lone request, NaN unknown: above the limit it is measured again first, and no rate is
+    tried where it still is. A rate is tried for `probe_s`, or longer where that would be fewer requests than
+    FEWEST_REQUESTS, up to `probe_max_s`.
     `first_rate_rps` replaces the burst: the bracket starts there. Cheap, for racing many configurations: no idle
     probe, a first rate from the incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1. No round of
     confirmations begins after three quarters of `seconds_max`.
@@ -50,6 +57,8 @@ class CapacityPlan:
     idle: bool = True
     burst_s: float = 1.5
     probe_s: float = 2.0
+    probe_max_s: float = 15.0
+    lone_s: float = math.nan
     confirm_s: float = 3.0
     confirmations: int = 3
     probes_max: int = 12
@@ -76,7 +85,7 @@ Asking = Generator[CapacityProbe, ProbeOutcome, Any]
 def capacity_search(plan: CapacityPlan) -> Generator[CapacityProbe, ProbeOutcome, Capacity]:
     """The search as a coroutine: yields probes, is sent their outcomes, returns the capacity."""
     search = _Search(plan)
-    if plan.idle and not (yield from search.idle_meets_limit()):
+    if (plan.idle or plan.lone_s > plan.limit.seconds) and not (yield from search.idle_meets_limit()):
         return search.result("no feasible rate")
     if plan.first_rate_rps is None:
         yield from search.saturate()
@@ -137,8 +146,8 @@ class _Search:
     def bracket(self) -> Asking:
         """Down from the first rate until one holds, or up until one does not."""
         rate = min(self.plan.first_rate_rps or FIRST_SHARE * self.saturation_rps, self.plan.rate_max_rps)
-        failures = 0
-        while self.probes_left and rate * self.plan.probe_s >= FEWEST_REQUESTS:
+        least, failures = LEAST_SHARE * rate, 0
+        while self.probes_left and rate > least:
             yield from self.try_rate(rate)
             if self.low > 0.0:
                 break
@@ -163,7 +172,7 @@ class _Search:
             if math.isinf(rate) or self.high_is != "slo":
                 return
             rate *= 1.0 + 2.0 * self.plan.width_ratio
-            yield from self.ask("rate", duration_s=self.plan.probe_s, rate_rps=rate)
+            yield from self.ask("rate", duration_s=self.probe_s(rate), rate_rps=rate)
 
     def confirm(self) -> Asking:
         """Strict trials with fresh seeds: a rate that does not hold moves down, a high end that does moves up."""
@@ -213,13 +222,17 @@ class _Search:
         return "PASS" if pooled == "UNSURE" and misses <= allowed * requests else pooled
 
     def try_rate(self, rate_rps: float) -> Asking:
-        outcome = yield from self.ask("rate", duration_s=self.plan.probe_s, rate_rps=rate_rps)
+        outcome = yield from self.ask("rate", duration_s=self.probe_s(rate_rps), rate_rps=rate_rps)
         if outcome.verdict == "INVALID":
             self.high, self.high_is = rate_rps, "client"
         elif self.decide(outcome) == "PASS":
             self.low = rate_rps
         else:
             self.high, self.high_is = rate_rps, "slo"
+
+    def probe_s(self, rate_rps: float) -> float:
+        """Long enough for FEWEST_REQUESTS, within reason."""
+        return max(self.plan.probe_s, min(FEWEST_REQUESTS / rate_rps, self.plan.probe_max_s))
 
     def ask(
         self,

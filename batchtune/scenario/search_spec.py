@@ -175,9 +175,14 @@ class BudgetSpec(Spec):
     """When the search is to end: whichever comes first."""
 
     time_s: PositiveSeconds | None = Field(
-        default=None, alias="time", description="for everything; 2m when no budget is given at all"
+        default=None,
+        alias="time",
+        description="from the first trial to the last; without any budget 2m, more for a slow server",
     )
-    trials: Count | None = Field(default=None, description="configurations tried by the search")
+    trials: Count | None = Field(
+        default=None,
+        description="configurations tried; probes, calibration, repeats and fresh runs come on top",
+    )
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -223,6 +228,11 @@ class SearchSpec(Spec):
                 hint="list values for at least one parameter, such as max_batch_size: [1, 8, 32]",
             )
         return self
+
+    @property
+    def budget_is_given(self) -> bool:
+        """Whether the scenario says when to end; else the server's speed does."""
+        return bool(self.budget.model_fields_set)
 
     @property
     def time_budget_s(self) -> float | None:

@@ -225,8 +225,19 @@ class Scenario(Spec):
             )
 
     def document(self) -> dict[str, Any]:
-        """This scenario as its YAML would say it, with every default spelt out and file names absolute."""
+        """This scenario as its YAML would say it, with every default spelt out and file names absolute.
+
+        But for the times that follow from the server's speed where nobody gave them: written down they would be given.
+        """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for part, spec, names in (
+            ("load", self.load, {"duration_s": "duration", "warm_up_s": "warm_up"}),
+            ("request", self.request, {"timeout_s": "timeout"}),
+        ):
+            for name in names.keys() - spec.model_fields_set:
+                del document[part][names[name]]
+        if not self.search.budget_is_given:
+            del document["search"]["budget"]
         if not self.search.space:  # everything is fixed; written as {} it would be refused
             del document["search"]["space"]
         if not self.slo.promises:  # a default that is spelt out would be a promise

@@ -38,14 +38,11 @@ class InputShape:
             raise StatusError(
                 "INVALID_ARGUMENT",
                 f"signature {self._signature_name} input {self._spec.name} shape is wrong, expected: "
-                f"{shown(expected)}, actual: {shown(shape)}",
+                f"{_shown(expected)}, actual: {_shown(shape)}",
             )
         if shape and len(self.known) < _KNOWN_MAX:
             self.known.add(shape[1:])
 
 
-def shown(shape: tuple[int | None, ...] | None) -> str:
-    """A shape as TensorFlow writes it, such as [?,28,28,1]."""
-    if shape is None:
-        return "<unknown>"
+def _shown(shape: tuple[int | None, ...]) -> str:
     return f"[{','.join('?' if size is None else str(size) for size in shape)}]"

@@ -28,6 +28,7 @@ from batchtune.tune.load_run import (
     LoadRun,
     Target,
 )
+from batchtune.tune.pace import Pace, Times, times_of
 from batchtune.tune.space import in_force
 from batchtune.tune.strategy import Ask
 from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
@@ -40,11 +41,15 @@ OVERLOAD = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Ask):
-    """A trial that is to be run; `repeat_of` is the number of the spoilt trial that this one repeats."""
+    """A trial that is to be run; `repeat_of` is the number of the spoilt trial that this one repeats.
+
+    `pace` is what is known of the server's speed; None: the scenario's own times hold.
+    """
 
     number: int
     seed: int
     repeat_of: int | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +139,9 @@ class Bench:
         short = plan.duration_s is not None
         if load.requests is not None and not short:
             return self._counted_requests(plan)
-        warm_up_s = min(load.warm_up_s, policy.PROBE_WARM_UP_S) if short else load.warm_up_s
-        duration_s = warm_up_s + (plan.duration_s if plan.duration_s is not None else load.duration_s)
+        times = self._times(plan)
+        warm_up_s = times.warm_up_s
+        duration_s = warm_up_s + times.duration_s
         arrivals: Arrivals
         if plan.concurrency is not None and (short or load.open_loop):
             arrivals = ClosedLoop(concurrency=plan.concurrency, duration_s=duration_s)
@@ -155,9 +161,44 @@ class Bench:
             warm_up_s=warm_up_s,
             overdue_after_s=late_s if watch is None else watch.plan.limit.seconds,
             should_stop=watch or (None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s)),
+            timeout_s=times.timeout_s,
+            batch_s=times.batch_s,
+            patient=plan.source in NO_CANDIDATES,
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
+        if plan.source == "probe" and plan.concurrency == 1:
+            figures = self._with_enough_answers(plan, run, figures)
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+
+    def _with_enough_answers(self, plan: Plan, run: LoadRun, figures: Figures) -> Figures:
+        """The lone client again, for longer, where it got few answers and more are to be had in reasonable time."""
+        latency_s = figures.measurement.latency_s["p50"].value
+        enough_s = min(policy.LONE_ANSWERS * latency_s, policy.LONE_MAX_S)
+        if figures.measurement.requests >= policy.LONE_ANSWERS or not 2.0 * latency_s <= enough_s:
+            return figures
+        longer = replace(
+            run, arrivals=ClosedLoop(concurrency=1, duration_s=enough_s), warm_up_s=0.0, whole=True
+        )
+        return self._loader.run(longer, on_live=lambda live: self._on_live(plan, live))
+
+    def _times(self, plan: Plan) -> Times:
+        scenario = self._scenario
+        load = scenario.load
+        if plan.pace is not None:
+            return times_of(
+                plan.pace,
+                scenario,
+                plan.configuration,
+                clients=plan.concurrency,
+                rate_rps=plan.rate_rps,
+                short_s=plan.duration_s,
+            )
+        short = plan.duration_s is not None
+        return Times(
+            warm_up_s=min(load.warm_up_s, policy.PROBE_WARM_UP_S) if short else load.warm_up_s,
+            duration_s=load.duration_s if plan.duration_s is None else plan.duration_s,
+            timeout_s=scenario.request.timeout_s,
+        )
 
     def _watch(self, plan: Plan, *, warm_up_s: float) -> SloWatch | None:
         """Ends a run at one rate of a search for a capacity as soon as its verdict is clear; fresh runs go on."""
@@ -210,11 +251,13 @@ class Bench:
             source=plan.source,
             hint_rps=plan.hint_rps,
             seed=plan.seed,
+            pace=plan.pace,
         )
         found = search_capacity(
             lambda run: self._loader.run(run, on_live=lambda live: self._on_live(plan, live)),
             search,
             scenario=self._scenario,
+            timeout_s=self._times(plan).timeout_s,
         )
         held = found.capacity.rate_rps.value > 0.0
         objective = found.capacity.rate_rps if held else None
@@ -225,11 +268,12 @@ class Bench:
         if not self._target.alive():
             return f"the server died under load; its last words:\n{self._target.log_tail()}"
         samples = outcome.figures.samples
-        if not len(samples) or (samples.status == Status.OK).any():
-            return None  # answers after the measured time are overload, and that is an answer
-        errors = samples.errors()
-        if set(errors) <= OVERLOAD and (outcome.probes or not outcome.figures.waited):
+        if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
             return None
+        errors = samples.errors()
+        late = (samples.status == Status.OK).any() or outcome.probes or not outcome.figures.waited
+        if set(errors) <= OVERLOAD and late:
+            return None  # it was overwhelmed, and that is an answer
         classes = ", ".join(f"{count} × {name}" for name, count in errors.items())
         texts = "; ".join(samples.error_texts.values())
         meaning = meaning_of(texts)

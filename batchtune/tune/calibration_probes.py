@@ -15,24 +15,104 @@ from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
-from batchtune.tune.references import rows_per_request
+from batchtune.tune.pace import full_rows, rows_per_request, times_of
 from batchtune.tune.space import Space, in_force
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 
 
 def calibration_probes(outlook: Outlook) -> Strategy:
-    """The probes, the most telling first, as far as a share of the time goes."""
-    ends_below_s = (1.0 - policy.CALIBRATION_SHARE) * outlook.remaining_s()
+    """The probes, the most telling first, as far as a share of the time goes; of a slow server from small sizes up."""
+    remaining_s = outlook.remaining_s()
+    sizes, threads = searched_sizes(outlook.scenario), searched_threads(outlook.scenario)
+    first = _ask(outlook, sizes[-1], threads[0])
+    if first is not None and _run_s(outlook, first) > policy.CALIBRATION_SHARE * _finite(remaining_s):
+        yield from _rising(outlook)
+        return
     for number, ask in enumerate(_asks(outlook)):
-        if number >= policy.CALIBRATIONS_MIN and outlook.remaining_s() < ends_below_s:
+        if number >= policy.CALIBRATIONS_MIN and outlook.remaining_s() < (
+            (1.0 - policy.CALIBRATION_SHARE) * remaining_s
+        ):
             return
         yield ask
 
 
+def _rising(outlook: Outlook) -> Strategy:
+    """Sizes that the traffic can fill, each some times the one before, while they pay and a share of the time allows.
+
+    The time of each is foretold by those before it. Then once the largest of them by all threads.
+    """
+    threads = searched_threads(outlook.scenario)
+    share_s = policy.CALIBRATION_SHARE * _finite(outlook.remaining_s())
+    ask, paying = None, True
+    for size in _rising_sizes(outlook):
+        rising = _ask(outlook, size, threads[0])
+        if rising is None or not paying or _run_s(outlook, rising) > share_s:
+            break
+        before_s = outlook.pace.batch_s(size / policy.RISING_FACTOR)
+        yield rising
+        ask = rising
+        paying = outlook.pace.batch_s(size) < policy.RISING_FACTOR * before_s / policy.PAYS_FROM
+        paying = paying or not outlook.pace.is_known
+    if ask is None or threads[-1] == threads[0]:
+        return
+    crowded = _ask(outlook, in_force(ask.configuration, "max_batch_size"), threads[-1])
+    if (
+        crowded is not None
+        and crowded.configuration != ask.configuration
+        and _run_s(outlook, crowded) <= share_s
+    ):
+        yield crowded
+
+
+def _rising_sizes(outlook: Outlook) -> list[int]:
+    sizes, rows = searched_sizes(outlook.scenario), rows_per_request(outlook.scenario)
+    most = full_rows(outlook.scenario, sizes[-1], outlook.pace)
+    wanted = policy.RISING_FACTOR * rows
+    rising: list[int] = []
+    for size in sizes:
+        if size >= wanted and (size <= most or not rising):
+            rising.append(size)
+            wanted = policy.RISING_FACTOR * size
+    return rising or sizes[-1:]
+
+
+def _finite(remaining_s: float) -> float:
+    return min(remaining_s, policy.TIME_BUDGET_S)
+
+
+def _run_s(outlook: Outlook, ask: Ask) -> float:
+    """What a probe takes."""
+    times = times_of(
+        outlook.pace,
+        outlook.scenario,
+        ask.configuration,
+        clients=ask.concurrency,
+        short_s=ask.duration_s,
+    )
+    return times.run_s
+
+
+def _ask(outlook: Outlook, size: int, count: int) -> Ask | None:
+    """A closed loop that keeps batches of this size full on so many threads; None where no server would accept it."""
+    scenario = outlook.scenario
+    configuration = _configuration(outlook.space, scenario, size, count)
+    if configuration is None:
+        return None
+    size = in_force(configuration, "max_batch_size")
+    count = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
+    clients = round(size / rows_per_request(scenario) * (1 + count))
+    return Ask(
+        configuration=configuration,
+        source="calibration",
+        reason=f"for the twin: batches of {size} rows on {count} threads",
+        concurrency=min(max(clients, policy.CALIBRATION_CLIENTS[0]), policy.CALIBRATION_CLIENTS[1]),
+        duration_s=policy.CALIBRATION_S,
+    )
+
+
 def _asks(outlook: Outlook) -> Iterator[Ask]:
     """Largest size, a middle one by all threads and by the fewest, the two sizes between: each known loop once."""
-    scenario = outlook.scenario
-    sizes, threads = searched_sizes(scenario), searched_threads(scenario)
+    sizes, threads = searched_sizes(outlook.scenario), searched_threads(outlook.scenario)
     largest, fewest, most = sizes[-1], threads[0], threads[-1]
     wanted = [(largest, fewest), (_middle(sizes, 0.5), most), (_middle(sizes, 0.5), fewest)]
     wanted += [(_middle(sizes, 0.75), fewest), (_middle(sizes, 0.25), fewest)]
@@ -40,23 +120,10 @@ def _asks(outlook: Outlook) -> Iterator[Ask]:
         wanted.append((largest, most))
     asked = set()
     for size, count in wanted:
-        configuration = _configuration(outlook.space, scenario, size, count)
-        if configuration is None:
-            continue
-        size = in_force(configuration, "max_batch_size")
-        count = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
-        clients = round(size / rows_per_request(scenario) * (1 + count))
-        clients = min(max(clients, policy.CALIBRATION_CLIENTS[0]), policy.CALIBRATION_CLIENTS[1])
-        if (configuration, clients) in asked:
-            continue
-        asked.add((configuration, clients))
-        yield Ask(
-            configuration=configuration,
-            source="calibration",
-            reason=f"for the twin: batches of {size} rows on {count} threads",
-            concurrency=clients,
-            duration_s=policy.CALIBRATION_S,
-        )
+        ask = _ask(outlook, size, count)
+        if ask is not None and (ask.configuration, ask.concurrency) not in asked:
+            asked.add((ask.configuration, ask.concurrency))
+            yield ask
 
 
 def searched_sizes(scenario: Scenario) -> list[int]:

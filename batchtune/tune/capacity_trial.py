@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchtune.batching import Configuration
 from batchtune.measure.capacity import CapacityPlan, find_capacity
@@ -16,6 +16,7 @@ from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.load_run import Figures, LoadRun
+from batchtune.tune.pace import Pace, rows_per_request, times_of
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Probe, Source
 
@@ -32,44 +33,61 @@ class CapacityTrial:
 
 
 def capacity_plan(
-    scenario: Scenario, configuration: Configuration, *, source: Source, hint_rps: float | None, seed: int
+    scenario: Scenario,
+    configuration: Configuration,
+    *,
+    source: Source,
+    hint_rps: float | None,
+    seed: int,
+    pace: Pace | None = None,
 ) -> CapacityPlan:
     """How much effort: reference points from a burst, proposals from the incumbent's rate.
 
-    `hint_rps` is where to begin; None: a closed-loop burst finds out.
+    `hint_rps` is where to begin; None: a closed-loop burst finds out. By the `pace` of a slow server its probes are
+    longer, and so is the search.
     """
     limit = primary_limit(scenario.slo)
     if limit is None:
         raise ValueError("a capacity needs a latency limit")
+    pace = pace or Pace()
     quick = source == "sampler"
     duration_s, budget_s = scenario.load.duration_s, scenario.search.time_budget_s or math.inf
+    clients = _burst_clients(scenario, configuration, pace)
+    burst = times_of(pace, scenario, configuration, clients=clients, short_s=min(duration_s, 1.0))
+    seconds_max = min(
+        max(policy.CAPACITY_SHARE * budget_s, policy.CAPACITY_SEARCH_S[0]), policy.CAPACITY_SEARCH_S[1]
+    )
     return CapacityPlan(
         limit=limit,
-        concurrency=_burst_clients(scenario, configuration),
+        concurrency=clients,
         first_rate_rps=hint_rps,
         width_ratio=0.1 if quick else 0.05,
         idle=False,
+        lone_s=pace.lone_s,
         probe_s=min(duration_s, 2.0),
-        burst_s=min(duration_s, 1.0),
+        probe_max_s=max(policy.CAPACITY_PROBE_MAX_S, burst.duration_s),
+        burst_s=burst.duration_s,
         confirmations=0,
         probes_max=5 if quick else 8,
-        seconds_max=min(
-            max(policy.CAPACITY_SHARE * budget_s, policy.CAPACITY_SEARCH_S[0]), policy.CAPACITY_SEARCH_S[1]
-        ),
+        seconds_max=max(seconds_max, policy.CAPACITY_SEARCH_RUNS * burst.run_s),
         seed=seed,
         batch_requests_max=_batch_requests_max(scenario, configuration),
     )
 
 
 def search_capacity(
-    run_load: Callable[[LoadRun], Figures], plan: CapacityPlan, *, scenario: Scenario
+    run_load: Callable[[LoadRun], Figures],
+    plan: CapacityPlan,
+    *,
+    scenario: Scenario,
+    timeout_s: float | None = None,
 ) -> CapacityTrial:
-    """Run the search; whatever `run_load` raises ends it."""
+    """Run the search; whatever `run_load` raises ends it. `timeout_s` replaces the scenario's."""
     tried: list[_Tried] = []
 
     def run_trial(probe: CapacityProbe) -> ProbeOutcome:
         watch = _watch(probe, plan, scenario, requests_per_batch=_requests_per_batch(probe, plan, tried))
-        figures = run_load(_load_run(probe, plan.limit, scenario, watch))
+        figures = run_load(replace(_load_run(probe, plan.limit, scenario, watch), timeout_s=timeout_s))
         outcome = probe_outcome(
             figures.measurement,
             limit=plan.limit,
@@ -96,18 +114,21 @@ def _batch_requests_max(scenario: Scenario, configuration: Configuration) -> int
     """The requests of a full batch; 1 without batching."""
     if configuration.batching is None:
         return 1
-    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
-    return int(max(1, in_force(configuration, "max_batch_size") // rows))
+    return int(max(1, in_force(configuration, "max_batch_size") // rows_per_request(scenario)))
 
 
-def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:
-    """Four full batches for each thread, within reason."""
+def _burst_clients(scenario: Scenario, configuration: Configuration, pace: Pace) -> int:
+    """Four full batches for each thread, within reason: fewer where the last client would wait too long."""
     fewest, most = policy.BURST_CLIENTS
     if configuration.batching is None:
         return fewest
     requests = _batch_requests_max(scenario, configuration)
     threads = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
-    return int(min(max(4 * requests * threads, fewest), most))
+    clients = int(min(max(4 * requests * threads, fewest), most))
+    rows, size = rows_per_request(scenario), in_force(configuration, "max_batch_size")
+    while clients > fewest and pace.turn_s(clients * rows, size) > policy.SATURATING_TURN_S:
+        clients //= 2
+    return max(clients, fewest)
 
 
 def _requests_per_batch(probe: CapacityProbe, plan: CapacityPlan, tried: Sequence[_Tried]) -> float:

@@ -24,10 +24,8 @@ from batchtune.provenance import gpu_names
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.memory import out_of_memory
+from batchtune.tune.pace import rows_per_request
 from batchtune.tune.ranking import merit
-from batchtune.tune.references import (
-    rows_per_request,
-)
 from batchtune.tune.space import in_force
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.trial import Trial

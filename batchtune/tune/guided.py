@@ -13,12 +13,16 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from batchtune.batching import Configuration
 from batchtune.cpus import usable_threads
 from batchtune.scenario.units import percentage
 from batchtune.tune import policy
 from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
 from batchtune.tune.insight import Insight
 from batchtune.tune.ladder import locate, rungs_of
+from batchtune.tune.pace import full_rows, rung_s, times_of
 from batchtune.tune.pool import pool
 from batchtune.tune.race import (
     Survivor,
@@ -43,7 +47,7 @@ _REASONS: dict[Source, str] = {
 
 def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
     """Calibrate, measure the usual answers, propose, race."""
-    yield from rule_probes(outlook.scenario)
+    yield from rule_probes(outlook)
     yield from calibration_probes(outlook)
     insight = Insight(outlook, findings)
     if insight.cannot_pay():
@@ -93,7 +97,7 @@ def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
 def _references(outlook: Outlook, insight: Insight, only: Source | None = None) -> Strategy:
     for source, configuration in reference_configurations(outlook.scenario).items():
         at = insight.place(configuration)
-        if at is not None and only in (None, source):
+        if at is not None and only in (None, source) and _is_affordable(outlook, configuration):
             yield from _located(outlook, insight, at, source, _REASONS[source])
             insight.believe()
 
@@ -127,7 +131,9 @@ def _seeds(outlook: Outlook, insight: Insight) -> Strategy:
         asks.append(Ask(configuration=unwaiting[0], source="rule", reason=why, point=unwaiting[1]))
     asks.append(_guides_answer(outlook))
     for ask in asks:
-        if ask is not None and not insight.is_measured(ask.configuration) and outlook.may_propose():
+        if ask is None or insight.is_measured(ask.configuration) or not outlook.may_propose():
+            continue
+        if _is_affordable(outlook, ask.configuration):
             yield _at_rate(outlook, insight, ask)
 
 
@@ -169,9 +175,24 @@ def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]
 
 def _usual_run_s(outlook: Outlook) -> float:
     """What a proposal takes: of a capacity one rate is tried, for less long than a fresh run."""
+    if outlook.scenario.objective != "capacity":
+        return outlook.fresh_run_s()
+    recent = [trial.seconds for trial in outlook.trials if trial.asked_rate_rps is not None]
+    usual_s = min(outlook.scenario.load.duration_s, policy.RUNG_S) + 0.5
+    return max(usual_s, float(np.median(recent)) if recent else policy.PROBE_BATCHES * _full_batch_s(outlook))
+
+
+def _full_batch_s(outlook: Outlook) -> float:
+    largest = searched_sizes(outlook.scenario)[-1]
+    return outlook.pace.batch_s(full_rows(outlook.scenario, largest, outlook.pace))
+
+
+def _is_affordable(outlook: Outlook, configuration: Configuration) -> bool:
+    """Whether a run of it fits into what is left for the search; of a capacity the rate matters more than the size."""
     if outlook.scenario.objective == "capacity":
-        return min(outlook.scenario.load.duration_s, policy.RUNG_S) + 0.5
-    return outlook.fresh_run_s()
+        return True
+    times = times_of(outlook.pace, outlook.scenario, configuration)
+    return times.run_s <= max(outlook.remaining_s(), 0.0)
 
 
 def _sampler(outlook: Outlook) -> Sampler:
@@ -198,7 +219,11 @@ def _proposal(
     failed = {one.configuration: one.point for one in trials if one.state == "failed"}
     enqueue: list[dict[str, Any]] = []
     if is_twins:
-        without = insight.settled() | {at for at, cell in enumerate(insight.cells) if cell.point is None}
+        without = insight.settled() | {
+            at
+            for at, cell in enumerate(insight.cells)
+            if cell.point is None or not _is_affordable(outlook, cell.configuration)
+        }
         pick = insight.believed.top_two if explores else insight.believed.highest
         enqueue = [dict(insight.cells[at].point or {}) for at in pick(1, without=without)]
     proposal = sampler.propose(pool(trials, scenario=outlook.scenario), failed=failed, enqueue=enqueue)
@@ -244,7 +269,8 @@ def _point(insight: Insight, at: int) -> dict[str, Any] | None:
 
 
 def _one_rate(outlook: Outlook, ask: Ask, rate_rps: float) -> Ask:
-    return replace(ask, rate_rps=rate_rps, duration_s=min(outlook.scenario.load.duration_s, policy.RUNG_S))
+    duration_s = rung_s(outlook.pace, outlook.scenario, ask.configuration, rate_rps)
+    return replace(ask, rate_rps=rate_rps, duration_s=duration_s)
 
 
 def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from batchtune.measure.caveats import Caveat, caveat
 from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.server_settings import settings_of
-from batchtune.measure.steady_state import Window, whole_run, window_of
+from batchtune.measure.steady_state import Window, between_answers, whole_run, window_of
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.spec import Scenario
@@ -68,7 +68,9 @@ class Fleet(Protocol):
 class LoadRun:
     """One load: `arrivals` include the warm-up; `overdue_after_s` is what live counts call late.
 
-    `whole`: every request counts, from the start to the last answer, whatever the warm-up.
+    `whole`: every request counts, from the start to the last answer, whatever the warm-up. `timeout_s` None: the
+    request's. `batch_s` is what a batch is expected to take. `patient`: answers are waited for as long as a request may
+    take, else until they are hopelessly late for the SLO.
     """
 
     arrivals: Arrivals
@@ -76,6 +78,9 @@ class LoadRun:
     whole: bool = False
     overdue_after_s: float | None = None
     should_stop: Callable[[LiveAggregate], bool] | None = None
+    timeout_s: float | None = None
+    batch_s: float = 0.0
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +140,13 @@ class Loader:
         loaded_cpu_s = None if moved.server_cpu_s is None else moved.server_cpu_s + samples.client_cpu_s
         noise = () if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s).caveats()
         if np.isin(samples.status, _LEFT_BEHIND).any():
-            self._settle()
+            self._settle(load)
         if load.whole:
             window = whole_run(samples)
         else:
             window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=load.arrivals.duration_s)
+            if isinstance(load.arrivals, ClosedLoop):
+                window = between_answers(samples, window)
         measurement = measure(
             samples,
             warm_up_s=load.warm_up_s,
@@ -166,16 +173,19 @@ class Loader:
     def _job(self, load: LoadRun) -> LoadJob:
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
-        limit_s = max(slo.limits().values(), default=None)
+        limit_s = None if load.patient else max(slo.limits().values(), default=None)
         arrivals = load.arrivals
+        timeout_s = request.timeout_s if load.timeout_s is None else load.timeout_s
+        if timeout_s != requests.timeout_s:
+            requests = replace(requests, timeout_s=timeout_s)  # it travels with a gRPC call
         answers = request.answers
         checked = answers.check != "status" and answers.sample > 0
         return LoadJob(
             endpoint=self._target.endpoint,
             requests=requests,
             arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
-            timeout_s=request.timeout_s,
-            drain_s=None if limit_s is None else min(request.timeout_s, policy.PATIENCE * limit_s),
+            timeout_s=timeout_s,
+            drain_s=None if limit_s is None else min(timeout_s, policy.PATIENCE * limit_s),
             in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
             connections=self._scenario.load.connections,
             check_every=max(1, round(1 / answers.sample)) if checked else 0,
@@ -201,11 +211,13 @@ class Loader:
         self._requests = requests
         return requests
 
-    def _settle(self) -> None:
+    def _settle(self, load: LoadRun) -> None:
         """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
         before = self._target.counters()
-        for _ in range(round(policy.SETTLE_LIMIT_S / policy.SETTLE_STEP_S)):
-            self._sleep(policy.SETTLE_STEP_S)
+        step_s = max(policy.SETTLE_STEP_S, policy.SETTLE_BATCHES * load.batch_s)
+        limit_s = max(policy.SETTLE_LIMIT_S, policy.SETTLE_STEPS_MIN * step_s)
+        for _ in range(round(limit_s / step_s)):
+            self._sleep(step_s)
             after = self._target.counters()
             moved = activity(before, after)
             if not moved.batches and not sum(moved.requests_by_status.values()):

@@ -24,10 +24,57 @@ SETTLE_LIMIT_S = 10.0
 SETTLE_STEP_S = 0.1
 """A server that was overwhelmed is given this long to come to rest, looked at in steps."""
 
+SETTLE_BATCHES = 1.5
+"""A step lasts as many batches at least: a server within a batch counts nothing and looks at rest."""
+
+SETTLE_STEPS_MIN = 20
+"""Steps that a slow server is given at least: clients of a probe fill fewer batches than that."""
+
 PROBE_WARM_UP_S = 0.3
 """Warm-up of the rule's short probes, when the scenario's is longer."""
 
 HOPELESS_RATIO = 0.25
+
+
+# The pace of a load, by what a batch takes. A rate read between the ends of n batches of one size is exact; n of 4 or 5
+# leave room for one that was slow (twins of emulated devices of 250 ms a row, tests/test_tune_speed.py).
+
+WARM_UP_BATCHES = 1.5
+"""A closed loop starts with a batch of its first request alone; the next one is full."""
+
+PROBE_BATCHES = 4
+"""Batches in the measured part of a probe or of a run at one rate, at least."""
+
+RUN_BATCHES = 5
+"""Batches in the measured part of a trial, at least."""
+
+RUN_BATCHES_MIN = 2
+"""The same where the budget of time leaves no room for more."""
+
+RUN_SHARE = 1 / 12
+"""A load that is longer than the scenario's takes at most this share of the budget: a race of a few and its
+confirmation are a dozen runs."""
+
+RUN_REQUESTS = 100
+"""Requests of a trial of an open loop, at least: 72 independent ones bound p95."""
+
+RUNG_REQUESTS = 40
+"""Requests of a run at one rate of a search for a capacity, at least: below, p95 is the slowest one or two."""
+
+TIMEOUT_TURNS = 3.0
+"""Where the scenario says nothing, a request may take as many times as long as the last in the queue should,"""
+
+TIMEOUT_MAX_S = 600.0
+"""but no longer than this: a server that hangs is to be found out."""
+
+LONE_TIMEOUT_S = 60.0
+"""The first request, of a server of unknown speed, is waited for this long where the scenario says nothing."""
+
+LONE_ANSWERS = 5
+"""A probe of one client goes on until so many answers, where that takes no longer than"""
+
+LONE_MAX_S = 8.0
+"""this. One answer is a measurement too."""
 
 
 # Probes and references.
@@ -36,7 +83,13 @@ RULE_PROBE_S = 1.0
 """Length of each of the rule's two probes."""
 
 SATURATING_CLIENTS = 16
-"""Closed-loop clients of the probe for the throughput without batching, where the scenario's loop is open."""
+"""Closed-loop clients of the probe for the throughput without batching, where the scenario's loop is open;"""
+
+SATURATING_TURN_S = 4.0
+"""fewer where they would wait for each other longer than this,"""
+
+SATURATING_CLIENTS_MIN = 2
+"""but two at least: the device is then never idle."""
 
 CALIBRATION_S = 1.0
 """Measured part of a probe."""
@@ -49,6 +102,9 @@ CALIBRATION_SHARE = 0.2
 
 CALIBRATIONS_MIN = 2
 
+RISING_FACTOR = 4
+"""From one size to the next, where batches of the largest would take too long to begin with."""
+
 
 # The capacity of one configuration.
 
@@ -60,6 +116,12 @@ CAPACITY_SEARCH_S = (8.0, 45.0)
 
 CAPACITY_SHARE = 0.2
 """at most this share of the time that the whole sweep has."""
+
+CAPACITY_SEARCH_RUNS = 6
+"""Of a slow server a search takes so many bursts at least, whatever its share: fewer rates bracket nothing."""
+
+CAPACITY_PROBE_MAX_S = 15.0
+"""A probe that is lengthened to hold enough requests takes no longer than this, or than a burst."""
 
 BURST_CLIENTS = (8, 256)
 """Fewest and most clients of the first burst."""
@@ -328,6 +390,18 @@ GAIN_HALF_WIDTH = 0.15
 
 
 # Budget and failures.
+
+TIME_BUDGET_S = 120.0
+"""For everything, where the scenario gives no budget and the server is quick,"""
+
+TIME_BUDGET_MAX_S = 1800.0
+"""and at most this where it is slow."""
+
+SURE_RUNS = 20
+"""Runs of a sweep that ends with an answer: references, proposals, a race or what stands for it, and fresh runs."""
+
+OVERRUN_SHARE = 0.1
+"""A trial that is expected to end later than this beyond the budget of time is not begun."""
 
 FAILURES_MAX = 3
 """So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""

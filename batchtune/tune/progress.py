@@ -41,10 +41,12 @@ class SweepProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
     """Who is told: `on_progress` a few times a second during a trial, `on_thinking` what goes on between two trials,
-    `on_summary` once, when the sweep ends, however it ends."""
+    `on_plan` once, what the budget can do, as soon as that is known, `on_summary` once, when the sweep ends, however it
+    ends."""
 
     on_progress: Callable[[SweepProgress], None] = lambda _progress: None
     on_thinking: Callable[[str], None] = lambda _text: None
+    on_plan: Callable[[str], None] = lambda _text: None
     on_summary: Callable[[SearchSummary], None] = lambda _summary: None
 
 

@@ -23,6 +23,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage, rounded
 from batchtune.tune import policy
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
+from batchtune.tune.pace import rung_s
 from batchtune.tune.strategy import Ask, Outlook
 from batchtune.tune.trial import (
     Trial,
@@ -235,7 +236,7 @@ def _ask(survivor: Survivor, reason: str, *, block: int) -> Ask:
 
 
 def _ladder_ask(outlook: Outlook, survivor: Survivor, rate_rps: float, block: int, reason: str) -> Ask:
-    duration_s = min(outlook.scenario.load.duration_s, policy.RUNG_S)
+    duration_s = rung_s(outlook.pace, outlook.scenario, survivor.configuration, rate_rps)
     return replace(_ask(survivor, reason, block=block), rate_rps=rate_rps, duration_s=duration_s)
 
 
@@ -257,7 +258,7 @@ def _time_for(outlook: Outlook, runs: int) -> bool:
     if outlook.scenario.objective == "capacity":
         usual = min(load.duration_s, policy.RUNG_S) + 0.5
     else:
-        usual = load.warm_up_s + load.duration_s + 0.2
+        usual = outlook.fresh_run_s()
     each = float(np.mean(recent)) if recent else usual
     return runs * each <= outlook.remaining_s()
 

@@ -10,6 +10,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Trial
@@ -40,15 +41,18 @@ def explain_gain(
     gain: Estimate | None,
     unbatched_rows_per_s: float,
     limits_s: dict[str, float],
+    failure: str = "",
 ) -> str:
     """Why batching pays, or why not: the sentence for the best batched configuration against no batching.
 
     `batched` None: none meets the SLO; unless `tried`, none was asked for a rate as low as no batching takes; unless
     `measured`, none was asked for anything. `unbatched_rows_per_s` is what the
     server does without batching when it is kept busy; NaN when it was not measured, or when the load in question leaves
-    it idle.
+    it idle. `failure` is why batches failed, where they did.
     """
     if batched is None:
+        if failure and not measured:
+            return f"every configuration with batching failed: {failure}"
         if measured and not tried:
             return "no configuration with batching was tried at a rate as low as no batching takes"
         return f"no configuration with batching {'meets the SLO' if tried else 'was measured'}"
@@ -78,7 +82,9 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
     if not pooled:
         failures = [trial.failure for trial in trials if trial.failure]
         if failures:
-            return f"nothing to recommend: {counted(len(failures), 'trial')} failed; the last: {failures[-1]}"
+            why = explain_failure([trial for trial in trials if trial.error_texts])
+            told = f": {why}" if why else f"; the last: {failures[-1]}"
+            return f"nothing to recommend: {counted(len(failures), 'trial')} failed{told}"
         probes = f", only {counted(len(trials), 'probe')}" if trials else ""
         return f"nothing to recommend: no trial is finished{probes}"
     nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))

@@ -10,6 +10,7 @@ from batchtune.batching import BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.pace import rows_per_request
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 from batchtune.tune.trial import Source, Trial
@@ -33,7 +34,7 @@ def reference_points(outlook: Outlook) -> Strategy:
         reason="reference point: batching off",
         point=outlook.space.locate(references["no_batching"]),
     )
-    yield from rule_probes(outlook.scenario)
+    yield from rule_probes(outlook)
     rule = rule_ask(outlook)
     if rule is not None:
         yield rule
@@ -45,20 +46,25 @@ def reference_points(outlook: Outlook) -> Strategy:
     )
 
 
-def rule_probes(scenario: Scenario) -> Strategy:
+def rule_probes(outlook: Outlook) -> Strategy:
     """What the rule needs to know: the latency of a lone request and, in an open loop, the throughput unbatched."""
-    off = reference_configurations(scenario)["no_batching"]
-    wanted = {1: "latency of a lone request"}
-    if scenario.load.open_loop:
-        wanted[policy.SATURATING_CLIENTS] = "throughput without batching"
-    for clients, what in wanted.items():
-        yield Ask(
+    off = reference_configurations(outlook.scenario)["no_batching"]
+
+    def ask(clients: int, what: str) -> Ask:
+        return Ask(
             configuration=off,
             source="probe",
             reason=f"for the rule: {what}",
             concurrency=clients,
             duration_s=policy.RULE_PROBE_S,
         )
+
+    yield ask(1, "latency of a lone request")
+    if outlook.scenario.load.open_loop:
+        lone_s = outlook.pace.lone_s
+        turns = policy.SATURATING_TURN_S / lone_s if lone_s > 0.0 else math.inf
+        clients = min(policy.SATURATING_CLIENTS, max(turns, policy.SATURATING_CLIENTS_MIN))
+        yield ask(int(clients), "throughput without batching")
 
 
 def rule_ask(outlook: Outlook) -> Ask | None:
@@ -77,10 +83,8 @@ def rule_ask(outlook: Outlook) -> Ask | None:
 
 def rule_answer(scenario: Scenario, trials: Sequence[Trial]) -> RuleAnswer | None:
     """What the rule says of its probes; None when they are missing or tell nothing."""
-    lone = _probe(trials, 1)
-    busy = (
-        _probe(trials, policy.SATURATING_CLIENTS) if scenario.load.open_loop else _last(trials, "no_batching")
-    )
+    lone = _probe(trials, lone=True)
+    busy = _probe(trials, lone=False) if scenario.load.open_loop else _last(trials, "no_batching")
     if lone is None or busy is None or lone.measurement is None or busy.measurement is None:
         return None
     rows_per_s = busy.measurement.throughput_rows_per_s.value
@@ -105,11 +109,6 @@ def rule_without_waiting(outlook: Outlook) -> tuple[Configuration, dict[str, Any
     return None if configuration is None else (configuration, point)
 
 
-def rows_per_request(scenario: Scenario) -> int:
-    """Rows of the scenario's largest kind of request."""
-    return max(kind.rows or 1 for kind in scenario.request.kinds())
-
-
 def _overlaid(scenario: Scenario, wanted: dict[str, Any]) -> Configuration | None:
     point = {name: value for name, value in wanted.items() if name not in scenario.fixed}
     try:
@@ -118,9 +117,9 @@ def _overlaid(scenario: Scenario, wanted: dict[str, Any]) -> Configuration | Non
         return None
 
 
-def _probe(trials: Sequence[Trial], clients: int) -> Trial | None:
-    probes = (one for one in trials if one.source == "probe" and one.state == "complete")
-    return next((one for one in probes if one.concurrency == clients), None)
+def _probe(trials: Sequence[Trial], *, lone: bool) -> Trial | None:
+    probes = (trial for trial in trials if trial.source == "probe" and trial.state == "complete")
+    return next((probe for probe in probes if (probe.asked_concurrency == 1) is lone), None)
 
 
 def _last(trials: Sequence[Trial], source: Source) -> Trial | None:

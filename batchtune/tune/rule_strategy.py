@@ -18,8 +18,8 @@ from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.ledger import without_superseded
 from batchtune.tune.memory import out_of_memory
+from batchtune.tune.pace import rows_per_request
 from batchtune.tune.references import (
-    rows_per_request,
     rule_ask,
     rule_probes,
 )
@@ -36,7 +36,7 @@ def rule_strategy(outlook: Outlook) -> Strategy:
     scenario = outlook.scenario
     first = _first_answer(outlook.trials)
     if first is None:
-        yield from rule_probes(scenario)
+        yield from rule_probes(outlook)
         ask = rule_ask(outlook)
         if ask is None:
             return

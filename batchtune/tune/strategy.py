@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
+from batchtune.tune.pace import Pace
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Source, Trial
 
@@ -51,6 +52,11 @@ class Outlook(Protocol):
     @property
     def trials(self) -> Sequence[Trial]:
         """The ledger: every trial so far, in order."""
+        ...
+
+    @property
+    def pace(self) -> Pace:
+        """How fast the server is, by the trials so far."""
         ...
 
     def may_propose(self, seconds: float | None = None) -> bool:

@@ -28,8 +28,9 @@ class SearchSummary:
     error of "p95" and "throughput", rank correlation "spearman"). `near_best_probability` is the probability, by twin
     and measurements together, that the leader lies within 5 % of the best of the `space_size` points; None where
     nothing models the points that were not measured. `cannot_pay` is the finding that batching cannot pay here, in
-    words. `noise_ratio` is the standard deviation between runs of one configuration, relative. `repeated_trials`
-    counts those repeated because the host or the client spoilt them.
+    words. `plan`: what the budget was said to be enough for, before it was spent. `noise_ratio` is the standard
+    deviation between runs of one configuration, relative. `repeated_trials` counts those repeated because the host or
+    the client spoilt them.
     """
 
     strategy: str
@@ -41,6 +42,7 @@ class SearchSummary:
     twin_error: Mapping[str, float] = field(default_factory=dict)
     near_best_probability: float | None = None
     cannot_pay: str | None = None
+    plan: str = ""
     noise_ratio: float | None = None
     repeated_trials: int = 0
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
@@ -96,3 +98,4 @@ class Findings:
     twin_error: Mapping[str, float] = field(default_factory=dict)
     near_best_probability: float | None = None
     cannot_pay: str | None = None
+    plan: str = ""

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol
 
+from batchtune.batching import Configuration
 from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.host import HostGuard
@@ -29,6 +30,8 @@ from batchtune.tune.confirmation import (
 from batchtune.tune.ledger import Ledger, is_spoilt
 from batchtune.tune.load_run import Fleet, Target
 from batchtune.tune.memory import out_of_memory
+from batchtune.tune.outlay import budget_s, plan_text, usual_run_s
+from batchtune.tune.pace import Pace, pace_of, times_of
 from batchtune.tune.pool import pool, run_noise
 from batchtune.tune.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.ranking import leaders
@@ -128,6 +131,10 @@ class _Sweep:
         finally:
             self._watcher.on_summary(self._summary())
 
+    @property
+    def pace(self) -> Pace:
+        return pace_of(self.trials, self.scenario)
+
     def may_propose(self, seconds: float | None = None) -> bool:
         """Whether trials and time are left for one more of so many seconds (None: a usual one)."""
         search = self.scenario.search
@@ -140,22 +147,25 @@ class _Sweep:
         reserve_s = 0.0
         if self._best is not None:
             reserve_s = (2 * policy.CONFIRMATIONS + len(references_to_confirm(self))) * self.fresh_run_s()
-            reserve_s = min(
-                reserve_s, policy.RESERVE_SHARE * (self.scenario.search.time_budget_s or math.inf)
-            )
+            reserve_s = min(reserve_s, policy.RESERVE_SHARE * self.budget_s)
         return self.left_s() - reserve_s
 
     def left_s(self) -> float:
         """Seconds of the budget that are left for everything."""
-        budget_s = self.scenario.search.time_budget_s
-        return float("inf") if budget_s is None else budget_s - self._ledger.elapsed_s()
+        return self.budget_s - self._ledger.elapsed_s()
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that the sweep may take; inf when only trials are counted."""
+        return budget_s(self.scenario, self.pace)
 
     def fresh_run_s(self) -> float:
         """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
-        load = self.scenario.load
-        if self.scenario.objective == "capacity":
-            return load.warm_up_s + load.duration_s + 0.5
-        return self._trial_s()
+        if self.scenario.objective != "capacity":
+            return self._trial_s()
+        best = self._best
+        rate_rps = None if best is None or best.objective is None else best.objective.value
+        return self._run_s(best.configuration if best is not None else None, rate_rps=rate_rps) + 0.5
 
     def thinking(self, text: str) -> None:
         """Tell the watcher what goes on before the next trial."""
@@ -168,10 +178,11 @@ class _Sweep:
             while True:
                 trial = self._ledger.answer(ask)
                 if trial is None:
-                    if self.left_s() <= 0.0:
+                    if not self._has_time_for(ask):
                         return
                     trial = yield from self._measure(ask)
                 self._update_best()
+                self._tell_plan()
                 if self._failures >= policy.FAILURES_TO_END:
                     self._findings.stop_reason = f"{self._failures} trials in a row failed"
                     return
@@ -180,6 +191,27 @@ class _Sweep:
             return
         finally:
             asking.close()
+
+    def _has_time_for(self, ask: Ask) -> bool:
+        """A trial may end a little after the time is up."""
+        if self.left_s() <= 0.0:
+            return False
+        times = times_of(
+            self.pace,
+            self.scenario,
+            ask.configuration,
+            clients=ask.concurrency,
+            rate_rps=ask.rate_rps,
+            short_s=ask.duration_s,
+        )
+        return not self.pace.is_known or times.run_s <= self.left_s() + policy.OVERRUN_SHARE * self.budget_s
+
+    def _tell_plan(self) -> None:
+        """Once, when the first batch was seen: what the budget can do."""
+        if self._findings.plan or not self.pace.is_known:
+            return
+        self._findings.plan = plan_text(self.scenario, self.pace)
+        self._watcher.on_plan(self._findings.plan)
 
     def _measure(self, ask: Ask) -> Generator[FinishedTrial, None, Trial]:
         """Run and yield one trial, again where the host or the client spoilt it; the last attempt counts."""
@@ -211,6 +243,7 @@ class _Sweep:
             rate_rps=ask.rate_rps,
             hint_rps=self._hint_rps(ask),
             repeat_of=repeat_of,
+            pace=self.pace,
         )
         self.report(plan, None)
         started_s = self._now_s()
@@ -232,11 +265,8 @@ class _Sweep:
         repeats = [one for one in self.trials if one.repeat_of is not None]
         if len(repeats) >= max(policy.REPEATS_MAX, policy.REPEATS_SHARE * len(self.trials)):
             return False
-        budget_s = self.scenario.search.time_budget_s
         spent_s = sum(one.seconds for one in repeats) + spoilt.seconds
-        return budget_s is None or (
-            spent_s <= policy.REPEATS_SHARE * budget_s and spoilt.seconds <= self.left_s()
-        )
+        return spent_s <= policy.REPEATS_SHARE * self.budget_s and spoilt.seconds <= self.left_s()
 
     def _hint_rps(self, ask: Ask) -> float | None:
         """Where the search for a capacity begins: at the incumbent's, but for the reference points."""
@@ -254,7 +284,7 @@ class _Sweep:
                 trial_number=plan.number,
                 configuration=plan.configuration,
                 elapsed_s=self._ledger.elapsed_s(),
-                budget_s=self.scenario.search.time_budget_s,
+                budget_s=self.budget_s if math.isfinite(self.budget_s) else None,
                 trials_done=self._searched(),
                 trials_max=self.scenario.search.trials,
                 best=self._best,
@@ -273,9 +303,13 @@ class _Sweep:
 
     def _trial_s(self) -> float:
         """What a trial takes: the median so far, before that the scenario's own times."""
-        load = self.scenario.load
         seconds = [one.seconds for one in self.trials if one.source not in NO_CANDIDATES | {"no_batching"}]
-        return statistics.median(seconds) if seconds else load.warm_up_s + load.duration_s
+        return statistics.median(seconds) if seconds else usual_run_s(self.scenario, self.pace)
+
+    def _run_s(self, configuration: Configuration | None, *, rate_rps: float | None) -> float:
+        if configuration is None:
+            return usual_run_s(self.scenario, self.pace)
+        return times_of(self.pace, self.scenario, configuration, rate_rps=rate_rps).run_s
 
     def _summary(self) -> SearchSummary:
         found = self._findings
@@ -290,6 +324,7 @@ class _Sweep:
             twin_error=dict(found.twin_error),
             near_best_probability=found.near_best_probability,
             cannot_pay=found.cannot_pay,
+            plan=found.plan,
             noise_ratio=run_noise(pooled, scenario=self.scenario).sd,
             repeated_trials=sum(one.repeat_of is not None for one in self.trials),
             seconds_by_phase=dict(self._phase_s),

@@ -1,0 +1,127 @@
+"""Any speed: from 50 µs to seconds a batch a sweep ends with a recommendation, or says truly that it could not tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulated_fleet import simulated_server
+from tune_fakes import scenario_of
+
+from batchtune.recommend import recommend
+from batchtune.scenario.spec import Scenario
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.outlay import budget_s, plan_text
+from batchtune.tune.pace import Pace, pace_of, times_of
+from batchtune.tune.progress import Watcher
+from batchtune.tune.sweep import sweep
+from batchtune.twin.simulate import Device
+
+SPEEDS = {
+    "50 µs": (0.00004, 0.00001),
+    "2 ms": (0.0015, 0.0005),
+    "40 ms": (0.035, 0.005),
+    "400 ms": (0.35, 0.05),
+    "250 ms a row": (0.1, 0.15),
+    "5 s a batch": (4.5, 0.5),
+}
+SPACE = {"max_batch_size": [1, 4, 16, 64], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1, 2]}
+
+
+def device(fixed_s: float, per_row_s: float) -> Device:
+    return Device(tau_s=fixed_s + per_row_s * np.arange(1025), delay_s=0.0002, serial=True)
+
+
+def scenario(objective: str, fixed_s: float, per_row_s: float, **search) -> Scenario:
+    """What a user gives who knows the model: an SLO of ten lone requests, a rate of three quarters of one by one."""
+    lone_s = fixed_s + per_row_s
+    load = {
+        "throughput": {"arrivals": "closed", "concurrency": 32},
+        "capacity": {"arrivals": "poisson"},
+        "latency": {"arrivals": "poisson", "rate": f"{0.75 / lone_s}/s"},
+    }[objective]
+    slo = {} if objective == "throughput" else {"p95": f"{1000 * 10 * lone_s:.4f}ms"}
+    return Scenario.model_validate(
+        {
+            "name": "speed",
+            "target": {"model": "."},
+            "load": load,
+            "objective": objective,
+            "slo": slo,
+            "search": {"space": SPACE, **search},
+        }
+    )
+
+
+@pytest.mark.parametrize("objective", ["throughput", "capacity", "latency"])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_the_default_sweep_ends_with_a_recommendation_at_any_speed(speed, objective):
+    asked = scenario(objective, *SPEEDS[speed])
+    clock, target, fleet = simulated_server(device(*SPEEDS[speed]), noise=0.01)
+    told, plans = [], []
+    watcher = Watcher(on_summary=told.append, on_plan=plans.append)
+    started_s = clock()
+    trials = [done.trial for done in sweep(asked, target, fleet, watcher=watcher, now_s=clock)]
+    chosen = recommend(trials, scenario=asked, search=told[0])
+    assert chosen.throughput_rps.value > 0.0
+    assert not any(trial.state == "failed" for trial in trials)
+    assert clock() - started_s <= 1.35 * budget_s(asked, pace_of(trials, asked))
+    assert len(plans) == 1
+    assert told[0].plan == plans[0]
+
+
+def test_what_a_budget_can_do_is_said_once_a_batch_was_seen():
+    asked = scenario("throughput", 0.1, 0.15, budget={"time": "60s"})
+    clock, target, fleet = simulated_server(device(0.1, 0.15))
+    plans: list[str] = []
+    for _ in sweep(asked, target, fleet, watcher=Watcher(on_plan=plans.append), now_s=clock):
+        pass
+    assert plans[0].startswith("a full batch (32 rows) takes about 4.9")
+    assert "60s are enough for about" in plans[0]
+    assert "for a sure answer give" in plans[0]
+    assert clock() - 1000.0 <= 80.0
+
+
+def test_times_that_the_scenario_sets_stay_and_are_said_to_be_short():
+    asked = scenario_of(
+        load={"arrivals": "closed", "concurrency": 32, "duration": "2s"},
+        request={"timeout": "3s"},
+        search={"space": SPACE},
+    )
+    pace = Pace(lone_s=0.25, batch_s_by_rows={4: 0.7, 16: 2.5})
+    configuration = asked.configuration({"max_batch_size": 16})
+    times = times_of(pace, asked, configuration)
+    assert (times.duration_s, times.timeout_s) == (2.0, 3.0)
+    text = plan_text(asked, pace)
+    assert "load.duration 2 s holds few batches: give 25s" in text
+    assert "request.timeout 3 s ends while batches run: give 15s" in text
+
+
+def test_a_batch_not_seen_yet_takes_what_its_rows_would_alone_then_what_the_slope_says():
+    assert Pace().batch_s(8) == 0.0
+    assert Pace(lone_s=0.2).batch_s(8) == pytest.approx(1.6)
+    known = Pace(lone_s=0.25, batch_s_by_rows={4: 0.7, 16: 2.5})
+    assert known.batch_s(10) == pytest.approx(1.6)
+    assert known.batch_s(32) == pytest.approx(4.9)
+    assert known.turn_s(40, 16) == pytest.approx(7.5)
+
+
+def test_a_run_of_a_few_batches_has_an_exact_rate():
+    """Batches of 16 in 2.5 s: in 10 s there are 3 to 5 of them, and between their ends always 6.4 requests/s."""
+    clock, target, fleet = simulated_server(device(0.1, 0.15))
+    asked = scenario("throughput", 0.1, 0.15, budget={"trials": 1})
+    for warm_up_s in (3.0, 4.1, 5.2):
+        load = asked.load.model_copy(update={"warm_up_s": warm_up_s, "duration_s": 10.0})
+        bench = Bench(
+            asked.model_copy(update={"load": load}),
+            target,
+            fleet,
+            on_live=lambda _plan, _live: None,
+            now_s=clock,
+            sleep=clock.sleep,
+        )
+        sixteen = asked.configuration(
+            {"max_batch_size": 16, "num_batch_threads": 1, "batch_timeout_micros": 0}
+        )
+        plan = Plan(number=1, configuration=sixteen, source="sampler", reason="", seed=1)
+        measured = bench.run(plan).trial.measurement
+        assert measured.throughput_rps.value == pytest.approx(6.4, rel=0.01)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal as signals
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,13 @@ OF_NO_METHOD = signature("serving_default", [spec("x")], [spec("y")], "explain")
 def classes(inputs: dict[str, Any]) -> dict[str, Any]:
     rows = len(inputs["inputs"])
     return {"classes": np.array([[b"a"]] * rows, object), "scores": np.ones((rows, 1), np.float32)}
+
+
+def wait_until(condition: Callable[[], Any], *, limit_s: float = 20) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"the condition was not met within {limit_s} s"
+        time.sleep(0.01)
 
 
 def over_rest(servable: FakeServable, action: str, body: Any, **options: Any) -> tuple[str, str, str]:
@@ -103,6 +112,14 @@ def test_both_count_the_examples_of_requests_that_ran(fails: bool) -> None:
         assert (line in metrics) == (runtime in metrics) == (not fails)
 
 
+class Queued:
+    taken = True
+    done: Any
+
+
+QUEUED: weakref.WeakSet[Queued] = weakref.WeakSet()
+
+
 class QueueingServable(FakeServable):
     """Says of every request whether a batch thread has taken it."""
 
@@ -144,6 +161,29 @@ def test_requests_that_wait_too_long_behind_a_slow_batch_are_429(tmp_path: Path)
     assert sorted(answers) == [429, 429, 429, 504]
 
 
+class CyclicServable(FakeServable):
+    """Gives what stands for a request, which refers to the call as a request of a batching queue does."""
+
+    def submit(self, *arguments: Any) -> Any:
+        super().submit(*arguments)
+        queued = Queued()
+        queued.done = arguments[-1]
+        QUEUED.add(queued)
+        return queued
+
+
+def test_a_call_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    message = encode_predict_request("m", "", {"x": np.ones(1, np.float32)})
+    gc.collect()
+    gc.disable()
+    try:
+        over_rest(CyclicServable(), "predict", {"instances": [1.0]})
+        over_grpc(CyclicServable(), "Predict", message)
+        wait_until(lambda: not QUEUED)
+    finally:
+        gc.enable()
+
+
 LARGE = PREDICT_ON_LOOP_BYTES_MAX // 2
 
 
@@ -180,13 +220,6 @@ def test_a_large_body_is_answered_as_a_small_one(
         monkeypatch.setattr("batchtune.server.rest_calls.PREDICT_ON_LOOP_BYTES_MAX", 1 << 30)
         monkeypatch.setattr("batchtune.server.rest_calls.EXAMPLES_ON_LOOP_BYTES_MAX", 1 << 30)
     assert answers[0] == answers[1]
-
-
-def wait_until(condition: Callable[[], Any], *, limit_s: float = 20) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"the condition was not met within {limit_s} s"
-        time.sleep(0.01)
 
 
 def test_a_reader_of_large_bodies_that_dies_is_replaced_and_dies_with_the_server() -> None:

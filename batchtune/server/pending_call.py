@@ -161,6 +161,7 @@ class PendingCall(Generic[_Client]):
 
     def _end(self) -> None:
         self._ended = True
+        self.queued = None  # it refers back to us by way of `done`
         if self._deadline_ns is not None:
             self._calls.deadlines.discard(self, self._deadline_ns)
 

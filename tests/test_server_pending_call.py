@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -23,6 +24,8 @@ from server_fakes import FakeServable, half_plus_two, running_grpc, running_rest
 from server_process import ServerProcess, write_emulated
 
 from batchtune.server.json_process import EXAMPLES_ON_LOOP_BYTES_MAX, PREDICT_ON_LOOP_BYTES_MAX
+from batchtune.server.metrics import Metrics
+from batchtune.server.pending_call import CallKind, PendingCall, PendingCalls
 from batchtune.wire.protos import ClassificationRequest
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import encode_predict_request
@@ -118,6 +121,53 @@ class Queued:
 
 
 QUEUED: weakref.WeakSet[Queued] = weakref.WeakSet()
+
+
+class Waiting:
+    """A request in a queue: it refers to its call."""
+
+    taken = False
+
+    def __init__(self, done: Callable[..., None]) -> None:
+        self.done = done
+
+
+@pytest.mark.parametrize("ends", ["answered", "expired before it was submitted"])
+def test_a_request_dies_with_its_answer(ends: str) -> None:
+    """A cycle of call and request would keep each body until the collector comes by."""
+    waiting: list[Waiting] = []
+    kept: list[weakref.ref[Any]] = []
+
+    class Queue:
+        def submit(self, *arguments: Any) -> Waiting:
+            waiting.append(Waiting(arguments[-1]))
+            return waiting[-1]
+
+    async def scenario() -> None:
+        front_end = SimpleNamespace(is_gone=lambda _: False, reply=lambda *_: None, refuse=lambda *_: None)
+        calls = PendingCalls(front_end, Metrics(), "REST")
+        call = PendingCall(
+            calls,
+            object(),
+            model_name="m",
+            kind=CallKind(api="predict", runtime_api="Predict"),
+            started_ns=0,
+            deadline_ns=None,
+            encode=lambda _: b"",
+        )
+        call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
+        if ends == "expired before it was submitted":
+            call.expire()
+        await asyncio.sleep(0)
+        kept.append(weakref.ref(waiting[0]))
+        waiting.pop().done({}, None)
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 class QueueingServable(FakeServable):

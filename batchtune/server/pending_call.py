@@ -128,6 +128,7 @@ class PendingCall(Generic[_Client]):
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take what the model gave; nothing happens when the call has ended before."""
         if self._ended:
+            self.queued = None
             return
         if outputs is None:
             self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))

@@ -127,7 +127,8 @@ def test_the_sweep_keeps_its_time_and_says_what_it_found(usual):
     assert summary.twin is not None
     assert summary.trust in ("leads", "shares", "off")
     assert summary.trust_reason
-    assert 0.0 <= summary.near_best_probability <= 1.0
+    assert all(0.0 <= near <= 1.0 for near in summary.near_best.values())
+    assert summary.judged == summary.space_size
     assert summary.stop_reason
     assert summary.space_size == 12
     assert set(summary.seconds_by_phase) >= {"reference points", "calibration", "confirmation"}

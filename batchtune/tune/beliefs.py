@@ -26,10 +26,11 @@ from batchtune.tune.space import Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A point of the space, or a reference point outside it (`point` None)."""
+    """A point of the space, or a reference point off its grid (`point` None); unless `inside` none to recommend."""
 
     configuration: Configuration
     point: Mapping[str, object] | None
+    inside: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,7 @@ class Beliefs:
         draws: int = 256,
     ) -> None:
         self.cells = kinship.cells
+        self._inside = [at for at, cell in enumerate(kinship.cells) if cell.inside]
         self._kinship = kinship
         self._measured = measured
         self._random = np.random.default_rng(seed)
@@ -175,19 +177,25 @@ class Beliefs:
         return np.median(self.merits, axis=1)
 
     def best(self) -> int:
-        """The cell that is best in most respects: the highest median."""
-        return int(np.argmax(self.expected))
+        """The cell of the highest median, of those inside the space."""
+        return max(self._inside, key=lambda at: float(self.expected[at]))
 
-    def near_best(self, cell: int) -> float:
-        """The probability that no cell is better than this one by more than NEAR."""
-        ahead = self.merits.max(axis=0) - self.merits[cell]
+    @property
+    def measured(self) -> list[int]:
+        """The cells of which a measurement is known."""
+        return list(self._measured)
+
+    def near_best(self, cell: int, *, among: Sequence[int] | None = None) -> float:
+        """The probability that no cell, of those `among` which it is judged, is better by more than NEAR."""
+        rivals = self.merits if among is None else self.merits[among]
+        ahead = rivals.max(axis=0, initial=-math.inf) - self.merits[cell]
         return float(np.mean(ahead <= -math.log1p(-NEAR)))
 
     def gain_left(self, settled: frozenset[int] = frozenset()) -> float:
         """What the best cell neither measured nor `settled` is expected to add to the best measured one, in logs
         (expected improvement)."""
-        at = list(self._measured)
-        others = [one for one in range(len(self.cells)) if one not in self._measured and one not in settled]
+        at = [cell for cell in self._measured if self.cells[cell].inside]
+        others = [cell for cell in self._inside if cell not in self._measured and cell not in settled]
         if not others or not at:
             return math.inf if others else 0.0
         incumbent = self.merits[max(at, key=lambda one: self.expected[one])]
@@ -216,12 +224,13 @@ class Beliefs:
 
     def contenders(self, count: int, *, keep: float = 0.1) -> list[int]:
         """At most so many cells by their probability of being near the best; beyond two only those from `keep` on."""
-        near = (self.merits.max(axis=0) - self.merits <= -math.log1p(-NEAR)).mean(axis=1)
-        order = np.lexsort((-self.expected, -near))
+        merits = self.merits[self._inside]
+        near = (merits.max(axis=0) - merits <= -math.log1p(-NEAR)).mean(axis=1)
+        order = np.lexsort((-self.expected[self._inside], -near))
         return [
-            int(cell)
-            for at, cell in enumerate(order[:count])
-            if at < policy.CONTENDERS_MIN or near[cell] >= keep
+            self._inside[int(place)]
+            for at, place in enumerate(order[:count])
+            if at < policy.CONTENDERS_MIN or near[place] >= keep
         ]
 
 

@@ -27,15 +27,22 @@ class NearBest:
     """The probability of lying within `NEAR` of the best of `count` configurations.
 
     `of` "space": of all its points, those that were not measured by the twin's account; "measured": of the
-    configurations that were measured, and nothing is said of the others.
+    configurations that were measured, and nothing is said of the others. `space_size`: of a space too large to look at
+    each point, where `count` are those that were looked at.
     """
 
     probability: float
     of: Literal["space", "measured"]
     count: int
+    space_size: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"probability": self.probability, "of": self.of, "count": self.count}
+        return {
+            "probability": self.probability,
+            "of": self.of,
+            "count": self.count,
+            "space_size": self.space_size,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> NearBest:

@@ -16,6 +16,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.pool import Pooled, pool, run_noise
 from batchtune.tune.ranking import indistinct, leaders, merit
+from batchtune.tune.space import lies_inside
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 
 
@@ -29,7 +30,7 @@ def confirmations(outlook: Outlook) -> Strategy:
         arms = confirmation_arms(
             pooled,
             scenario=scenario,
-            references=references_to_confirm(outlook),
+            references=_references(outlook),
             runs_affordable=runs_affordable,
         )
         if not arms:
@@ -61,9 +62,12 @@ def hopeful(pooled: Sequence[Pooled]) -> list[Pooled]:
 
 
 def references_to_confirm(outlook: Outlook) -> list[Configuration]:
-    """The reference points that work; none for a capacity: a search for it costs many fresh runs at one rate."""
-    if outlook.scenario.objective == "capacity":
-        return []
+    """The reference points for which time is set aside; none for a capacity, where few need a fresh run."""
+    return [] if outlook.scenario.objective == "capacity" else _references(outlook)
+
+
+def _references(outlook: Outlook) -> list[Configuration]:
+    """The reference points that work."""
     found = {
         one.source: one.configuration
         for one in outlook.trials
@@ -84,19 +88,24 @@ def confirmation_arms(
     `runs_affordable` is how many trials there is time for: a new rival needs room for all its blocks.
     """
     pooled = hopeful(pooled)
-    ranked = leaders(pooled, scenario=scenario)
+    inside = [one for one in pooled if lies_inside(one.configuration, scenario)]
+    ranked = leaders(inside, scenario=scenario)
     batched = [one for one in ranked if one.configuration.batching is not None]
     claims = list({one.configuration: one for one in (*ranked[:1], *batched[:1])}.values())
+    others = [one for one in ranked if one not in claims and one.configuration not in references]
     if all(one.confirmations >= _wanted(one, pooled, scenario=scenario) for one in claims):
-        return []
+        ahead = [one for one in others if _is_ahead(one, claims, pooled, scenario=scenario)]
+        return (
+            [one.configuration for one in (*claims[:1], *ahead[:1])] if ahead and runs_affordable >= 2 else []
+        )
     compared = [
         one
         for one in pooled
         if one.configuration in references
         and one not in claims
+        and (scenario.objective != "capacity" or _may_win(one, claims[-1], pooled, scenario=scenario))
         and _gain_is_open(one, claims[-1], pooled=pooled, scenario=scenario)
     ]
-    others = [one for one in ranked if one not in claims and one.configuration not in references]
     close = sorted(
         (one for one in others if _may_win(one, claims[-1], pooled, scenario=scenario)),
         key=lambda one: merit(one.value, scenario),
@@ -110,10 +119,20 @@ def confirmation_arms(
 
 
 def _may_win(one: Pooled, leader: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
-    """Whether it is too close to the leader to call; after a miss, whether its next lower claim is still ahead."""
+    """Whether it is ahead of the leader, like with like, or too close to call; after a miss, whether its next lower
+    claim is still ahead."""
     if _refuted(one):
         return merit(one.value, scenario) > merit(leader.value, scenario)
+    if one.feasible and merit(one.search_value, scenario) > merit(leader.search_value, scenario):
+        return True
     return indistinct(leader, one, pooled=pooled, scenario=scenario)
+
+
+def _is_ahead(one: Pooled, claims: Sequence[Pooled], pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
+    """Whether the search alone puts it ahead of what is confirmed, beyond noise, and no fresh run was made of it."""
+    bar = merit(claims[0].search_value, scenario)
+    apart = not indistinct(claims[0], one, pooled=pooled, scenario=scenario)
+    return one.confirmations == 0 and not _refuted(one) and apart and merit(one.search_value, scenario) > bar
 
 
 def _refuted(one: Pooled) -> bool:

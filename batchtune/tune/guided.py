@@ -62,7 +62,7 @@ def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
         insight.look(test=False)
         ended = yield from _race(outlook, insight)
         findings.stop_reason = f"{findings.stop_reason}; race: {ended}"
-    insight.conclude()
+    findings.conclude = insight.conclude
 
 
 def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
@@ -243,7 +243,9 @@ def _proposal(
 def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     """The leader and the few that may be better, side by side; returns why it ended."""
     believed = [insight.leader(), *insight.believed.contenders(policy.SURVIVORS)]
-    racing = dict.fromkeys(insight.simplest(at) for at in believed if not insight.hopeless(at))
+    simplest = [insight.simplest(at) for at in believed if not insight.hopeless(at)]
+    # The first one's rival without waiting races in any case: a timeout is fitted to one number of clients.
+    racing = dict.fromkeys([*simplest[:1], *map(insight.unwaiting, simplest[:1]), *simplest[1:]])
     survivors = [
         Survivor(configuration=insight.cells[at].configuration, point=_point(insight, at))
         for at in list(racing)[: policy.SURVIVORS]

@@ -13,10 +13,10 @@ from batchtune.batching import Configuration
 from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship
-from batchtune.tune.pool import pool
+from batchtune.tune.pool import Pooled, pool
 from batchtune.tune.ranking import leaders
 from batchtune.tune.references import reference_configurations
-from batchtune.tune.space import in_force
+from batchtune.tune.space import in_force, lies_inside
 from batchtune.tune.strategy import Outlook
 from batchtune.tune.summary import Findings, Trust
 from batchtune.tune.trial import NO_CANDIDATES
@@ -51,6 +51,7 @@ class Insight:
         Where that takes too much of the time that is left, what was predicted last stands, corrected by what was
         measured since.
         """
+        self._add_cells()
         left_s = self._outlook.remaining_s()
         if self._look_s > policy.LOOK_SHARE * left_s:
             self.believe()
@@ -69,15 +70,36 @@ class Insight:
         if math.isfinite(left_s):
             self._look_s = left_s - self._outlook.remaining_s()
 
-    def believe(self) -> None:
-        """Correct what the twin predicted last by everything measured since."""
+    def believe(self, *, fresh: bool = False) -> None:
+        """Correct what the twin predicted last by everything measured since; fresh runs are not for choosing."""
         self.believed = Beliefs(
             self._kinship,
             predicted=self._predicted,
-            measured=measured_merits(self._outlook.trials, self._scenario, self.cells),
+            measured=measured_merits(self._outlook.trials, self._scenario, self.cells, fresh=fresh),
             error=None if self.twin is None else policy.ERROR_SHARE * self.twin.error.mape,
             seed=self._scenario.search.seed,
         )
+
+    def _add_cells(self) -> None:
+        """Take in the points of the space that were measured but not drawn: else nobody would judge them.
+
+        Until the twin is asked about one it is hoped to be the best, so that the twin will be asked.
+        """
+        known = {cell.configuration for cell in self.cells}
+        more = {
+            trial.configuration: Cell(configuration=trial.configuration, point=trial.point)
+            for trial in self._outlook.trials
+            if trial.point is not None
+            and trial.source not in NO_CANDIDATES
+            and trial.configuration not in known
+        }
+        if not more:
+            return
+        self.cells += more.values()
+        self._kinship = Kinship(self.cells, self._outlook.space)
+        if self._predicted is not None:
+            best = self._predicted.max(axis=0)
+            self._predicted = np.vstack([self._predicted, *[best] * len(more)])
 
     def _tell(self) -> None:
         twin, findings = self.twin, self._findings
@@ -137,14 +159,17 @@ class Insight:
 
     def leader(self) -> int:
         """The cell that would be recommended now; without one that keeps the SLO the best that is believed in."""
-        ranked = leaders(pool(self._outlook.trials, scenario=self._scenario), scenario=self._scenario)
+        ranked = leaders(self._pooled_inside(), scenario=self._scenario)
         places = (self.place(one.configuration) for one in ranked)
         return next((at for at in places if at is not None), self.believed.best())
 
     def claim_rps(self) -> float:
         """The highest capacity that the measurements alone vouch for; 0 without one."""
+        return max((one.value for one in self._pooled_inside() if one.feasible), default=0.0)
+
+    def _pooled_inside(self) -> list[Pooled]:
         pooled = pool(self._outlook.trials, scenario=self._scenario)
-        return max((one.value for one in pooled if one.feasible), default=0.0)
+        return [one for one in pooled if lies_inside(one.configuration, self._scenario)]
 
     def is_measured(self, configuration: Configuration) -> bool:
         return any(
@@ -155,7 +180,7 @@ class Insight:
     def simplest(self, at: int) -> int:
         """The same size and threads with the shortest timeout that is believed to be as good."""
         least = self.expected(at) - policy.AS_GOOD
-        alike = [one for one in self._siblings(at) if self.expected(one) >= least]
+        alike = [one for one in self.siblings(at) if self.expected(one) >= least]
         return min(alike, key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at)
 
     def settled(self) -> frozenset[int]:
@@ -169,12 +194,18 @@ class Insight:
         alike = {
             one
             for at in measured
-            for one in self._siblings(at)
+            for one in self.siblings(at)
             if abs(predicted[one] - predicted[at]) < policy.AS_GOOD
         }
         return frozenset(measured | alike)
 
-    def _siblings(self, at: int) -> list[int]:
+    def unwaiting(self, at: int) -> int:
+        """The same size and threads with the space's shortest timeout: what a timeout must beat to be worth having."""
+        return min(
+            self.siblings(at), key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at
+        )
+
+    def siblings(self, at: int) -> list[int]:
         """The cells that differ from this one in the timeout only, itself included; none outside the space."""
         point = self.cells[at].point
         if point is None or TIMEOUT not in point:
@@ -197,9 +228,15 @@ class Insight:
         return f"the twin expects {shown}"
 
     def conclude(self) -> None:
-        """What is believed in the end, by everything but fresh runs."""
-        self.believe()
-        self._findings.near_best_probability = self.believed.near_best(self.leader())
+        """How near to the best of the space each configuration measured is believed to be, by all runs."""
+        self._add_cells()
+        self.believe(fresh=True)
+        inside = [at for at, cell in enumerate(self.cells) if cell.point is not None]
+        self._findings.judged = len(inside)
+        self._findings.near_best = {
+            self.cells[at].configuration.label(): self.believed.near_best(at, among=inside)
+            for at in self.believed.measured
+        }
 
 
 def _cells(outlook: Outlook) -> list[Cell]:
@@ -220,7 +257,8 @@ def _cells(outlook: Outlook) -> list[Cell]:
             found.setdefault(configuration, Cell(configuration=configuration, point=point))
     for configuration in reference_configurations(scenario).values():
         point_of = space.locate(configuration)
-        found[configuration] = Cell(configuration=configuration, point=point_of)
+        inside = lies_inside(configuration, scenario)
+        found[configuration] = Cell(configuration=configuration, point=point_of, inside=inside)
     return list(found.values())
 
 

@@ -439,5 +439,11 @@ ALTERNATIVE_GAIN = 0.05
 SAME_RATIO = 0.005
 """Ratios closer to 1 than this round to the same per cent."""
 
+UNCONFIRMED_SHARE = 0.9
+"""Share of a capacity that only the search found which is claimed: the best of many such is often too good."""
+
+ESTABLISHED_RUNS = 2
+"""Fresh runs that must have kept the SLO before a recommendation is called established."""
+
 WORTH_GAIN = 0.05
 """Batching that gains less than this is not worth its parameters."""

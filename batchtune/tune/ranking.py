@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from batchtune.batching import DEFAULT_BATCH_TIMEOUT_MICROS, DEFAULT_MAX_BATCH_SIZE, Configuration
 from batchtune.measure.distributions import Z_95
@@ -27,11 +28,11 @@ def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
     confirmed = [one for one in feasible if one.confirmations]
     others = [one for one in feasible if not one.confirmations]
     if not confirmed:
-        return _ordered(others, scenario=scenario)
+        return simplest_first(others, scenario=scenario)
     bar = max(merit(one.search_value, scenario) for one in confirmed) + policy.INDIFFERENCE
     ahead = [one for one in others if merit(one.value, scenario) > bar]
     behind = [one for one in others if merit(one.value, scenario) <= bar]
-    return [part for group in (ahead, confirmed, behind) for part in _ordered(group, scenario=scenario)]
+    return [part for group in (ahead, confirmed, behind) for part in simplest_first(group, scenario=scenario)]
 
 
 def indistinct(one: Pooled, other: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
@@ -65,13 +66,33 @@ def simplicity(configuration: Configuration) -> tuple[float, float, float]:
     )
 
 
-def _ordered(feasible: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
+def simplest_first(feasible: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
+    """By objective, but of those that cannot be told from the best the most robust first.
+
+    Of two that differ in the timeout alone the shorter one goes before the longer unless it costs AS_GOOD or more: a
+    timeout tuned to a number of clients is paid in full when there is one less.
+    """
     if not feasible:
         return []
     ranked = sorted(feasible, key=lambda one: merit(one.value, scenario), reverse=True)
     least = merit(ranked[0].value, scenario) - _tie(ranked[0], feasible, scenario=scenario)
     tied = [one for one in ranked if merit(one.value, scenario) >= least]
-    return [*sorted(tied, key=_fragility), *ranked[len(tied) :]]
+    ordered = [*sorted(tied, key=_fragility), *ranked[len(tied) :]]
+    first = ordered[0]
+    least = merit(first.value, scenario) - policy.AS_GOOD
+    shorter = [one for one in ordered if _waits_less(one, first) and merit(one.value, scenario) >= least]
+    if not shorter:
+        return ordered
+    simplest = min(shorter, key=lambda one: simplicity(one.configuration))
+    return [simplest, *(one for one in ordered if one is not simplest)]
+
+
+def _waits_less(one: Pooled, other: Pooled) -> bool:
+    mine, theirs = one.configuration.batching, other.configuration.batching
+    if mine is None or theirs is None or one.confirmations < other.confirmations:
+        return False
+    alike = replace(mine, batch_timeout_micros=theirs.batch_timeout_micros) == theirs
+    return alike and simplicity(one.configuration)[1] < simplicity(other.configuration)[1]
 
 
 def _tie(best: Pooled, feasible: Sequence[Pooled], *, scenario: Scenario) -> float:

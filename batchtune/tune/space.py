@@ -15,6 +15,7 @@ from batchtune.batching import (
     default_num_batch_threads,
 )
 from batchtune.errors import BatchingParametersError
+from batchtune.scenario.search_spec import RangeSpace
 from batchtune.scenario.spec import Scenario
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -105,6 +106,23 @@ class Space:
         """Euclidean over the indices, each knob's extent counting as 1."""
         steps = zip(self.indices(one), self.indices(other), self.shape.values(), strict=True)
         return math.hypot(*((here - there) / max(count - 1, 1) for here, there, count in steps))
+
+
+def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether every knob of the space has, by name or by the server's default, a value that the space allows.
+
+    Between the ends of a range any value does; of a list only its own. No batching is inside whatever the space.
+    """
+    if configuration.batching is None:
+        return True
+    for name, knob in scenario.search.space.items():
+        value = in_force(configuration, name, cpus=scenario.target.cpus)
+        if isinstance(knob, RangeSpace):
+            if not (isinstance(value, int | float) and knob.low <= value <= knob.high):
+                return False
+        elif value not in knob.values:
+            return False
+    return True
 
 
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:

@@ -7,7 +7,7 @@ beside the ledger, and the recommendation states it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -16,6 +16,9 @@ from batchtune.tune.declared import check_declared
 
 SCHEMA_VERSION = 1
 
+_FORMER = "near_best_probability"
+"""Of an earlier version's file: a probability that does not say of which configuration; left out when it is read."""
+
 Trust = Literal["leads", "shares", "off"]
 
 
@@ -23,14 +26,15 @@ Trust = Literal["leads", "shares", "off"]
 class SearchSummary:
     """What a sweep says of itself.
 
-    `twin` is the calibrated twin as plain types; `trust` says whether it led the search, shared it with the sampler or
-    was switched off, `trust_reason` why in words, `twin_error` its leave-one-out errors by figure (median absolute log
-    error of "p95" and "throughput", rank correlation "spearman"). `near_best_probability` is the probability, by twin
-    and measurements together, that the leader lies within 5 % of the best of the `space_size` points; None where
-    nothing models the points that were not measured. `cannot_pay` is the finding that batching cannot pay here, in
-    words. `plan`: what the budget was said to be enough for, before it was spent. `noise_ratio` is the standard
-    deviation between runs of one configuration, relative. `repeated_trials` counts those repeated because the host or
-    the client spoilt them.
+    `twin` is the calibrated twin as plain types; `trust` says whether it led the search, shared it with the sampler
+    or was switched off, `trust_reason` why in words, `twin_error` its leave-one-out errors by figure (median
+    absolute log error of "p95" and "throughput", rank correlation "spearman"). `proposals` counts those of the
+    search by who made them ("twin", "sampler"). `near_best` is the probability, by twin and all measurements
+    together, the fresh runs too, that a configuration lies within 5 % of the best of the `judged` points, those of
+    the `space_size` that were looked at: for each configuration measured, by its label; empty where nothing models
+    what was not measured. `cannot_pay` is the finding that batching cannot pay here, in words. `plan`: what the
+    budget was said to be enough for, before it was spent. `noise_ratio` is the standard deviation between runs of
+    one configuration, relative. `repeated_trials` counts those repeated because the host or the client spoilt them.
     """
 
     strategy: str
@@ -40,7 +44,9 @@ class SearchSummary:
     trust: Trust | None = None
     trust_reason: str = ""
     twin_error: Mapping[str, float] = field(default_factory=dict)
-    near_best_probability: float | None = None
+    near_best: Mapping[str, float] = field(default_factory=dict)
+    judged: int = 0
+    proposals: Mapping[str, int] = field(default_factory=dict)
     cannot_pay: str | None = None
     plan: str = ""
     noise_ratio: float | None = None
@@ -49,12 +55,19 @@ class SearchSummary:
     trials_by_phase: Mapping[str, int] = field(default_factory=dict)
 
     def continuing(self, earlier: SearchSummary) -> SearchSummary:
-        """Of a sweep that went on where `earlier` ended: the time of both counts, the rest is of all trials anyway."""
+        """Of a sweep that went on where `earlier` ended: the time of both counts, the rest is of all trials anyway.
+
+        A sweep that ended before it looked at anything keeps what the earlier one saw.
+        """
         phases = dict.fromkeys((*earlier.seconds_by_phase, *self.seconds_by_phase))
         spent = {
             phase: earlier.seconds_by_phase.get(phase, 0.0) + self.seconds_by_phase.get(phase, 0.0)
             for phase in phases
         }
+        if self.trust is None and earlier.trust is not None:
+            names = ("twin", "trust", "trust_reason", "twin_error", "near_best", "judged", "cannot_pay")
+            kept = {name: getattr(earlier, name) for name in names}
+            return replace(self, seconds_by_phase=spent, **kept)
         return replace(self, seconds_by_phase=spent)
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +92,7 @@ class SearchSummary:
             )
         try:
             errors = {name: number_from_json(one) for name, one in values.get("twin_error", {}).items()}
-            given = {name: value for name, value in values.items() if name != "schema_version"}
+            given = {name: value for name, value in values.items() if name not in ("schema_version", _FORMER)}
             summary = cls(**{**given, "twin_error": errors})
             check_declared(summary)
         except (TypeError, AttributeError) as error:
@@ -89,13 +102,18 @@ class SearchSummary:
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What a strategy finds out about its own search; the sweep makes the summary of it."""
+    """What a strategy finds out about its own search; the sweep makes the summary of it.
+
+    `conclude` brings `near_best` up to date with everything measured, the fresh runs too.
+    """
 
     stop_reason: str = ""
     twin: Mapping[str, Any] | None = None
     trust: Trust | None = None
     trust_reason: str = ""
     twin_error: Mapping[str, float] = field(default_factory=dict)
-    near_best_probability: float | None = None
+    near_best: Mapping[str, float] = field(default_factory=dict)
+    judged: int = 0
     cannot_pay: str | None = None
     plan: str = ""
+    conclude: Callable[[], None] = lambda: None

@@ -35,7 +35,7 @@ from batchtune.tune.pace import Pace, pace_of, times_of
 from batchtune.tune.pool import pool, run_noise
 from batchtune.tune.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.ranking import leaders
-from batchtune.tune.space import Space
+from batchtune.tune.space import Space, lies_inside
 from batchtune.tune.strategies import strategy_of
 from batchtune.tune.strategy import Ask, Strategy
 from batchtune.tune.summary import Findings, SearchSummary
@@ -293,7 +293,9 @@ class _Sweep:
         )
 
     def _update_best(self) -> None:
-        ranked = leaders(pool(self.trials, scenario=self.scenario), scenario=self.scenario)
+        pooled = pool(self.trials, scenario=self.scenario)
+        inside = [one for one in pooled if lies_inside(one.configuration, self.scenario)]
+        ranked = leaders(inside, scenario=self.scenario)
         self._best = ranked[0].runs[-1].trial if ranked else None
 
     def _searched(self) -> int:
@@ -313,6 +315,7 @@ class _Sweep:
 
     def _summary(self) -> SearchSummary:
         found = self._findings
+        found.conclude()
         pooled = pool(self.trials, scenario=self.scenario)
         return SearchSummary(
             strategy=self.scenario.search.strategy,
@@ -322,7 +325,9 @@ class _Sweep:
             trust=found.trust,
             trust_reason=found.trust_reason,
             twin_error=dict(found.twin_error),
-            near_best_probability=found.near_best_probability,
+            near_best=dict(found.near_best),
+            judged=found.judged,
+            proposals=dict(Counter(one.source for one in self.trials if one.source in ("twin", "sampler"))),
             cannot_pay=found.cannot_pay,
             plan=found.plan,
             noise_ratio=run_noise(pooled, scenario=self.scenario).sd,

@@ -17,7 +17,7 @@ from batchtune.tune import policy
 from batchtune.tune.beliefs import Cell, Measured
 from batchtune.tune.ladder import locate, rungs_of
 from batchtune.tune.ledger import without_superseded
-from batchtune.tune.pool import pool, run_noise
+from batchtune.tune.pool import Pooled, pool, run_noise
 from batchtune.tune.ranking import merit
 from batchtune.tune.trial import NO_CANDIDATES, Trial
 from batchtune.twin.calibrate import Observation, calibrate, observation_of
@@ -77,25 +77,44 @@ def _kept_up(measured: Measurement, scenario: Scenario) -> bool:
 
 
 def measured_merits(
-    trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell]
+    trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell], *, fresh: bool = False
 ) -> dict[int, Measured]:
-    """What the ledger says of each cell that it holds; fresh runs are left out, they are not for choosing."""
-    searched = [one for one in without_superseded(trials) if one.source != "confirm"]
+    """What the ledger says of each cell that it holds; unless `fresh` without the fresh runs, which are not for
+    choosing. Fresh ones are moved by what the machine drifted since, as the reference points show it."""
+    searched = [one for one in without_superseded(trials) if fresh or one.source != "confirm"]
     if scenario.objective == "capacity":
         return _located(searched, scenario, cells)
     pooled = pool(searched, scenario=scenario)
     noise = run_noise(pooled, scenario=scenario)
+    drift = _drift(pooled, trials, scenario) if fresh else 0.0
     found = {}
     places = {cell.configuration: at for at, cell in enumerate(cells)}
     for one in pooled:
         at = places.get(one.configuration)
         value = merit(one.search_value, scenario)
+        runs = len(one.searched) or 1
+        if fresh and one.confirmations and one.searched:
+            later = merit(one.value, scenario) - drift
+            value = (runs * value + one.confirmations * later) / (runs + one.confirmations)
+            runs += one.confirmations
         if at is None or one.failures or not math.isfinite(value):
             continue
         breach = max(0.0, math.log1p(max(one.violation, -0.5)))
-        sd = math.hypot(noise.sd / math.sqrt(len(one.searched) or 1), 0.5 * breach)
+        sd = math.hypot(noise.sd / math.sqrt(runs), 0.5 * breach)
         found[at] = Measured(merit=value - policy.BREACH_WEIGHT * breach, sd=sd)
     return found
+
+
+def _drift(pooled: Sequence[Pooled], trials: Sequence[Trial], scenario: Scenario) -> float:
+    """How much faster (in logs) the reference points were when run again: nobody chose them for being lucky."""
+    references = {trial.configuration for trial in trials if trial.source in ("no_batching", "defaults")}
+    moves = [
+        merit(one.value, scenario) - merit(one.search_value, scenario)
+        for one in pooled
+        if one.configuration in references and one.confirmations and one.searched
+    ]
+    finite = [move for move in moves if math.isfinite(move)]
+    return sum(finite) / len(finite) if finite else 0.0
 
 
 def _located(trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell]) -> dict[int, Measured]:

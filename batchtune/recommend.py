@@ -13,21 +13,21 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from batchtune.batching import Configuration
-from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
-from batchtune.scenario.units import counted
+from batchtune.scenario.units import counted, percentage
 from batchtune.tune import policy
+from batchtune.tune.choice import Choice, choose, is_gain
 from batchtune.tune.confidence import NearBest, near_best_of_measured
-from batchtune.tune.failure_texts import explain_failure
+from batchtune.tune.established import open_questions
 from batchtune.tune.limits import usual_bottleneck
 from batchtune.tune.noise import (
     geometric_mean,
 )
 from batchtune.tune.pareto import Alternative, alternatives_to
-from batchtune.tune.pool import Pooled, pool, run_noise
+from batchtune.tune.pool import Pooled, run_noise
 from batchtune.tune.prediction import (
     Promise,
     Reference,
@@ -41,8 +41,15 @@ from batchtune.tune.prediction import (
     promises_of,
     reference_of,
 )
-from batchtune.tune.ranking import leaders
-from batchtune.tune.reason import advise_miss, cannot_pay, explain_gain, explain_miss, is_telling
+from batchtune.tune.ranking import merit
+from batchtune.tune.reason import (
+    absence_of_batching,
+    cannot_pay,
+    explain_gain,
+    is_telling,
+    nothing_to_recommend,
+)
+from batchtune.tune.space import lies_inside
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
@@ -69,6 +76,9 @@ class Recommendation:
     quantile and its upper bound.
     `gain_over_no_batching`, `gain_over_defaults`: how many times better the objective is (throughput or capacity ratio;
     p95 of the other over ours), with the 95 % interval of the mean; None when there is nothing to compare with.
+    Over a reference that never held the SLO a capacity's gain has no upper end: it is at least so much.
+    `established`: fresh runs kept the SLO, and whether batching helps is known; else `open_questions` say what is not.
+    `indistinct_from`: "no_batching" or "defaults", where the best cannot be told from it; None: it can.
     `batching_helps`, `reason`, `cannot_pay`: whether it does, why, and the finding that no batch can pay, in words.
     `near_best`: the probability of being within 5 % of the best, of what, and of how many; None: nothing else was
     measured.
@@ -97,6 +107,9 @@ class Recommendation:
     rate_rps: float | None
     concurrency: int | None
     rows_per_request: int
+    established: bool = False
+    open_questions: tuple[str, ...] = ()
+    indistinct_from: str | None = None
     capacity_rps: Estimate | None = None
     mean_batch_rows: float | None = None
     promises: tuple[Promise, ...] = ()
@@ -148,6 +161,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "alternatives": lambda many: tuple(map(Alternative.from_dict, many)),
     "caveats": lambda many: tuple(map(Caveat.from_dict, many)),
     "notes": tuple,
+    "open_questions": tuple,
 }
 
 
@@ -164,35 +178,39 @@ def recommend(
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
-        InconclusiveError: nothing was measured that could meet it or miss it.
+        InconclusiveError: none is known to meet it, but too little was tried to say that none does.
         TargetError: every trial failed.
     """
     promised = slo or scenario.slo
-    pooled = pool(trials, scenario=scenario, slo=promised)
-    ranked = leaders(pooled, scenario=scenario)
-    if not ranked:
-        why = explain_miss(pooled, trials, promised)
-        if trials and all(one.state == "failed" for one in trials):
-            raise TargetError(
-                why, hint="the failed trials are in the ledger; see whether the server works by hand"
-            )
-        if not pooled:
-            raise InconclusiveError(why, hint=advise_miss(pooled, trials))
-        raise NoFeasibleConfigurationError(why, hint=advise_miss(pooled, trials))
-    references = _references(trials, pooled)
-    no_batching = references.get("no_batching")
-    batched = next((one for one in ranked if one.configuration.batching is not None), None)
+    choice = choose(trials, scenario=scenario, slo=promised)
+    if choice.chosen is None:
+        raise nothing_to_recommend(choice.inside, trials, scenario=scenario, slo=promised)
+    chosen, batched, pooled = choice.chosen, choice.batched, choice.pooled
+    no_batching = choice.references.get("no_batching")
     noise = run_noise(pooled, scenario=scenario)
     gain = None if batched is None else gain_over(batched, no_batching, noise=noise, scenario=scenario)
-    with_batching = [one for one in pooled if one.configuration.batching is not None]
+    with_batching = [one for one in choice.inside if one.configuration.batching is not None]
     tried = any(is_telling(one, no_batching, scenario=scenario) for one in with_batching)
-    helps = _helps(batched, no_batching, gain) if tried else "not distinguishable"
-    chosen = _chosen(ranked, batched, no_batching, helps=helps, gain=gain)
+    helps = _helps(batched, no_batching, gain, scenario=scenario) if tried else "not distinguishable"
+    gains = {
+        name: gain_over(chosen, one, noise=noise, scenario=scenario)
+        for name, one in choice.references.items()
+    }
     last = chosen.runs[-1].trial
     measured = measurements_of(chosen)
     latency_s = predicted_latency(chosen, pooled)
+    promises = promises_of(latency_s, promised) if _may_promise(chosen) else ()
+    questions = open_questions(
+        chosen,
+        promises,
+        batching_helps=helps,
+        gain=gain,
+        trials=trials,
+        scenario=scenario,
+        slo=promised,
+    )
+    alternatives, unconfirmed = alternatives_to(chosen, pooled, scenario=scenario)
     noise_ratio = None if search is None else search.noise_ratio
-    trusted = search if chosen is ranked[0] and promised == scenario.slo else None
     return Recommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
@@ -202,22 +220,25 @@ def recommend(
         latency_s=latency_s,
         mean_batch_rows=mean_batch_rows(measured),
         slo={**promised.limits(), "errors": promised.error_ratio},
-        promises=promises_of(latency_s, promised),
-        gain_over_no_batching=gain_over(chosen, no_batching, noise=noise, scenario=scenario),
-        gain_over_defaults=gain_over(chosen, references.get("defaults"), noise=noise, scenario=scenario),
+        promises=promises,
+        gain_over_no_batching=gains.get("no_batching"),
+        gain_over_defaults=gains.get("defaults"),
+        established=not questions,
+        open_questions=questions,
+        indistinct_from=_indistinct_from(choice, gains),
         batching_helps=helps,
         reason=explain_gain(
             batched,
-            measured=bool(with_batching),
-            tried=tried,
+            absence=absence_of_batching(choice.inside, pooled, trials, tried=tried),
             no_batching=no_batching,
             gain=gain,
             unbatched_rows_per_s=_unbatched_rows_per_s(no_batching, scenario=scenario),
             limits_s=promised.limits(),
-            failure=explain_failure([trial for trial in trials if trial.configuration.batching is not None]),
         ),
         cannot_pay=None if helps == "yes" else _cannot_pay(trials, search),
-        near_best=_near_best(chosen, pooled, search=trusted, scenario=scenario),
+        near_best=_near_best(
+            chosen, pooled, search=search if promised == scenario.slo else None, scenario=scenario
+        ),
         noise_ratio=noise.sd if noise_ratio is None else noise_ratio,
         noise_measured=noise.degrees > policy.PRIOR_DEGREES,
         bottleneck=usual_bottleneck(chosen.configuration, measured, scenario=scenario),
@@ -229,30 +250,36 @@ def recommend(
         concurrency=last.concurrency,
         rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
         references=tuple(
-            reference_of(name, one, pooled, scenario=scenario) for name, one in references.items()
+            reference_of(name, one, pooled, scenario=scenario) for name, one in choice.references.items()
         ),
-        alternatives=alternatives_to(chosen, pooled),
+        alternatives=alternatives,
         caveats=caveats_of(measured),
-        notes=_notes(chosen, scenario=scenario, promised=promised),
+        notes=_notes(choice, unconfirmed, scenario=scenario, promised=promised),
     )
 
 
-def _chosen(
-    ranked: Sequence[Pooled],
-    batched: Pooled | None,
-    no_batching: Pooled | None,
-    *,
-    helps: Helps,
-    gain: Estimate | None,
-) -> Pooled:
-    """The best with batching where that helps; else no batching, if feasible: idle parameters are not worth having."""
-    if batched is None or no_batching is None or not no_batching.feasible:
-        return ranked[0]
-    likely = helps == "not distinguishable" and gain is not None and gain.value >= 1.0 + policy.WORTH_GAIN
-    return batched if helps == "yes" or likely else no_batching
+def _may_promise(chosen: Pooled) -> bool:
+    """Whether figures stand for the claim: a capacity that fresh runs did not keep promises nothing."""
+    return chosen.claim is None or chosen.claim.established or not chosen.claim.misses
 
 
-def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | None) -> Helps:
+def _indistinct_from(choice: Choice, gains: Mapping[str, Estimate | None]) -> str | None:
+    """The reference from which the choice, or what gave way to it, cannot be told."""
+    if choice.yielded_to is not None:
+        return choice.yielded_to
+    if choice.chosen is None:
+        return None
+    for name, reference in choice.references.items():
+        gain = gains.get(name)
+        told = reference.configuration == choice.chosen.configuration or not reference.feasible
+        if not told and gain is not None and gain.high > 1.0 and not is_gain(gain):
+            return name
+    return None
+
+
+def _helps(
+    batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | None, *, scenario: Scenario
+) -> Helps:
     """By the interval of the gain and the margin WORTH_GAIN; meeting an SLO that no batching misses counts too.
 
     `batched` None: none that was tried meets the SLO.
@@ -261,22 +288,13 @@ def _helps(batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | 
         return "not distinguishable"
     if batched is None:
         return "no"
-    if not no_batching.feasible:
+    if not no_batching.feasible and scenario.objective != "capacity":
         return "yes"
     if gain is None:
         return "not distinguishable"
-    if gain.low > 1.0 and gain.value >= 1.0 + policy.WORTH_GAIN:
+    if is_gain(gain):
         return "yes"
     return "no" if gain.high < 1.0 + policy.WORTH_GAIN else "not distinguishable"
-
-
-def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, Pooled]:
-    by_configuration = {one.configuration: one for one in pooled}
-    return {
-        trial.source: by_configuration[trial.configuration]
-        for trial in trials
-        if trial.source in ("no_batching", "defaults") and trial.configuration in by_configuration
-    }
 
 
 def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> float:
@@ -289,10 +307,16 @@ def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> 
 def _near_best(
     chosen: Pooled, pooled: Sequence[Pooled], *, search: SearchSummary | None, scenario: Scenario
 ) -> NearBest | None:
-    """By the search's own account of its whole space where it has one, else by what was measured."""
-    if search is None or search.near_best_probability is None:
+    """By the search's own account of this configuration where it has one, else by what was measured."""
+    label = chosen.configuration.label()
+    if search is None or label not in search.near_best:
         return near_best_of_measured(chosen, pooled, scenario=scenario)
-    return NearBest(probability=search.near_best_probability, of="space", count=search.space_size)
+    return NearBest(
+        probability=search.near_best[label],
+        of="space",
+        count=search.judged,
+        space_size=search.space_size if search.space_size > search.judged else None,
+    )
 
 
 def _cannot_pay(trials: Sequence[Trial], search: SearchSummary | None) -> str | None:
@@ -300,18 +324,42 @@ def _cannot_pay(trials: Sequence[Trial], search: SearchSummary | None) -> str | 
     return cannot_pay(trials) if found is None else found
 
 
-def _notes(chosen: Pooled, *, scenario: Scenario, promised: SloSpec) -> tuple[str, ...]:
-    notes = []
-    if chosen.confirmations == 0:
+def _notes(
+    choice: Choice,
+    unconfirmed: Sequence[Alternative],
+    *,
+    scenario: Scenario,
+    promised: SloSpec,
+) -> tuple[str, ...]:
+    chosen, notes = choice.chosen, []
+    if chosen is None:
+        return ()
+    if chosen.confirmations == 0 and _may_promise(chosen):
         notes.append(
             f"not confirmed by fresh runs: the figures are from {counted(len(chosen.runs), 'run')} of the search, "
             "and the best of many such is often too good"
         )
-    elif chosen.confirmations < 3:
-        notes.append(f"only {counted(chosen.confirmations, 'fresh run')} behind these figures")
+    if not any(
+        one.configuration.batching is not None and lies_inside(one.configuration, scenario)
+        for one in choice.pooled
+    ):
+        notes.append("no point of the search space was measured: the reference points took the time")
     if scenario.objective == "capacity" and promised != scenario.slo:
-        notes.append("capacity for an SLO that was not searched: the highest rate tried that meets it")
+        notes.append("the capacity for an SLO that was not searched, read from the rates tried")
+    if choice.outside is not None:
+        notes.append(_outside(choice.outside, chosen, scenario=scenario))
+    notes += [
+        f"{other.configuration.label()} seemed better in the search ({other.trade}); no time was left to confirm it"
+        for other in unconfirmed
+        if not other.confirmations
+    ]
     return tuple(notes)
+
+
+def _outside(outside: Pooled, chosen: Pooled, *, scenario: Scenario) -> str:
+    ahead = percentage(math.expm1(merit(outside.value, scenario) - merit(chosen.value, scenario)))
+    what = {"throughput": "throughput", "capacity": "capacity", "latency": "speed at p95"}[scenario.objective]
+    return f"outside your space: {outside.configuration.label()}, {ahead} more {what}"
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ slo: {p95: 500ms}
 objective: throughput
 search:
   strategy: optuna
-  budget: {time: 15s, trials: 8}
+  budget: {time: 40s, trials: 8}
   space: {max_batch_size: [4, 16], batch_timeout_micros: [0, 1000], num_batch_threads: [1]}
 """
 
@@ -181,7 +181,7 @@ def test_recommending_without_a_run_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Path) -> None:
     done = batchtune("sweep", scenario, "--json", cwd=scenario.parent)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
     document = json.loads(done.stdout)
     run = Path(scenario.parent / document["run"])
     assert {"scenario.yaml", "provenance.json", "trials.jsonl", "recommendation.json"} <= {
@@ -194,14 +194,14 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
     assert "emulated" in json.dumps(document["caveats"])
 
     again = batchtune("recommend", "--slo-p95", "400ms", cwd=scenario.parent)
-    assert again.returncode == 0, again.stderr
+    assert again.returncode in (0, 5), again.stderr
     assert "Batching helps here" in again.stdout
     assert "requests/s" in again.stdout
 
     flags = batchtune("recommend", "--format", "triton", "--write", "config.pbtxt", cwd=scenario.parent)
-    assert flags.returncode == 0, flags.stderr
+    assert flags.returncode in (0, 5), flags.stderr
     assert "dynamic_batching" in (scenario.parent / "config.pbtxt").read_text()
-    assert "Deploy" in flags.stdout
+    assert "Deploy" not in flags.stdout
 
     never = batchtune("recommend", "--slo-p95", "1us", cwd=scenario.parent)
     assert never.returncode == 3
@@ -216,7 +216,7 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     scenario: Path, number: signal.Signals
 ) -> None:
-    scenario.write_text(scenario.read_text().replace("budget: {time: 15s, trials: 8}", "budget: {time: 60s}"))
+    scenario.write_text(scenario.read_text().replace("budget: {time: 40s, trials: 8}", "budget: {time: 60s}"))
     process = start("sweep", scenario, cwd=scenario.parent)
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
@@ -251,7 +251,7 @@ def test_a_killed_sweep_goes_on_where_it_was_and_says_what_was_lost(scenario: Pa
     line = kept.count(b"\n") + 1
 
     done = batchtune("sweep", scenario, "--resume", ledger.parent, cwd=scenario.parent)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
     assert f"note: {ledger}:{line}: the last line is incomplete and was left out" in done.stderr
     assert ledger.read_bytes().startswith(kept)
     numbers = [json.loads(one)["number"] for one in ledger.read_text().splitlines()]

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_recommend import SCENARIO, helping_ledger
+from test_recommend import LABEL_14, SCENARIO, helping_ledger
 from tune_fakes import planted, scenario_of
 
 from batchtune.archive import SEARCH, Run, create_run
+from batchtune.cli.deployment import deployment
 from batchtune.cli.recommend import formatted, run_recommend
 from batchtune.cli.sweep import keep_account
 from batchtune.errors import (
@@ -20,7 +21,6 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.recommend import recommend as choose
-from batchtune.report.statement import print_recommendation
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.summary import SearchSummary
 
@@ -31,7 +31,9 @@ SUMMARY = SearchSummary(
     trust_reason="its errors are above 15 %",
     twin={"draws": []},
     twin_error={"p95": 0.2, "throughput": 0.1},
-    near_best_probability=0.91,
+    near_best={LABEL_14: 0.91},
+    judged=30,
+    proposals={"twin": 1, "sampler": 5},
     noise_ratio=0.02,
 )
 
@@ -54,7 +56,7 @@ def test_a_run_without_the_searchs_account_still_gives_a_recommendation(run, cap
     assert recommend(run) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Batching helps here" in text
-    assert "of the best of the 4 configurations measured with probability" in text
+    assert "among the 4 configurations measured; the rest of the space is not judged" in text
     assert "twin" not in text
 
 
@@ -62,8 +64,8 @@ def test_the_searchs_account_is_stated(run, capsys):
     run.write_search(SUMMARY)
     assert recommend(run) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "The twin shared the search with the sampler" in text
-    assert "all 30 points of the space with probability 91 %" in text
+    assert "The twin made 1 of 6 proposals" in text
+    assert "Nothing better by 5 % or more is likely (91 %) among the 30 points of the space" in text
 
 
 def test_a_corrupt_account_is_named_with_what_to_do(run):
@@ -81,7 +83,12 @@ def test_json_says_all_that_the_console_says(run, capsys):
     run.write_search(SUMMARY)
     assert recommend(run, json=True) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["near_best"] == {"probability": 0.91, "of": "space", "count": 30}
+    assert document["near_best"] == {
+        "probability": 0.91,
+        "of": "space",
+        "count": 30,
+        "space_size": None,
+    }
     assert document["search"]["trust"] == "shares"
     assert document["search"]["twin_error"] == {"p95": 0.2, "throughput": 0.1}
     assert document["noise_ratio"] == 0.02
@@ -90,7 +97,7 @@ def test_json_says_all_that_the_console_says(run, capsys):
     assert document["trials"] == 13
     assert document["seconds"] == 26.0
     assert json.loads((run.path / "recommendation.json").read_text()) == {
-        name: value for name, value in document.items() if name != "run"
+        name: value for name, value in document.items() if name not in ("run", "to_establish")
     }
 
 
@@ -112,7 +119,7 @@ def test_json_says_so_when_nothing_meets_the_slo(run, capsys):
         ("triton", "# no dynamic_batching block"),
         ("cortex", "# no server_side_batching block"),
         ("flags", "--enable_batching=false"),
-        ("tfserving", "leave out --enable_batching"),
+        ("tfserving", "Leave out --enable_batching"),
     ],
 )
 def test_each_dialect_says_no_batching_in_its_own_words(dialect, expected):
@@ -128,7 +135,6 @@ def test_each_dialect_says_no_batching_in_its_own_words(dialect, expected):
         ({"max_batch_size": 8, "batch_timeout_micros": 0}, "batch_interval: 1us"),
         ({"max_batch_size": 8}, "batch_interval: 1us"),
         ({"max_batch_size": 1, "batch_timeout_micros": 10}, "leave server_side_batching out"),
-        ({"max_batch_size": 2000, "batch_timeout_micros": 10}, "up to 1024"),
     ],
 )
 def test_what_a_dialect_cannot_say_is_refused_before_anything_is_said(tmp_path, capsys, batching, advice):
@@ -157,7 +163,7 @@ def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     assert "dynamic_batching" not in capsys.readouterr().out
 
 
-def test_flags_of_the_server_are_not_lost(tmp_path, capsys):
+def test_flags_of_the_server_are_not_lost(tmp_path):
     flags = {"num_intra_op": "1", "odd": "two words"}
     trial = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 10}, throughput=900, p95_s=0.01)
     configuration = replace(trial.configuration, flags=tuple(flags.items()))
@@ -165,8 +171,59 @@ def test_flags_of_the_server_are_not_lost(tmp_path, capsys):
     assert formatted(chosen, "flags").endswith(" --num_intra_op=1 '--odd=two words'\n")
     assert "# --num_intra_op=1 has no counterpart in Triton\n" in formatted(chosen, "triton")
     assert "# --odd=two words has no counterpart in Cortex\n" in formatted(chosen, "cortex")
-    print_recommendation(chosen, scenario=SCENARIO, parameters_file=tmp_path / "a b.txt")
-    assert f"'--batching_parameters_file={tmp_path}/a b.txt' --num_intra_op=1" in capsys.readouterr().out
+    shown = deployment(chosen.configuration, SCENARIO, tmp_path / "a b.txt")
+    assert f"'--batching_parameters_file={tmp_path}/a b.txt' --num_intra_op=1" in shown
+
+
+def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp_path):
+    saved, onnx = tmp_path / "saved", tmp_path / "onnx"
+    for model, file in ((saved, "saved_model.pb"), (onnx, "model.onnx")):
+        (model / "1").mkdir(parents=True)
+        (model / "1" / file).touch()
+    batched, alone = (
+        planted(1, batching=batching, throughput=1, p95_s=1).configuration for batching in ({}, None)
+    )
+    line = deployment(batched, scenario_of(target={"model": str(saved)}), Path("FILE"))
+    assert line == (
+        f"tensorflow_model_server --model_base_path={saved} --model_name=saved --port=8500 --rest_api_port=8501 "
+        "--enable_batching --batching_parameters_file=FILE"
+    )
+    line = deployment(alone, scenario_of(target={"model": str(onnx)}), Path("FILE"))
+    assert line.startswith("batchtune-model-server ")
+    assert "batching" not in line
+
+
+def test_no_batching_has_no_parameters_file(tmp_path):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    run.append(planted(1, batching=None, throughput=900, p95_s=0.01, source="no_batching"), None)
+    assert recommend(run) == 5
+    assert (run.path / "recommendation.json").exists()
+    assert not (run.path / "batching_parameters.txt").exists()
+
+
+def test_a_question_changes_nothing_that_was_recommended(run, tmp_path, capsys):
+    assert recommend(run) == 0
+    kept = (run.path / "batching_parameters.txt").read_bytes()
+    document = (run.path / "recommendation.json").read_bytes()
+    recommend(run, p95="9.4ms")
+    shown = capsys.readouterr().out
+    assert shown.rstrip().endswith("--batching_parameters_file=FILE") or "--enable_batching" not in shown
+    assert (run.path / "batching_parameters.txt").read_bytes() == kept
+    assert (run.path / "recommendation.json").read_bytes() == document
+
+
+def test_of_a_scenarios_folder_the_newest_run_is_taken_and_named(run, capsys):
+    code = run_recommend(
+        run.path.parent, {}, dialect="tfserving", write=None, results=run.path.parents[1], json=False
+    )
+    assert code == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"Run {run.path}, ")
+
+
+@pytest.mark.parametrize("dialect", ["triton", "cortex"])
+def test_another_servers_dialect_is_not_deployed_on_tf_serving(run, capsys, dialect):
+    run_recommend(run.path, {}, dialect=dialect, write=None, results=run.path.parent, json=False)
+    assert "Deploy" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("dialect", ["triton", "cortex"])

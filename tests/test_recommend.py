@@ -21,7 +21,17 @@ from batchtune.tune.pool import pool
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Probe, Trial
 
-SCENARIO = scenario_of()
+LABEL_14 = "max_batch_size=14 batch_timeout_micros=2000 num_batch_threads=1"
+SEARCH = {
+    "budget": {"trials": 12},
+    "seed": 1,
+    "space": {
+        "max_batch_size": {"low": 1, "high": 64},
+        "batch_timeout_micros": {"low": 0, "high": 100_000, "step": 500},
+        "num_batch_threads": {"low": 1, "high": 64},
+    },
+}
+SCENARIO = scenario_of(search=SEARCH)
 BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
 BATCH_8 = {"max_batch_size": 8, "batch_timeout_micros": 1000, "num_batch_threads": 1}
 
@@ -125,7 +135,9 @@ def test_a_gain_within_the_noise_is_called_not_distinguishable():
     ]
     found = recommend(ledger, scenario=SCENARIO)
     assert found.batching_helps == "not distinguishable"
-    assert found.configuration.batching is not None
+    assert found.configuration.batching is None
+    assert found.indistinct_from == "no_batching"
+    assert not found.established
     assert "not confirmed by fresh runs" in found.notes[0]
 
 
@@ -232,12 +244,12 @@ def test_ties_go_to_the_larger_slo_margin_then_to_the_smaller_batch():
 
 def test_a_capacity_for_another_slo_lies_between_the_rates_that_keep_it_and_that_miss_it():
     load = {"arrivals": "poisson"}
-    scenario = scenario_of(load=load, objective="capacity")
+    scenario = scenario_of(load=load, objective="capacity", search=SEARCH)
     probes = tuple(
         Probe(rate_rps=rate, met=p95 <= 0.05, latency_s={"p95": p95}, error_ratio=0.0)
         for rate, p95 in ((2000.0, 0.048), (500.0, 0.01), (1000.0, 0.02), (2200.0, 0.09))
     )
-    measured = planted(1, throughput=2000, p95_s=0.048)
+    measured = planted(1, batching=BATCH_8, throughput=2000, p95_s=0.048)
     trial = replace(measured, probes=probes, objective=Estimate(value=2000.0, low=1900.0, high=2100.0))
     assert recommend([trial], scenario=scenario).throughput_rps.value == pytest.approx(2000)
     found = recommend([trial], scenario=scenario, slo=SloSpec(p95_s=0.025))
@@ -252,7 +264,7 @@ def test_a_capacity_for_another_slo_lies_between_the_rates_that_keep_it_and_that
     ],
 )
 def test_a_rate_that_is_too_high_for_a_batch_does_not_show_that_batching_is_useless(rate, helps, why):
-    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity", search=SEARCH)
 
     def at(trial: Trial, rps: float) -> Trial:
         exactly = Estimate(value=rps, low=rps, high=rps)
@@ -412,7 +424,7 @@ def test_the_bound_of_a_fresh_run_is_held_against_each_limit():
 
 
 def test_the_probability_of_the_search_counts_for_its_own_slo_and_leader_only():
-    summary = SearchSummary(strategy="guided", near_best_probability=0.9, space_size=30)
+    summary = SearchSummary(strategy="guided", near_best={LABEL_14: 0.9}, judged=30, space_size=30)
     found = recommend(helping_ledger(), scenario=SCENARIO, search=summary)
     assert (found.near_best.probability, found.near_best.of, found.near_best.count) == (0.9, "space", 30)
     other = recommend(helping_ledger(), scenario=SCENARIO, search=summary, slo=SloSpec(p95_s=0.040))
@@ -510,7 +522,7 @@ def test_references_have_their_own_batches_limits_and_caveats():
     assert defaults.caveats == ()
 
 
-CAPACITY = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+CAPACITY = scenario_of(load={"arrivals": "poisson"}, objective="capacity", search=SEARCH)
 
 
 def rate_run(number, rate, p95_s, *, batching=BATCH_8, source="race"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from test_recommend import BATCH_8, BATCH_14, SCENARIO, helping_ledger
+from test_recommend import BATCH_8, BATCH_14, LABEL_14, SCENARIO, helping_ledger
 from tune_fakes import planted, scenario_of
 
 from batchtune.measure.bottleneck import Bottleneck
@@ -30,11 +30,15 @@ GUIDED = SearchSummary(
     trust="leads",
     trust_reason="trials left out of the fit are predicted within p95 9 % (median): the twin leads the search",
     twin_error={"p95": 0.09, "throughput": 0.04, "spearman": 0.9},
-    near_best_probability=0.943,
+    near_best={LABEL_14: 0.943},
+    judged=30,
+    proposals={"twin": 4, "sampler": 1},
     noise_ratio=0.028,
     seconds_by_phase={"calibration": 8.0, "race": 6.0, "confirmation": 12.0},
 )
-PARAMETERS_FILE = Path("results/fake/20261121T000000Z-abcdef/batching_parameters.txt")
+DEPLOYMENT = (
+    "batchtune-model-server --model_base_path=PATH/fake --enable_batching --batching_parameters_file=FILE"
+)
 
 GOLDEN = """\
 fake by gRPC, 1 row per request, 16 clients in a closed loop; SLO p95 ≤ 50 ms;
@@ -64,19 +68,17 @@ SLO: p95 9.35 ms a, in a fresh run at most 11.3 ms of 50 ms allowed (77 % to
 Limit: none was seen, the server tells nothing of itself. Advice: measure with
   more clients to find what limits it.
 
-How sure: 13 trials in 26 s (calibration 8 s, race 6 s, confirmation 12 s); the
-  figures rest on 3 fresh runs, made after the choice, and hold at 95 % for
-  another fresh run. It lies within 5 % of the best of all 30 points of the
-  space with probability 94 %. Runs of one configuration differ by 2.80 %
-  (standard deviation). The twin led the search: trials left out of the fit are
-  predicted within p95 9 % (median). The search ended: all survivors lie within
-  5 % of each other.
+How sure: 13 trials in 26 s; the figures rest on 3 fresh runs, made after the
+  choice, and hold at 95 % for another fresh run. Runs of one configuration
+  differ by 2.80 % (standard deviation). The twin made 4 of 5 proposals.
+Nothing better by 5 % or more is likely (94 %) among the 30 points of the space.
+Established: fresh runs kept the SLO, and whether batching helps is known.
 
 a  the device is emulated by its service time — judge the tool by this, not a
    model or a device
 b  (server defaults) 1000 requests, not all independent of each other, give no
    upper bound of p99 — measure for longer
-Deploy: tensorflow_model_server --enable_batching --batching_parameters_file=results/fake/20261121T000000Z-abcdef/batching_parameters.txt
+Deploy: batchtune-model-server --model_base_path=PATH/fake --enable_batching --batching_parameters_file=FILE
 """
 
 
@@ -91,7 +93,7 @@ def emulated(ledger):
 
 def printed(chosen: Recommendation, scenario=SCENARIO) -> str:
     stream = io.StringIO()
-    print_recommendation(chosen, scenario=scenario, parameters_file=PARAMETERS_FILE, stream=stream)
+    print_recommendation(chosen, scenario=scenario, deployment=DEPLOYMENT, stream=stream)
     return stream.getvalue()
 
 
@@ -135,42 +137,69 @@ def test_a_capacity_stands_first_with_its_interval(found):
 def test_what_was_only_measured_claims_nothing_of_the_rest_of_the_space(found):
     near = NearBest(probability=0.875, of="measured", count=12)
     text = said(replace(found, near_best=near))
-    assert "within 5 % of the best of the 12 configurations measured with probability 88 %" in text
+    assert "Nothing better by 5 % or more is likely (88 %) among the 12 configurations measured" in text
     assert "the rest of the space is not judged" in text
 
 
-def test_a_probability_is_never_called_certain(found):
-    near = NearBest(probability=1.0, of="space", count=30)
-    assert "all 30 points of the space with probability over 99 %." in said(replace(found, near_best=near))
-    near = NearBest(probability=0.002, of="space", count=30)
-    assert "all 30 points of the space with probability under 1 %." in said(replace(found, near_best=near))
+@pytest.mark.parametrize(
+    ("probability", "words"),
+    [
+        (1.0, "Nothing better by 5 % or more is likely (over 99 %) among the 30 points of the space."),
+        (0.02, "Better points may exist: +5 % or more is likely (98 %) among the 30 points of the space."),
+        (
+            0.0,
+            "Better points may exist: +5 % or more is likely (over 99 %) among the 30 points of the space.",
+        ),
+    ],
+)
+def test_of_what_may_be_better_the_likelier_is_said(found, probability, words):
+    assert words in said(replace(found, near_best=NearBest(probability=probability, of="space", count=30)))
+
+
+def test_of_a_large_space_the_points_that_were_looked_at_are_counted(found):
+    near = NearBest(probability=0.9, of="space", count=1500, space_size=20_000)
+    assert "among the 1500 of 20,000 points that were looked at." in said(replace(found, near_best=near))
 
 
 @pytest.mark.parametrize(
-    ("trust", "words"),
+    ("changes", "words"),
     [
-        ("leads", "The twin led the search: trials left out of the fit are predicted within p95 9 %"),
-        ("shares", "The twin shared the search with the sampler: trials left out"),
-        ("off", "The twin was switched off: trials left out"),
-        (None, "No twin took part (strategy guided)."),
+        ({}, "The twin made 4 of 5 proposals."),
+        ({"trust": "off"}, "The twin made 4 of 5 proposals; in the end it was switched off."),
+        ({"proposals": {}, "trust": "shares"}, "In the end the twin shared the search with the sampler."),
+        ({"trust": None}, "No twin took part (strategy guided)."),
     ],
 )
-def test_the_twin_is_said_to_have_led_shared_or_been_off(found, trust, words):
-    assert words in said(replace(found, search=replace(GUIDED, trust=trust)))
+def test_what_the_twin_did_is_told_of_the_whole_search(found, changes, words):
+    assert words in said(replace(found, search=replace(GUIDED, **changes)))
 
 
-def test_the_twins_errors_are_told_also_where_its_trust_has_no_reason(found):
-    text = said(replace(found, search=replace(GUIDED, trust_reason="")))
-    assert (
-        "The twin led the search: its errors on what it had not seen are p95 9.00 %, throughput 4.00 %."
-        in text
-    )
-    uncalibrated = replace(GUIDED, trust="off", trust_reason="no measurement could calibrate the twin")
-    assert "switched off: no measurement could calibrate the twin." in said(
-        replace(found, search=uncalibrated)
-    )
-    bare = said(replace(found, search=replace(GUIDED, trust_reason="", twin_error={})))
-    assert "The twin led the search. " in bare
+def test_what_is_open_is_told_with_what_would_settle_it(found):
+    stream = io.StringIO()
+    unknown = replace(found, established=False, open_questions=("no fresh run confirms it",))
+    step = "batchtune sweep s.yaml --resume RUN --set search.budget.time=60s"
+    print_recommendation(unknown, scenario=SCENARIO, deployment=None, next_step=step, stream=stream)
+    text = " ".join(stream.getvalue().split())
+    assert f"Not established: no fresh run confirms it. To establish it: {step}" in text
+    assert "Deploy" not in text
+
+
+@pytest.mark.parametrize(
+    ("other", "batching", "words"),
+    [
+        ("no_batching", None, "Recommended: no batching: what was tuned cannot be told from it"),
+        ("no_batching", BATCH_8, "Recommended, though it cannot be told from no batching"),
+        ("defaults", {}, "Recommended: the server's defaults: what was tuned cannot be told from them"),
+    ],
+)
+def test_the_first_line_says_from_what_it_cannot_be_told(found, other, batching, words):
+    configuration = planted(1, batching=batching, throughput=1, p95_s=1).configuration
+    assert words in said(replace(found, configuration=configuration, indistinct_from=other))
+
+
+def test_a_gain_without_an_upper_end_is_at_least_so_much(found):
+    gain = Estimate(value=5.0, low=4.5, high=math.inf)
+    assert "at least ×5.00" in said(replace(found, gain_over_no_batching=gain))
 
 
 def test_an_assumed_noise_floor_says_so(found):
@@ -246,17 +275,6 @@ def test_a_figure_that_was_not_confirmed_is_not_said_to_rest_on_fresh_runs():
     assert "How sure: 4 trials in 8 s." in text
     assert "not confirmed by fresh runs: the figures are from 1 run of the search" in text
     assert "made after the choice" not in text
-
-
-def test_no_batching_is_deployed_without_a_parameters_file():
-    ledger = [
-        planted(1, batching=None, throughput=1000, p95_s=0.018, source="no_batching"),
-        planted(2, batching=BATCH_8, throughput=800, p95_s=0.018),
-    ]
-    text = said(recommend(ledger, scenario=SCENARIO))
-    assert "Recommended: no batching" in text
-    assert "Batching does not help here" in text
-    assert text.rstrip().endswith("Deploy: start the server without --enable_batching")
 
 
 def test_an_open_loop_is_named_by_its_arrivals():

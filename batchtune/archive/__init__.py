@@ -17,6 +17,7 @@ a run killed at any instant loses at most the trial in flight, and the next appe
 from batchtune.archive.run import (
     BATCHING_PARAMETERS,
     LEDGER,
+    RECOMMENDATION,
     SCENARIO,
     SEARCH,
     SERVER_LOG,
@@ -31,6 +32,7 @@ from batchtune.archive.run import (
 __all__ = [
     "BATCHING_PARAMETERS",
     "LEDGER",
+    "RECOMMENDATION",
     "SCENARIO",
     "SEARCH",
     "SERVER_LOG",

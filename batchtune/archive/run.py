@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.batching import BatchingParameters, format_tfserving_text
+from batchtune.batching import format_tfserving_text
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend import Recommendation
 from batchtune.scenario.spec import Scenario
@@ -171,10 +171,13 @@ class Run:
         write_whole(self.path / COMPARISON, document.encode())
 
     def write_recommendation(self, recommendation: Recommendation) -> None:
-        """Keep the recommendation, and the parameters in TF Serving's text format."""
+        """Keep the recommendation, and the parameters in TF Serving's text format; no batching has none."""
         document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / RECOMMENDATION, document.encode())
-        write_whole(self.path / BATCHING_PARAMETERS, batching_file(recommendation).encode())
+        if recommendation.configuration.batching is None:
+            (self.path / BATCHING_PARAMETERS).unlink(missing_ok=True)
+        else:
+            write_whole(self.path / BATCHING_PARAMETERS, batching_file(recommendation).encode())
 
     def recommendation(self) -> Recommendation:
         """The recommendation written last.
@@ -298,13 +301,14 @@ def write_whole(path: Path, data: bytes) -> None:
 def batching_file(recommendation: Recommendation) -> str:
     """The recommended parameters in TF Serving's text format, with a comment that says what they are.
 
-    No batching has no parameters; what comes nearest is a batch of one request that waits for nothing.
+    No batching has no parameters: the comment alone says so.
     """
     batching = recommendation.configuration.batching
     comment = f"# batchtune: {recommendation.configuration.label()}\n"
     if batching is None:
-        comment += "# Batching does not help here: leave out --enable_batching. Parameters nearest to that:\n"
-        batching = BatchingParameters(max_batch_size=recommendation.rows_per_request, batch_timeout_micros=0)
+        return (
+            f"{comment}# Leave out --enable_batching; with it this file would mean the server's defaults.\n"
+        )
     return comment + format_tfserving_text(batching).rstrip("\n") + "\n"
 
 

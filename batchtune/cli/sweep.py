@@ -38,7 +38,7 @@ def run_sweep(
     json: bool,
     quiet: bool,
 ) -> int:
-    """The exit code: 0, 3 when nothing meets the SLO, 130 when interrupted; everything measured is kept.
+    """The exit code: 0 established, 5 not, 3 when nothing meets the SLO, 130 when interrupted; all trials are kept.
 
     A sweep that ends by an error after some trials recommends from these and ends with the error's code.
 
@@ -96,14 +96,15 @@ def _concluded(
         print(f"hint: {kept}; `batchtune recommend {run.path}` reads them again", file=sys.stderr)
     elif fault is not None:
         print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
+    code = 0
     try:
-        conclude(run, scenario, trials, json=json)
+        code = conclude(run, scenario, trials, json=json, swept=True)
     except BatchtuneError as error:
         if fault is None:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
     if fault is None:
-        return 0
+        return code
     return fault.exit_code if isinstance(fault, BatchtuneError) else 130
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -42,17 +42,27 @@ _PROTOCOLS = {
 }
 _REFERENCES = {"no_batching": "no batching", "defaults": "server defaults"}
 _TRUST = {
-    "leads": "The twin led the search",
-    "shares": "The twin shared the search with the sampler",
-    "off": "The twin was switched off",
+    "leads": "the twin led the search",
+    "shares": "the twin shared the search with the sampler",
+    "off": "the twin was switched off",
 }
 _CHOSEN = "recommended"
 
 
 def print_recommendation(
-    chosen: Recommendation, *, scenario: Scenario, parameters_file: Path, stream: TextIO | None = None
+    chosen: Recommendation,
+    *,
+    scenario: Scenario,
+    deployment: str | None,
+    run: str | None = None,
+    next_step: str | None = None,
+    stream: TextIO | None = None,
 ) -> None:
-    """The parameters, what they give, whether batching helps, how sure, what limits, and how to deploy them."""
+    """The parameters, what they give, whether batching helps, how sure, what limits, and how to deploy them.
+
+    `run` names the run and its age where nobody named it; `next_step` is what would establish what is open;
+    `deployment` is the command line, None where another dialect follows.
+    """
     console, width = console_on(stream), text_width(stream)
 
     def tell(text: str, indent: str = "  ") -> None:
@@ -64,9 +74,11 @@ def print_recommendation(
             **{_REFERENCES[one.name]: one.caveats for one in _others(chosen)},
         }
     )
+    if run is not None:
+        tell(run)
     tell(_workload(scenario, chosen))
     console.print()
-    console.print(_headline(chosen.configuration), style="bold", markup=False)
+    console.print(paragraph(_headline(chosen), width=width, indent=""), style="bold", markup=False)
     for name, value in _parameters(chosen.configuration):
         console.print(f"  {name:<26} {value}", markup=False, soft_wrap=True)
     console.print()
@@ -76,16 +88,29 @@ def print_recommendation(
     console.print()
     for text in _confidence(chosen):
         tell(text)
+    tell(_establishment(chosen, next_step))
     console.print()
     for text in _alternatives(chosen):
         tell(text)
     for text in marks.lines():
         tell(text, indent="   ")
-    console.print(_deployment(chosen.configuration, parameters_file), markup=False, soft_wrap=True)
+    if deployment is not None:
+        console.print(f"Deploy: {deployment}", markup=False, soft_wrap=True)
 
 
-def _headline(configuration: Configuration) -> str:
-    return "Recommended: no batching" if configuration.batching is None else "Recommended"
+def _headline(chosen: Recommendation) -> str:
+    """Names what is recommended where that has a name, and from what it cannot be told."""
+    configuration = chosen.configuration
+    named = "no batching" if configuration.batching is None else None
+    if configuration.batching is not None and not to_dict(configuration.batching):
+        named = "the server's defaults"
+    head = "Recommended" if named is None else f"Recommended: {named}"
+    if chosen.indistinct_from is None:
+        return head
+    other = {"no_batching": "no batching", "defaults": "the server's defaults"}[chosen.indistinct_from]
+    if named == other:
+        return f"{head}: what was tuned cannot be told from {'it' if named == 'no batching' else 'them'}"
+    return f"{head}, though it cannot be told from {other}"
 
 
 def _workload(scenario: Scenario, chosen: Recommendation) -> str:
@@ -119,7 +144,10 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     columns = [_CHOSEN, *(_REFERENCES[one.name] for one in others)]
     table = table_of("", *map(marks.head, columns))
     if chosen.capacity_rps is not None:
-        capacity = marks.marked(interval(chosen.capacity_rps), _CHOSEN, "throughput", "latency")
+        shown = (
+            interval(chosen.capacity_rps) if chosen.promises else f"below {number(chosen.capacity_rps.high)}"
+        )
+        capacity = marks.marked(shown, _CHOSEN, "throughput", "latency")
         table.add_row("capacity /s", capacity, *("" for _ in others))
     rates = [chosen.throughput_rps, *(one.throughput_rps for one in others)]
     table.add_row(
@@ -131,8 +159,8 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     )
     latencies = [chosen.latency_s, *(one.latency_s for one in others)]
     for quantile in ("p50", "p95", "p99"):
-        shown = [milliseconds(one.get(quantile)) for one in latencies]
-        cells = (marks.marked(text, name, "latency") for name, text in zip(columns, shown, strict=True))
+        texts = [milliseconds(one.get(quantile)) for one in latencies]
+        cells = (marks.marked(text, name, "latency") for name, text in zip(columns, texts, strict=True))
         table.add_row(f"{quantile} ms", *cells)
     batches = [chosen.mean_batch_rows, *(one.mean_batch_rows for one in others)]
     table.add_row(
@@ -149,11 +177,23 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     return table
 
 
+def _capacity(chosen: Recommendation, capacity_rps: Estimate) -> str:
+    """Fresh runs that refute it leave no figure to promise; where nothing was missed it is at least so much."""
+    if not chosen.promises:
+        return "not established"
+    if math.isinf(capacity_rps.high):
+        return f"at least {number(capacity_rps.value)}"
+    return interval(capacity_rps)
+
+
 def _answer(chosen: Recommendation, latency_marks: str) -> Iterator[str]:
     """Does batching help and why, is the SLO kept, what limits now?"""
     yield f"{_HELPS[chosen.batching_helps]}: {chosen.reason}."
     if chosen.cannot_pay is not None:
         yield f"{chosen.cannot_pay[:1].upper()}{chosen.cannot_pay[1:]}."
+    missing = [name for name in _REFERENCES if name not in {one.name for one in chosen.references}]
+    for name in missing:
+        yield f"{_REFERENCES[name].capitalize()}: not measured, for want of time."
     for promise in chosen.promises:
         yield f"SLO: {_promise(promise, latency_marks)}."
     if chosen.bottleneck is not None:
@@ -170,27 +210,19 @@ def _promise(promise: Promise, marks: str) -> str:
 
 
 def _confidence(chosen: Recommendation) -> Iterator[str]:
-    """Trials and time, fresh runs, noise, the probability of being near the best, the twin."""
-    told = [f"How sure: {_trials(chosen)}{_basis(chosen)}."]
-    if chosen.near_best is not None:
-        told.append(_near_best(chosen.near_best))
+    """Trials and time, fresh runs, noise, whether better points may exist, the twin."""
+    told = [
+        f"How sure: {counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}{_basis(chosen)}."
+    ]
     if chosen.noise_ratio is not None:
         noise = f"Runs of one configuration differ by {percent(chosen.noise_ratio)} (standard deviation"
         told.append(f"{noise}{'' if chosen.noise_measured else ', assumed: too few were repeated'}).")
     if chosen.search is not None:
         told += _search(chosen.search)
     yield " ".join(told)
+    if chosen.near_best is not None:
+        yield _near_best(chosen.near_best)
     yield from (f"Note: {note}." for note in chosen.notes)
-
-
-def _trials(chosen: Recommendation) -> str:
-    text = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}"
-    if chosen.search is None or not chosen.search.seconds_by_phase:
-        return text
-    phases = ", ".join(
-        f"{name} {rounded_duration(spent)}" for name, spent in chosen.search.seconds_by_phase.items()
-    )
-    return f"{text} ({phases})"
 
 
 def _basis(chosen: Recommendation) -> str:
@@ -201,40 +233,42 @@ def _basis(chosen: Recommendation) -> str:
 
 
 def _near_best(near: NearBest) -> str:
-    sure = percentage(near.probability)
-    if not 0.01 <= near.probability <= 0.99:
-        sure = "over 99 %" if near.probability > 0.5 else "under 1 %"
-    if near.of == "space":
-        return (
-            f"It lies within 5 % of the best of all {near.count} points of the space with probability {sure}."
-        )
-    return (
-        f"It lies within 5 % of the best of the {near.count} configurations measured with probability {sure}; "
-        "the rest of the space is not judged."
-    )
+    """What may be better, in the words of what is likelier."""
+    if near.of == "measured":
+        among = f"the {near.count} configurations measured; the rest of the space is not judged"
+    elif near.space_size is not None:
+        among = f"the {near.count} of {near.space_size:,} points that were looked at"
+    else:
+        among = f"the {near.count} points of the space"
+    if near.probability >= 0.5:
+        return f"Nothing better by 5 % or more is likely ({_sure(near.probability)}) among {among}."
+    return f"Better points may exist: +5 % or more is likely ({_sure(1.0 - near.probability)}) among {among}."
+
+
+def _sure(probability: float) -> str:
+    return "over 99 %" if probability > 0.99 else percentage(probability)
+
+
+def _establishment(chosen: Recommendation, next_step: str | None) -> str:
+    """Whether a job may rely on it; else what is open and what would settle it."""
+    if chosen.established:
+        return "Established: fresh runs kept the SLO, and whether batching helps is known."
+    step = "" if next_step is None else f" To establish it: {next_step}"
+    return f"Not established: {'; '.join(chosen.open_questions)}.{step}"
 
 
 def _search(search: SearchSummary) -> Iterator[str]:
-    if search.trust is not None:
-        # the reason ends with the verdict, which stands here at the beginning
-        why = search.trust_reason.rpartition(": the twin ")[0] or search.trust_reason or _errors_of(search)
-        yield f"{_TRUST[search.trust]}{': ' if why else ''}{why}."
-    else:
+    if search.trust is None:
         yield f"No twin took part (strategy {search.strategy})."
+    elif search.proposals:
+        many = counted(sum(search.proposals.values()), "proposal")
+        made = f"The twin made {search.proposals.get('twin', 0)} of {many}"
+        yield f"{made}{'; in the end it was switched off' if search.trust == 'off' else ''}."
+    else:
+        yield f"In the end {_TRUST[search.trust]}."
     if search.repeated_trials:
         many = "1 trial was" if search.repeated_trials == 1 else f"{search.repeated_trials} trials were"
         yield f"{many} repeated because of a noisy host or a slow client."
-    if search.stop_reason:
-        yield f"The search ended: {search.stop_reason}."
-
-
-def _errors_of(search: SearchSummary) -> str:
-    errors = [
-        f"{name} {percent(search.twin_error[name])}"
-        for name in ("p95", "throughput")
-        if name in search.twin_error
-    ]
-    return f"its errors on what it had not seen are {', '.join(errors)}" if errors else ""
 
 
 def _alternatives(chosen: Recommendation) -> Iterator[str]:
@@ -245,15 +279,6 @@ def _alternatives(chosen: Recommendation) -> Iterator[str]:
 def _alternative(other: Alternative) -> str:
     searched = "" if other.confirmations else " (by the search alone)"
     return f"{other.configuration.label()}: {other.trade}{searched}"
-
-
-def _deployment(configuration: Configuration, parameters_file: Path) -> str:
-    flags = [f"--{name}={value}" for name, value in configuration.flags]
-    if configuration.batching is None:
-        told = f", with {shlex.join(flags)}" if flags else ""
-        return f"Deploy: start the server without --enable_batching{told}"
-    words = ["--enable_batching", f"--batching_parameters_file={parameters_file}", *flags]
-    return f"Deploy: tensorflow_model_server {shlex.join(words)}"
 
 
 def _others(chosen: Recommendation) -> list[Reference]:

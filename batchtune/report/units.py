@@ -46,8 +46,10 @@ def milliseconds(estimate: Estimate | None) -> str:
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """A factor: `×1.83 [1.79, 1.88]`."""
-    return "–" if estimate is None else f"×{interval(estimate)}"
+    """A factor: `×1.83 [1.79, 1.88]`, or `at least ×1.83` where it has no upper end."""
+    if estimate is None:
+        return "–"
+    return f"at least ×{number(estimate.value)}" if math.isinf(estimate.high) else f"×{interval(estimate)}"
 
 
 def latency(estimate: Estimate | None) -> str:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchtune.batching import Configuration
+from batchtune.measure.distributions import Z_95
+from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage
 from batchtune.tune import policy
-from batchtune.tune.noise import geometric_mean
+from batchtune.tune.noise import geometric_mean, spread
 from batchtune.tune.pool import Pooled, RunFigures
+from batchtune.tune.space import lies_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,29 +61,63 @@ class Alternative:
         return cls(**{**given, "configuration": Configuration.from_dict(values["configuration"])})
 
 
-def alternatives_to(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[Alternative, ...]:
-    """The Pareto front around the chosen configuration, smallest p95 first, without what is too close to it.
+def alternatives_to(
+    chosen: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario
+) -> tuple[tuple[Alternative, ...], tuple[Alternative, ...]]:
+    """What trades throughput against p95 beyond the noise of both, smallest p95 first; and what seems better in both.
 
-    Like is compared with like: fresh runs with fresh runs, else search with search, for machines drift in between.
+    Like is compared with like: fresh runs with fresh runs, else search with search, for machines drift in between. What
+    is not worse in either is no trade. Of a capacity there are none: each holds at a rate of its own.
     """
-    found = [_compared(one, chosen) for one in pooled if one.feasible and one is not chosen]
-    defined = [one for one in found if math.isfinite(one.throughput_ratio) and math.isfinite(one.p95_ratio)]
-    places = [(1.0, 1.0), *((one.throughput_ratio, one.p95_ratio) for one in defined)]
+    if scenario.objective == "capacity":
+        return (), ()
+    noise = _noise(pooled)
+    compared = [
+        (one, _compared(one, chosen))
+        for one in pooled
+        if one.feasible and one is not chosen and lies_inside(one.configuration, scenario)
+    ]
+    beyond = [
+        (other, _beyond(other, one, chosen, noise))
+        for one, other in compared
+        if math.isfinite(other.throughput_ratio) and math.isfinite(other.p95_ratio)
+    ]
+    better = tuple(
+        other for other, (faster, sooner) in beyond if max(faster, sooner) > 0 and min(faster, sooner) >= 0
+    )
+    trades = [other for other, (faster, sooner) in beyond if faster * sooner < 0]
     front = [
-        one
-        for one in defined
+        other
+        for other in trades
         if not any(
-            place != (one.throughput_ratio, one.p95_ratio)
-            and place[0] >= one.throughput_ratio
-            and place[1] <= one.p95_ratio
-            for place in places
-        )
-        and (
-            one.throughput_ratio >= 1.0 + policy.ALTERNATIVE_GAIN
-            or one.p95_ratio <= 1.0 - policy.ALTERNATIVE_GAIN
+            rival.throughput_ratio >= other.throughput_ratio and rival.p95_ratio <= other.p95_ratio
+            for rival in trades
+            if rival is not other
         )
     ]
-    return tuple(sorted(front, key=lambda one: one.p95_s))
+    return tuple(sorted(front, key=lambda other: other.p95_s)), better
+
+
+def _beyond(other: Alternative, one: Pooled, chosen: Pooled, noise: tuple[float, float]) -> tuple[int, int]:
+    """Whether throughput and p95 are better (1), worse (-1), or not to be told apart (0)."""
+    fresh = one.confirmations > 0 and chosen.confirmations > 0
+    ours, theirs = (len(of.runs if fresh else of.searched or of.runs) for of in (chosen, one))
+    error = math.sqrt(1.0 / ours + 1.0 / theirs)
+    signs = []
+    for ahead, sd in ((math.log(other.throughput_ratio), noise[0]), (-math.log(other.p95_ratio), noise[1])):
+        least = max(math.log1p(policy.ALTERNATIVE_GAIN), Z_95 * sd * error)
+        signs.append(0 if abs(ahead) < least else 1 if ahead > 0.0 else -1)
+    return signs[0], signs[1]
+
+
+def _noise(pooled: Sequence[Pooled]) -> tuple[float, float]:
+    """Standard deviations between runs of log throughput and log p95."""
+    rates = [[run.throughput_rps.value for run in one.repeats] for one in pooled]
+    p95s = [[run.latency_s["p95"].value for run in one.repeats if "p95" in run.latency_s] for one in pooled]
+    return (
+        spread(rates, prior_sd=policy.THROUGHPUT_PRIOR_SD).sd,
+        spread(p95s, prior_sd=policy.LATENCY_PRIOR_SD).sd,
+    )
 
 
 def _compared(one: Pooled, chosen: Pooled) -> Alternative:

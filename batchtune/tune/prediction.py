@@ -184,9 +184,12 @@ def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Sce
 
 def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | None:
     """None unless ours has a claim: what missed everywhere gains nothing."""
-    if ours is other:
+    if ours.claim is None or other.claim is None or not ours.feasible:
+        return None
+    if ours.configuration == other.configuration:
         return Estimate(value=1.0, low=1.0, high=1.0)
-    if not ours.feasible or not other.value > 0.0:
+    theirs_rps = other.claim.rps or other.claim.missed_rps
+    if not theirs_rps > 0.0:
         return None
     sds = [
         one.claim.located.sd
@@ -194,7 +197,7 @@ def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | N
         if one.claim is not None and one.claim.located is not None
     ]
     half = Z_95 * math.hypot(*sds, math.sqrt(2.0) * noise.sd)
-    gain = ours.value / other.value
+    gain = ours.claim.rps / theirs_rps
     if not other.feasible:
         return Estimate(value=gain, low=gain * math.exp(-Z_95 * math.sqrt(2.0) * noise.sd), high=math.inf)
     return Estimate(value=gain, low=gain * math.exp(-half), high=gain * math.exp(half))

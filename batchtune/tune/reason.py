@@ -6,6 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from batchtune.errors import (
+    BatchtuneError,
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
@@ -13,7 +19,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import in_force
-from batchtune.tune.trial import Trial
+from batchtune.tune.trial import Trial, is_feasible, violations
 
 PAYING_GAIN: Final = 1.05
 """Batches that do less than this more rows per second than the smallest batch cannot pay."""
@@ -23,6 +29,9 @@ FEW_BATCHES: Final = 5
 
 WIDE_SIZES: Final = 4
 """The largest batch holds at least so many times the rows of the smallest, or nothing is said of the law."""
+
+ALL_FAIL: Final = 0.9
+"""From this share of failed requests on a trial shows nothing but the failure."""
 
 _CLOSINGS = {
     "full": "because they are full",
@@ -35,27 +44,19 @@ _CLOSINGS = {
 def explain_gain(
     batched: Pooled | None,
     *,
-    measured: bool,
-    tried: bool,
+    absence: str,
     no_batching: Pooled | None,
     gain: Estimate | None,
     unbatched_rows_per_s: float,
     limits_s: dict[str, float],
-    failure: str = "",
 ) -> str:
     """Why batching pays, or why not: the sentence for the best batched configuration against no batching.
 
-    `batched` None: none meets the SLO; unless `tried`, none was asked for a rate as low as no batching takes; unless
-    `measured`, none was asked for anything. `unbatched_rows_per_s` is what the
-    server does without batching when it is kept busy; NaN when it was not measured, or when the load in question leaves
-    it idle. `failure` is why batches failed, where they did.
+    `absence` is why there is none, where `batched` is None. `unbatched_rows_per_s` is what the server does without
+    batching when it is kept busy; NaN when it was not measured, or when the load in question leaves it idle.
     """
     if batched is None:
-        if failure and not measured:
-            return f"every configuration with batching failed: {failure}"
-        if measured and not tried:
-            return "no configuration with batching was tried at a rate as low as no batching takes"
-        return f"no configuration with batching {'meets the SLO' if tried else 'was measured'}"
+        return absence
     told = [_batch_cost(batched, unbatched_rows_per_s), _batch_sizes(batched)]
     if no_batching is not None and not no_batching.feasible:
         told.append(_missed(no_batching, limits_s))
@@ -65,14 +66,93 @@ def explain_gain(
     verdict = (
         f"batching is worth {rounded(gain.value)}× no batching ({rounded(gain.low)} to {rounded(gain.high)})"
     )
+    if math.isinf(gain.high):
+        verdict = (
+            f"batching is worth at least {rounded(gain.value)}× no batching, which held at no rate tried"
+        )
     return f"{facts}: {verdict}" if facts else verdict
+
+
+def absence_of_batching(
+    inside: Sequence[Pooled], pooled: Sequence[Pooled], trials: Sequence[Trial], *, tried: bool
+) -> str:
+    """Why no configuration with batching can be recommended; `tried`: at a rate as low as no batching takes."""
+    failure = failure_with_batching(trials)
+    if failure is not None:
+        return f"every configuration with batching failed: {failure}"
+    if any(one.configuration.batching is not None for one in inside):
+        missed = "meets the SLO" if tried else "was tried at a rate as low as no batching takes"
+        return f"no configuration with batching {missed}"
+    if any(one.configuration.batching is not None for one in pooled):
+        return "no configuration with batching was measured inside the search space"
+    return "no configuration with batching was measured"
 
 
 def is_telling(batched: Pooled, no_batching: Pooled | None, *, scenario: Scenario) -> bool:
     """Whether it shows if batching helps: to miss the SLO at a rate above no batching's says nothing of lower ones."""
     if scenario.objective != "capacity" or no_batching is None or batched.feasible:
         return True
-    return batched.value <= PAYING_GAIN * no_batching.value
+    alone_rps = no_batching.value if no_batching.claim is None else no_batching.claim.rps
+    return batched.value <= PAYING_GAIN * alone_rps
+
+
+def nothing_to_recommend(
+    pooled: Sequence[Pooled], trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec
+) -> BatchtuneError:
+    """The error that says so: 7 where all failed, 3 where what was tried misses the SLO, 5 where that is not known."""
+    why = explain_miss(pooled, trials, slo)
+    if trials and all(trial.state == "failed" for trial in trials):
+        return TargetError(
+            why, hint="the failed trials are in the ledger; see whether the server works by hand"
+        )
+    open_question = _open_question(pooled, trials, scenario=scenario, slo=slo)
+    if open_question is not None:
+        return InconclusiveError(f"{why}; {open_question}", hint=advise_miss((), trials))
+    return NoFeasibleConfigurationError(why, hint=advise_miss(pooled, trials))
+
+
+def _open_question(
+    pooled: Sequence[Pooled], trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec
+) -> str | None:
+    """Why it is not known that nothing meets the SLO; None: it is."""
+    if not pooled:
+        return "whether something meets the SLO is not known"
+    if not any(one.configuration.batching is not None for one in pooled) and not failure_with_batching(
+        trials
+    ):
+        return "whether batching would meet it is not known: none was tried"
+    if scenario.objective != "capacity":
+        return None
+    if any(one.claim is not None and one.claim.misses for one in pooled):
+        return "what held in the search was refuted by fresh runs, and no lower rate was tried"
+    lone = next((trial for trial in trials if trial.source == "probe" and trial.concurrency == 1), None)
+    if lone is not None and lone.measurement is not None and _keeps(lone, slo):
+        return "a lone request keeps it, so a rate low enough would: too little time to find one"
+    return None
+
+
+def _keeps(trial: Trial, slo: SloSpec) -> bool:
+    if trial.measurement is None:
+        return False
+    latency_s = {name: quantile.value for name, quantile in trial.measurement.latency_s.items()}
+    return is_feasible(
+        violations(latency_s, trial.measurement.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+    )
+
+
+def failure_with_batching(trials: Sequence[Trial]) -> str | None:
+    """The model's own words, where every trial with batching failed; None: one worked, or none was made."""
+    batched = [trial for trial in trials if trial.configuration.batching is not None]
+    worked = [
+        trial
+        for trial in batched
+        if trial.state == "complete"
+        and trial.measurement is not None
+        and trial.measurement.error_ratio < ALL_FAIL
+    ]
+    if not batched or worked:
+        return None
+    return explain_failure(batched) or batched[-1].failure or "no request had a good answer"
 
 
 def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec) -> str:

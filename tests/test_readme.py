@@ -58,6 +58,10 @@ def test_console_line_runs(command: str, folder: Path) -> None:
     excused = ((noisy or unsure) and command.startswith("batchtune load")) or (
         untrusted and command.startswith(("batchtune plan", "batchtune simulate"))
     )
+    open_still = done.returncode == 5 and (
+        "Not established" in done.stdout or '"established": false' in done.stdout
+    )
+    excused = excused or (open_still and command.startswith(("batchtune sweep", "batchtune recommend")))
     assert done.returncode == 0 or excused, done.stderr
     assert done.stdout
 
@@ -66,6 +70,8 @@ def test_the_quickstart_recommends_batching_for_the_real_model(folder: Path) -> 
     if not (folder / "results").exists():
         pytest.skip("needs the sweep of the console line before it")
     document = json.loads(run("batchtune recommend --json", folder).stdout)
+    if not document["established"]:
+        pytest.skip(f"this host was too noisy to say: {document['open_questions']}")
     assert document["batching_helps"] == "yes"
     batching = document["configuration"]["batching"]
     assert batching is not None  # where the server's defaults are best, no key is set

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from simulated_fleet import simulated_server
-from tune_fakes import scenario_of
+from tune_fakes import planted, scenario_of
 
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
+from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.outlay import budget_s, plan_text
 from batchtune.tune.pace import Pace, pace_of, times_of
 from batchtune.tune.progress import Watcher
 from batchtune.tune.sweep import sweep
+from batchtune.tune.trial import Trial
 from batchtune.twin.simulate import Device
 
 SPEEDS = {
@@ -125,3 +127,17 @@ def test_a_run_of_a_few_batches_has_an_exact_rate():
         plan = Plan(number=1, configuration=sixteen, source="sampler", reason="", seed=1)
         measured = bench.run(plan).trial.measurement
         assert measured.throughput_rps.value == pytest.approx(6.4, rel=0.01)
+
+
+def test_batches_that_share_the_device_with_others_do_not_slow_the_pace():
+    asked = scenario("throughput", 0.1, 0.15)
+
+    def calibration(number: int, threads: int, seconds: float) -> Trial:
+        server = ServerActivity(
+            duration_s=5.0, batches=5, batches_by_rows={4: 5}, execution_s_by_rows={4: seconds}
+        )
+        size = {"max_batch_size": 4, "num_batch_threads": threads}
+        return planted(number, throughput=5, p95_s=1, batching=size, source="calibration", server=server)
+
+    pace = pace_of([calibration(1, 1, 0.7), calibration(2, 4, 2.8)], asked)
+    assert pace.batch_s(4) == pytest.approx(0.7)

@@ -23,7 +23,7 @@ _LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """`lone_s` is the latency of a lone request of `lone_rows` rows, NaN before one was answered; `batch_s_by_rows` the
-    mean execution time of the batches seen, in rising order of rows."""
+    least mean execution time of the batches seen, in rising order of rows."""
 
     lone_s: float = math.nan
     lone_rows: int = 1
@@ -76,10 +76,9 @@ class Times:
 
 
 def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
-    """What these trials tell of the server's speed; batches are weighted by how often they ran."""
+    """What these trials tell of the server's speed; of each size the shortest mean: more threads share the device."""
     lone_s = math.nan
-    batches: dict[int, float] = {}
-    spent_s: dict[int, float] = {}
+    shortest_s: dict[int, float] = {}
     for trial in trials:
         measured = trial.measurement
         if measured is None:
@@ -89,18 +88,15 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
         if measured.server is None or trial.configuration.batching is None:
             continue
         times_s = measured.server.execution_s_by_rows
-        counts: Mapping[int, float] = measured.server.batches_by_rows
         if not times_s and trial.source == "calibration" and measured.throughput_rows_per_s.value > 0.0:
             size = in_force(trial.configuration, "max_batch_size")
-            times_s, counts = {size: size / measured.throughput_rows_per_s.value}, {size: 1.0}
+            times_s = {size: size / measured.throughput_rows_per_s.value}
         for rows, seconds in times_s.items():
-            batches[rows] = batches.get(rows, 0.0) + counts.get(rows, 0.0)
-            spent_s[rows] = spent_s.get(rows, 0.0) + counts.get(rows, 0.0) * seconds
-    means = {rows: spent_s[rows] / batches[rows] for rows in sorted(batches) if batches[rows] > 0.0}
+            shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
     return Pace(
         lone_s=lone_s if math.isfinite(lone_s) else math.nan,
         lone_rows=rows_per_request(scenario),
-        batch_s_by_rows=means,
+        batch_s_by_rows=dict(sorted(shortest_s.items())),
     )
 
 

@@ -237,7 +237,9 @@ class BatchingSession:
         if not tasks:
             return
         for task in tasks:
-            task.take()
+            task.taken = True
+            if task.join is not None:
+                task.join.whole.take()
         start_micros = self._now_micros()
         if _all_expired(tasks, start_micros * 1000):
             for _ in tasks:

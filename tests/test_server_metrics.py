@@ -64,9 +64,9 @@ def test_metrics_without_labels_print_empty_braces() -> None:
 
 def test_requests_are_counted_by_model_and_status() -> None:
     metrics = Metrics()
-    for status in ("OK", "OK", "UNAVAILABLE"):
+    for status in ("OK", "UNAVAILABLE"):
         metrics.request_count("m", status)
-    metrics.request_latency("m", "predict", "REST", 20.0)
+    metrics.request_succeeded("m", "predict", "REST", 20.0)
     assert lines(metrics, "serving:request_count") == [
         ':tensorflow:serving:request_count{model_name="m",status="OK"} 2',
         ':tensorflow:serving:request_count{model_name="m",status="UNAVAILABLE"} 1',
@@ -75,6 +75,18 @@ def test_requests_are_counted_by_model_and_status() -> None:
         ':tensorflow:serving:request_latency_count{model_name="m",API="predict",entrypoint="REST"} 1'
         in metrics.render()
     )
+
+
+def test_times_are_all_there_however_many_were_collected() -> None:
+    metrics = Metrics()
+    for number in range(600):
+        metrics.request_succeeded("m", "Predict", "GRPC", float(number))
+        metrics.runtime_latency("m", "Predict", "TF1", 1.0)
+        if number in {100, 599}:
+            assert f'request_count{{model_name="m",status="OK"}} {number + 1}\n' in metrics.render()
+    text = metrics.render()
+    assert 'request_latency_sum{model_name="m",API="Predict",entrypoint="GRPC"} 179700\n' in text
+    assert 'runtime_latency_count{model_name="m",API="Predict",runtime="TF1"} 600\n' in text
 
 
 def test_a_batch_shows_in_every_session_metric() -> None:

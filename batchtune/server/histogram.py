@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
+FOLDED_AT = 256
+"""20 µs of the event loop."""
+
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -38,6 +41,23 @@ class Histogram:
             self.counts[bucket] += (after - at) * times
             at = after
         self.total += sum(ordered) * times
+
+
+class Times(list[float]):
+    """Values that are put into their histogram FOLDED_AT at once, which costs less than half as much each."""
+
+    __slots__ = ("_histogram",)
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self._histogram = Histogram(bounds)
+
+    def fold(self) -> Histogram:
+        """The histogram of all values so far."""
+        if self:
+            self._histogram.add_all(self)
+            self.clear()
+        return self._histogram
 
 
 def exponential_bounds(first: float, growth: float, count: int) -> tuple[float, ...]:

@@ -16,8 +16,10 @@ from typing import Protocol, Self, TypeVar
 from batchtune.server.batch_record import BatchRecord
 from batchtune.server.gpu_metrics import GpuReading
 from batchtune.server.histogram import (
+    FOLDED_AT,
     Histogram,
     Labels,
+    Times,
     exponential_bounds,
     mangle,
     render_histograms,
@@ -98,8 +100,8 @@ class Metrics:
         self.gpus: Gpus | None = None
         self._lock = threading.Lock()
         self._request_counts: dict[tuple[str, str], int] = {}
-        self._request_latencies: dict[tuple[str, str, str], Histogram] = {}
-        self._runtime_latencies: dict[tuple[str, str, str], Histogram] = {}
+        self._request_latencies: dict[tuple[str, str, str], Times] = {}
+        self._runtime_latencies: dict[tuple[str, str, str], Times] = {}
         self._example_counts: dict[str, Histogram] = {}
         self._queuing_latency = Histogram(_QUEUE_BOUNDS)
         self._input_batch_size = Histogram(_SIZE_BOUNDS)
@@ -119,13 +121,25 @@ class Metrics:
         key = (model_name, status)
         self._request_counts[key] = self._request_counts.get(key, 0) + 1
 
-    def request_latency(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
-        """Time of one OK request; TF Serving's api is "Predict" over GRPC and "predict" over REST."""
-        _histogram(self._request_latencies, (model_name, api, entrypoint), _LATENCY_BOUNDS).add(micros)
+    def request_succeeded(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
+        """One request ended OK after this time; TF Serving's api is "Predict" over GRPC and "predict" over REST."""
+        key = (model_name, api, entrypoint)
+        times = self._request_latencies.get(key)
+        if times is None:
+            times = self._request_latencies[key] = Times(_LATENCY_BOUNDS)
+        times.append(micros)
+        if len(times) >= FOLDED_AT:
+            times.fold()
 
     def runtime_latency(self, model_name: str, api: str, runtime: str, micros: float) -> None:
         """Time of one request from the session's submit to its outputs, queueing included."""
-        _histogram(self._runtime_latencies, (model_name, api, runtime), _LATENCY_BOUNDS).add(micros)
+        key = (model_name, api, runtime)
+        times = self._runtime_latencies.get(key)
+        if times is None:
+            times = self._runtime_latencies[key] = Times(_LATENCY_BOUNDS)
+        times.append(micros)
+        if len(times) >= FOLDED_AT:
+            times.fold()
 
     def example_count(self, model_name: str, examples: int) -> None:
         """The examples of one Classify or Regress request."""
@@ -182,15 +196,15 @@ class Metrics:
             *render_values(
                 _SERVING + "request_count",
                 "counter",
-                _labelled(("model_name", "status"), self._request_counts),
+                _labelled(("model_name", "status"), self._all_request_counts()),
             ),
             *render_histograms(
                 _SERVING + "request_latency",
-                _labelled(("model_name", "API", "entrypoint"), self._request_latencies),
+                _labelled(("model_name", "API", "entrypoint"), _folded(self._request_latencies)),
             ),
             *render_histograms(
                 _SERVING + "runtime_latency",
-                _labelled(("model_name", "API", "runtime"), self._runtime_latencies),
+                _labelled(("model_name", "API", "runtime"), _folded(self._runtime_latencies)),
             ),
             *render_histograms(
                 _SERVING + "request_example_counts", _labelled(("model",), self._example_counts)
@@ -210,6 +224,12 @@ class Metrics:
                 _SESSION + "padding_size", _labelled(("execution_batch_size",), self._padding_sizes)
             ),
         ]
+
+    def _all_request_counts(self) -> dict[tuple[str, str], int]:
+        counts = dict(self._request_counts)
+        for (name, _, _), histogram in _folded(self._request_latencies).items():
+            counts[name, "OK"] = counts.get((name, "OK"), 0) + sum(histogram.counts)
+        return counts
 
     def _own_lines(self) -> list[str]:
         batches, rows = (0, 0) if self.queue_depths is None else self.queue_depths.queue_depths()
@@ -262,6 +282,10 @@ def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float
     if found is None:
         found = histograms[key] = Histogram(bounds)
     return found
+
+
+def _folded(times_by_key: Mapping[_Key, Times]) -> dict[_Key, Histogram]:
+    return {key: times.fold() for key, times in times_by_key.items()}
 
 
 def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Labels, _Value]:

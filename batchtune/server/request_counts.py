@@ -17,8 +17,8 @@ class RequestMetrics(Protocol):
         """One request answered with this status, a gRPC code name."""
         ...
 
-    def request_latency(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
-        """The time of one OK request."""
+    def request_succeeded(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
+        """One request of a model ended OK after this time."""
         ...
 
     def runtime_latency(self, model_name: str, api: str, runtime: str, micros: float) -> None:
@@ -40,9 +40,8 @@ class RequestCounts:
 
     def succeeded(self, model_name: str, api: str, started_ns: int) -> None:
         """One request of a served model ended OK; `started_ns` is CLOCK_MONOTONIC when it arrived."""
-        metrics = self._metrics
-        metrics.request_count(model_name, "OK")
-        metrics.request_latency(model_name, api, self._entrypoint, (time.monotonic_ns() - started_ns) / 1000)
+        micros = (time.monotonic_ns() - started_ns) / 1000
+        self._metrics.request_succeeded(model_name, api, self._entrypoint, micros)
 
     def answered(self, model_name: str) -> None:
         """One request beside the model calls ended OK; its latency is no model's."""

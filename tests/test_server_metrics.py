@@ -77,6 +77,18 @@ def test_requests_are_counted_by_model_and_status() -> None:
     )
 
 
+def test_any_number_of_metrics_is_read_from_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the configuration may ask for the growth of as many as it likes."""
+    metrics = Metrics()
+    metrics.request_count("m", "OK")
+    rendered = metrics.render()
+    pages = [rendered]
+    monkeypatch.setattr(metrics, "render", pages.pop)
+    count = "/tensorflow/serving/request_count"
+    values = metrics.first_values([count, *(f"/no/such/{number}" for number in range(10_000))])
+    assert (values[count], sum(values.values()), len(values)) == (1, 1, 10_001)
+
+
 def test_times_are_all_there_however_many_were_collected() -> None:
     metrics = Metrics()
     for number in range(600):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,8 +29,8 @@ _logger = logging.getLogger(__name__)
 class ReadableMetrics(RequestMetrics, Protocol):
     """Counters that can be read one by one."""
 
-    def first_value(self, name: str) -> int:
-        """The first value of a counter or gauge; 0 where there is none."""
+    def first_values(self, names: Iterable[str]) -> dict[str, int]:
+        """The first value of each counter or gauge; 0 where there is none."""
         ...
 
 
@@ -67,7 +67,7 @@ def make_grpc_api(
     check = options.check_methods
     predict = PredictCalls(repository, pending, as_content=options.serialize_as_content, check_methods=check)
     inference = InferenceCalls(repository, pending, check_methods=check)
-    models = ModelServiceCalls(repository, metrics.first_value)
+    models = ModelServiceCalls(repository, metrics.first_values)
     health = HealthCalls(repository, (PREDICTION_SERVICE, MODEL_SERVICE))
     handlers: dict[str, Callable[[GrpcCall], None]] = {
         f"/{PREDICTION_SERVICE}/Predict": predict.start,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,11 +34,11 @@ _logger = logging.getLogger(__name__)
 
 
 class ModelServiceCalls:
-    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest; `metric` gives a metric's value."""
+    """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest; `metrics` gives values by name."""
 
-    def __init__(self, models: Models, metric: Callable[[str], int]) -> None:
+    def __init__(self, models: Models, metrics: Callable[[Iterable[str]], dict[str, int]]) -> None:
         self._models = models
-        self._metric = metric
+        self._metrics = metrics
         self._reloads: set[asyncio.Task[None]] = set()
         # Their own thread: they wait for models to load, and follow one another.
         self._reloader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reload")
@@ -92,7 +92,7 @@ class ModelServiceCalls:
         task.add_done_callback(self._reloads.discard)
 
     async def _reload(self, call: GrpcCall, request: Any) -> None:
-        before = {name: self._metric(name) for name in request.metric_names}
+        before = self._metrics(request.metric_names)
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._reloader, self._models.reload_config, request.config
@@ -106,8 +106,8 @@ class ModelServiceCalls:
             return
         response = ReloadConfigResponse()
         response.status.error_code = GRPC_CODES["OK"]
-        for name, value in before.items():
-            response.metric.add(name=name, int64_value_increase=self._metric(name) - value)
+        for name, value in self._metrics(before).items():
+            response.metric.add(name=name, int64_value_increase=value - before[name])
         call.reply(response.SerializeToString())
 
     def _metadata(self, request: Any) -> bytes:

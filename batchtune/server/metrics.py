@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -175,11 +175,14 @@ class Metrics:
 
     # -- reading --
 
-    def first_value(self, name: str) -> int:
-        """The first value of a counter or gauge by its name with slashes; 0 where there is none."""
-        start = mangle(name) + "{"
-        lines = self.render().splitlines()
-        return next((int(float(line.split()[-1])) for line in lines if line.startswith(start)), 0)
+    def first_values(self, names: Iterable[str]) -> dict[str, int]:
+        """The first value of each counter or gauge, by its name with slashes; 0 where there is none."""
+        values_by_name: dict[str, int] = {}
+        for line in self.render().splitlines():
+            mangled = line.partition("{")[0]
+            if mangled not in values_by_name and not line.startswith("#"):
+                values_by_name[mangled] = int(float(line.split()[-1]))
+        return {name: values_by_name.get(mangle(name), 0) for name in names}
 
     def render(self) -> str:
         """Everything, as Prometheus text."""

@@ -49,11 +49,13 @@ from batchtune.tune.reason import (
     is_telling,
     nothing_to_recommend,
 )
-from batchtune.tune.space import lies_inside
+from batchtune.tune.space import in_force, lies_inside
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
 __all__ = ["Alternative", "Helps", "Promise", "Recommendation", "Reference", "recommend"]
+
+TIMEOUT: Final = "batch_timeout_micros"
 
 SCHEMA_VERSION = 2
 """Of recommendation.json; what an older one lacks is absent when it is read."""
@@ -254,7 +256,10 @@ def recommend(
         ),
         alternatives=alternatives,
         caveats=caveats_of(measured),
-        notes=_notes(choice, unconfirmed, scenario=scenario, promised=promised),
+        notes=(
+            *_notes(choice, unconfirmed, scenario=scenario, promised=promised),
+            *_half_load(chosen, search, scenario=scenario),
+        ),
     )
 
 
@@ -354,6 +359,17 @@ def _notes(
         if not other.confirmations
     ]
     return tuple(notes)
+
+
+def _half_load(chosen: Pooled, search: SearchSummary | None, *, scenario: Scenario) -> tuple[str, ...]:
+    """What the timeout costs at half the load; asks the twin, whose simulator takes its time to load."""
+    if search is None or search.twin is None or not in_force(chosen.configuration, TIMEOUT):
+        return ()
+    from batchtune.tune.half_load import at_half_load
+
+    rate_rps = chosen.value if scenario.objective == "capacity" else None
+    told = at_half_load(chosen.configuration, scenario, search.twin, rate_rps=rate_rps)
+    return () if told is None else (told,)
 
 
 def _outside(outside: Pooled, chosen: Pooled, *, scenario: Scenario) -> str:

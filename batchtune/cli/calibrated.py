@@ -12,7 +12,13 @@ from batchtune.archive import Run, open_run
 from batchtune.batching import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.parameters import did_you_mean
 from batchtune.cli.recommend import kept_trials
-from batchtune.errors import NoFeasibleConfigurationError, TargetError, TwinError, UsageError
+from batchtune.errors import (
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    TwinError,
+    UsageError,
+)
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.knobs import KNOBS, configuration_of
@@ -130,7 +136,7 @@ def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation 
         return None
     try:
         return recommend(trials, scenario=scenario)
-    except (NoFeasibleConfigurationError, TargetError):
+    except (NoFeasibleConfigurationError, InconclusiveError, TargetError):
         return None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchtune.batching import Configuration
-from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
 from batchtune.target.telemetry import ServerActivity
@@ -66,7 +66,7 @@ def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequ
     seconds = math.fsum(one.seconds for one in trials)
     try:
         chosen = recommend(trials, scenario=scenario)
-    except NoFeasibleConfigurationError:
+    except (NoFeasibleConfigurationError, InconclusiveError):
         return Choice(cell=None, reported=math.nan, seconds=seconds, trials=len(trials))
     space = Space(table.scenario)
     point = space.locate(bench.nearest(chosen.configuration))

@@ -1,0 +1,30 @@
+"""What a timeout costs at half the load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tune_fakes import planted, scenario_of
+
+from batchtune.archive import open_run
+from batchtune.tune.half_load import at_half_load
+
+KEPT = Path(__file__).parents[1] / "results/reference/2026-11-21-epyc-2-cores/quickstart"
+
+
+def test_the_twin_tells_what_a_timeout_costs_with_half_the_clients():
+    run = open_run(KEPT)
+    scenario, search = run.scenario(), run.search()
+    configuration = run.recommendation().configuration
+    waiting = replace(configuration, batching=replace(configuration.batching, batch_timeout_micros=5000))
+    told = at_half_load(waiting, scenario, search.twin, rate_rps=None)
+    assert told.startswith("at half the load (16 clients) the twin expects p95 ")
+    assert "with a timeout of 0 " in told
+
+
+def test_without_a_timeout_or_a_twin_nothing_is_said():
+    waiting = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 500}, throughput=1, p95_s=1)
+    at_once = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 0}, throughput=1, p95_s=1)
+    assert at_half_load(waiting.configuration, scenario_of(), None, rate_rps=None) is None
+    assert at_half_load(at_once.configuration, scenario_of(), {}, rate_rps=None) is None

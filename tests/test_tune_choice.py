@@ -164,6 +164,20 @@ def test_a_capacity_that_fresh_runs_refuted_is_neither_promised_nor_established(
     assert question.endswith("is not established; below that it held at 14,000/s in trial 3")
 
 
+@pytest.mark.parametrize(("p95_s", "established"), [(0.040, True), (0.049, False)])
+def test_a_capacity_is_established_where_most_fresh_runs_are_sure_to_keep_the_limit(p95_s, established):
+    ledger = [
+        at_rate(1, 1000.0, 0.02, batching=None, source="no_batching"),
+        at_rate(2, 1100.0, 0.08, batching=None, source="no_batching"),
+        at_rate(3, 4000.0, 0.04, batching=knobs(16)),
+        at_rate(4, 4200.0, 0.06, batching=knobs(16)),
+        *(at_rate(number, 3950.0, p95_s, batching=knobs(16), source="confirm") for number in (5, 6, 7)),
+    ]
+    found = recommend(ledger, scenario=CAPACITY)
+    assert found.rate_rps == 3950.0
+    assert found.established is established
+
+
 def test_a_refuted_capacity_with_nothing_below_is_not_known_to_be_none():
     ledger = [
         at_rate(1, 2000.0, 0.04, batching=knobs(16)),

@@ -147,15 +147,15 @@ def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estima
 def predicted_capacity(one: Pooled) -> Estimate:
     """The capacity claimed, and a 95 % interval of where the limit is crossed, by all rates that were tried.
 
-    Which rates were asked does not matter, but how near to the crossing they lie. Where nothing was missed the interval
-    has no upper end, where nothing is known no ends at all.
+    Which rates were asked does not matter, but how near to the crossing they lie. Where the limit was kept easily and
+    never missed the interval has no upper end, where nothing is known no ends at all.
     """
     located = None if one.claim is None else one.claim.located
     if located is None:
         return Estimate(value=one.value, low=math.nan, high=math.nan)
     half = Z_95 * math.hypot(located.sd, policy.CROSSING_RUN_SD)
     low, high = located.crossing_rps * math.exp(-half), located.crossing_rps * math.exp(half)
-    if not located.bracketed:
+    if located.says == "at least":
         return Estimate(value=one.value, low=min(low, one.value), high=math.inf)
     return Estimate(value=one.value, low=min(low, one.value), high=max(high, one.value))
 

@@ -83,23 +83,24 @@ def scenario(objective: str, load: dict[str, object]) -> Scenario:
 
 def test_a_closed_loop_that_fills_every_batch_runs_at_the_devices_rate() -> None:
     device = Emulated(base_ms=4.0, per_row_ms=0.5).device("grpc")
-    served_rps, excess = simulated(
+    starts = simulated(
         scenario("throughput", {"arrivals": "closed", "concurrency": 64}), MIDDLE, device, rows_max=None
     )
-    assert served_rps == pytest.approx(16 / float(device.tau_s[16]), rel=0.01)
-    assert excess == pytest.approx(4 * float(device.tau_s[16]) / 0.05 - 1.0, abs=0.02)
+    for served_rps, excess in starts:
+        assert served_rps == pytest.approx(16 / float(device.tau_s[16]), rel=0.015)
+        assert excess == pytest.approx(4 * float(device.tau_s[16]) / 0.05 - 1.0, abs=0.02)
 
 
 def test_batches_that_do_not_fit_the_memory_miss_the_slo() -> None:
     device = Emulated(base_ms=4.0, per_row_ms=0.1).device("grpc")
     closed = scenario("throughput", {"arrivals": "closed", "concurrency": 64})
-    assert simulated(closed, LARGE, device, rows_max=24)[1] == math.inf
-    assert simulated(closed, MIDDLE, device, rows_max=24)[1] < 0.0
+    assert all(excess == math.inf for _, excess in simulated(closed, LARGE, device, rows_max=24))
+    assert all(excess < 0.0 for _, excess in simulated(closed, MIDDLE, device, rows_max=24))
 
 
 def test_a_capacity_lies_below_saturation_and_keeps_the_limit() -> None:
     device = Emulated(base_ms=4.0, per_row_ms=0.5).device("grpc")
-    capacity_rps, excess = simulated(
+    ((capacity_rps, excess),) = simulated(
         scenario("capacity", {"arrivals": "poisson"}), MIDDLE, device, rows_max=None
     )
     assert 0.8 < capacity_rps * float(device.tau_s[16]) / 16 < 1.0

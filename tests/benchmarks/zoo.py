@@ -21,6 +21,7 @@ import math
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,7 +142,8 @@ def _exit_truth(target: ZooTarget, swept: Swept, truth: Truth | None, holds: boo
         return False, f"does not say {target.says!r}"
     if target.exits:
         true = swept.exit_code in target.exits
-        return true, "" if true else f"ended with {swept.exit_code} where {target.exits} are true"
+        wanted = " or ".join(map(str, target.exits))
+        return true, "" if true else f"ended with {swept.exit_code} where {wanted} is true{_error(swept)}"
     match swept.exit_code:
         case 0:
             return holds is not False, "" if holds is not False else "fresh load tests miss the SLO"
@@ -151,8 +153,13 @@ def _exit_truth(target: ZooTarget, swept: Swept, truth: Truth | None, holds: boo
         case 5:
             return True, ""
         case _:
-            last = swept.errors.strip().splitlines()[-1:] or [""]
-            return False, f"ended with {swept.exit_code}: {last[0][:100]}"
+            return False, f"ended with {swept.exit_code}{_error(swept)}"
+
+
+def _error(swept: Swept) -> str:
+    """The error that it ended with, if it said one."""
+    errors = [text for text in swept.errors.splitlines() if text.startswith("error: ")]
+    return f": {errors[-1][7:107]}" if errors else ""
 
 
 def line(judged: Judged) -> str:
@@ -181,8 +188,8 @@ def summary(results: Sequence[Judged]) -> list[str]:
     true = sum(judged.regret <= NEAR for judged in sure)
     inside = sum(judged.fresh_inside for judged in results)
     loads = sum(len(_told(judged.fresh)) for judged in results)
-    codes = {code: sum(judged.exit_code == code for judged in results) for code in EXIT_WORDS}
-    ended = ", ".join(f"{count} {EXIT_WORDS[code]}" for code, count in codes.items() if count)
+    codes = Counter(judged.exit_code for judged in results)
+    ended = ", ".join(f"{codes[code]} × {code} {EXIT_WORDS.get(code, '')}".rstrip() for code in sorted(codes))
     return [
         f"exit codes true: {sum(judged.exit_true for judged in results)} of {len(results)} (bar: all); {ended}",
         f"within 5 % of the best: {near} of {len(known)} (bar: 90 %)",

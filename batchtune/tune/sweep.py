@@ -113,6 +113,7 @@ class _Sweep:
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
         self._best: Trial | None = None
+        self._told_budget_s: float | None = None
         self._bench: TrialBench
 
     @property
@@ -156,8 +157,8 @@ class _Sweep:
 
     @property
     def budget_s(self) -> float:
-        """Seconds that the sweep may take; inf when only trials are counted."""
-        return budget_s(self.scenario, self.pace)
+        """Seconds that the sweep may take, once they were told for good; inf when only trials are counted."""
+        return budget_s(self.scenario, self.pace) if self._told_budget_s is None else self._told_budget_s
 
     def fresh_run_s(self) -> float:
         """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
@@ -210,6 +211,7 @@ class _Sweep:
         """Once, when the first batch was seen: what the budget can do."""
         if self._findings.plan or not self.pace.is_known:
             return
+        self._told_budget_s = budget_s(self.scenario, self.pace)
         self._findings.plan = plan_text(self.scenario, self.pace)
         self._watcher.on_plan(self._findings.plan)
 

@@ -10,7 +10,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.calibration_probes import searched_sizes
-from batchtune.tune.pace import Pace, full_rows, times_of
+from batchtune.tune.pace import Pace, full_rows, rows_per_request, times_of
 
 
 def budget_s(scenario: Scenario, pace: Pace) -> float:
@@ -36,7 +36,8 @@ def usual_run_s(scenario: Scenario, pace: Pace) -> float:
             configuration = scenario.configuration(_with_size(scenario, size))
         except BatchingParametersError:
             continue
-        runs_s.append(times_of(pace, scenario, configuration).run_s)
+        rate_rps = _likely_rps(scenario, pace, size)
+        runs_s.append(times_of(pace, scenario, configuration, rate_rps=rate_rps).run_s)
     load = scenario.load
     return statistics.median(runs_s) if runs_s else load.warm_up_s + load.duration_s
 
@@ -62,6 +63,14 @@ def plan_text(scenario: Scenario, pace: Pace) -> str:
         needed = _minutes(policy.TIMEOUT_TURNS * batch_s)
         text = f"{text}; request.timeout {rounded_duration(request.timeout_s)} ends while batches run: give {needed}"
     return text
+
+
+def _likely_rps(scenario: Scenario, pace: Pace, size: int) -> float | None:
+    """Of a capacity: a rate that such batches can take; None where the scenario says the load."""
+    batch_s = pace.batch_s(size)
+    if scenario.objective != "capacity" or not batch_s > 0.0:
+        return None
+    return policy.LIKELY_LOAD * size / rows_per_request(scenario) / batch_s
 
 
 def _with_size(scenario: Scenario, size: int) -> dict[str, int]:

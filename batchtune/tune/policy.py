@@ -400,6 +400,9 @@ TIME_BUDGET_MAX_S = 1800.0
 SURE_RUNS = 20
 """Runs of a sweep that ends with an answer: references, proposals, a race or what stands for it, and fresh runs."""
 
+LIKELY_LOAD = 0.7
+"""A capacity as a share of what full batches answer, before any rate was tried: only for how long runs will be."""
+
 OVERRUN_SHARE = 0.1
 """A trial that is expected to end later than this beyond the budget of time is not begun."""
 

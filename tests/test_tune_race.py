@@ -197,6 +197,27 @@ def test_when_all_miss_the_first_rate_the_ladder_steps_down():
     assert reason == "one survivor is left"
 
 
+def test_after_all_missed_by_far_the_ladder_steps_down_by_more():
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+    asked: list = []
+    answer = capacity_answer({4: 880.0, 8: 900.0}, asked)
+    run_race(Outlook(scenario), survivors(4, 8), answer, rate_rps=1500.0)
+    second = next(ask.rate_rps for ask in asked if ask.rate_rps < 1500.0)
+    assert 1500.0 / 1.25 < second < 1500.0 / 1.15
+
+
+def test_the_last_survivor_is_led_to_a_rate_that_it_misses():
+    """An interval without an upper end says nothing of the capacity."""
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+    asked: list = []
+    answer = capacity_answer({4: 700.0, 8: 1400.0}, asked)
+    trials, reason = run_race(Outlook(scenario), survivors(4, 8), answer, rate_rps=900.0)
+    assert reason == "one survivor is left"
+    of_leader = [trial for trial in trials if trial.configuration == configuration(8)]
+    assert any(trial.measurement.latency_s["p95"].value > 0.05 for trial in of_leader)
+    assert max(trial.asked_rate_rps for trial in of_leader) < 1.15 * 1400.0
+
+
 def test_a_capacity_lies_between_what_was_held_and_what_was_missed():
     located = locate([Rung(rate_rps=1000.0, margin=-0.2), Rung(rate_rps=1100.0, margin=0.2)])
     assert located.held_rps == 1000.0

@@ -9,6 +9,7 @@ import pytest
 from simulated_fleet import simulated_server
 from tune_fakes import planted, scenario_of
 
+from batchtune.batching import Configuration, from_dict
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
 from batchtune.target.telemetry import ServerActivity
@@ -148,3 +149,26 @@ def test_batches_that_share_the_device_with_others_do_not_slow_the_pace():
 
     pace = pace_of([calibration(1, 1, 0.7), calibration(2, 4, 2.8)], asked)
     assert pace.batch_s(4) == pytest.approx(0.7)
+
+
+def test_a_fresh_run_at_a_capacity_lasts_as_long_as_a_slow_queue_takes_to_show():
+    pace = Pace(lone_s=0.042, lone_rows=1, batch_s_by_rows={16: 0.072, 64: 0.168})
+    asked = scenario_of(
+        load={"arrivals": "poisson", "warm_up": "500ms", "duration": "2s"},
+        objective="capacity",
+        slo={"p95": "400ms"},
+        search={"budget": {"time": "120s"}},
+    )
+    configuration = Configuration(batching=from_dict({"max_batch_size": 64}))
+    searched = times_of(pace, asked, configuration, rate_rps=380.0)
+    fresh = times_of(pace, asked, configuration, rate_rps=380.0, fresh=True)
+    assert searched.duration_s == 2.0
+    assert fresh.duration_s == pytest.approx(40 * 0.168)
+    brief = asked.model_copy(
+        update={
+            "search": asked.search.model_copy(
+                update={"budget": asked.search.budget.model_copy(update={"time_s": 30.0})}
+            )
+        }
+    )
+    assert times_of(pace, brief, configuration, rate_rps=380.0, fresh=True).duration_s == pytest.approx(2.5)

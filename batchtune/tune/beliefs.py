@@ -176,6 +176,14 @@ class Beliefs:
         """The median merit of each cell."""
         return np.median(self.merits, axis=1)
 
+    def known_merits(self) -> list[float]:
+        """What was measured of the cells with batching in the space, bounds left out."""
+        return [
+            measured.merit
+            for at, measured in self._measured.items()
+            if measured.says == "about" and self.cells[at].point is not None
+        ]
+
     def best(self) -> int:
         """The cell of the highest median, of those inside the space."""
         return max(self._inside, key=lambda at: float(self.expected[at]))

@@ -192,6 +192,7 @@ class Bench:
                 clients=plan.concurrency,
                 rate_rps=plan.rate_rps,
                 short_s=plan.duration_s,
+                fresh=plan.source == "confirm" and scenario.objective == "capacity",
             )
         short = plan.duration_s is not None
         return Times(

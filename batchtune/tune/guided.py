@@ -255,7 +255,7 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     rate_rps = None
     if outlook.scenario.objective == "capacity":
         rate_rps = policy.RACE_START_SHARE * max(
-            math.exp(insight.expected(insight.leader())), insight.claim_rps()
+            math.exp(insight.expected(insight.leader())), insight.claim_rps(), insight.nearly_held_rps()
         )
     return (yield from race(outlook, survivors, rate_rps=rate_rps))
 

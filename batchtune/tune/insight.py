@@ -171,6 +171,10 @@ class Insight:
         pooled = pool(self._outlook.trials, scenario=self._scenario)
         return [one for one in pooled if lies_inside(one.configuration, self._scenario)]
 
+    def nearly_held_rps(self) -> float:
+        """The highest capacity that runs near the limit point to, held or missed by little; 0 without one."""
+        return max((math.exp(merit) for merit in self.believed.known_merits()), default=0.0)
+
     def is_measured(self, configuration: Configuration) -> bool:
         return any(
             one.configuration == configuration and one.source not in NO_CANDIDATES

@@ -108,11 +108,13 @@ def times_of(
     clients: int | None = None,
     rate_rps: float | None = None,
     short_s: float | None = None,
+    fresh: bool = False,
 ) -> Times:
     """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
 
     `short_s` is the measured part of a probe, longer where few batches would fit, and its warm-up is short. Times that
-    the scenario sets itself stay, but for probes.
+    the scenario sets itself stay, but for probes, and for a `fresh` run at the capacity claimed: it lasts FRESH_BATCHES
+    where its share of the budget allows that.
     """
     load = scenario.load
     closed = clients if clients is not None or load.open_loop else load.concurrency
@@ -132,6 +134,9 @@ def times_of(
             requests_s = policy.RUN_REQUESTS / rate_rps if rate_rps else 0.0
             wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
             duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
+    if fresh and rate_rps is not None:
+        share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * (scenario.search.time_budget_s or math.inf)
+        duration_s = max(duration_s, min(policy.FRESH_BATCHES * batch_s, share_s))
     in_flight = 2.0 * rows if closed is None else closed * rows_per_request(scenario)
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s

@@ -171,7 +171,7 @@ def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Rac
             if held_once:
                 reason = f"the last {len(missed)} survivors fail at the same rate, {policy.RUNG:g} times what they held"
                 break
-            rate_rps /= policy.LONG_RUNG
+            rate_rps = _lower(climb, rate_rps)
             continue
         held_once = True
         climb.alive = [one for one in climb.alive if one not in missed]
@@ -212,14 +212,22 @@ def _rung(
     return missed, margins
 
 
+def _lower(climb: _Climb, rate_rps: float) -> float:
+    """Where the best survivor should hold, after all missed; at least RUNG and at most two LONG_RUNGs down."""
+    crossings = [located.crossing_rps for located in map(climb.located, climb.alive) if located is not None]
+    hoped_rps = policy.RACE_START_SHARE * max(crossings, default=0.0)
+    return min(max(hoped_rps, rate_rps / policy.LONG_RUNG**2), rate_rps / policy.RUNG)
+
+
 def _boundary(outlook: Outlook, climb: _Climb) -> Generator[Ask, Trial, None]:
-    """Runs of the leader around where its quantile is expected to cross the limit."""
-    for share in (0.98, 1.03):
+    """Runs of the leader around where its quantile is expected to cross the limit, up to a rate that is missed."""
+    for turn in range(policy.BOUNDARY_RUNS):
         leader = climb.ahead()[0]
         located = climb.located(leader)
-        if located is None or not _time_for(outlook, 1):
+        if located is None or not _time_for(outlook, 1) or (located.bracketed and turn > 1):
             return
-        rate_rps = share * located.crossing_rps
+        is_above = located.held_rps > 0.0 if turn or not located.bracketed else False
+        rate_rps = (1.03 if is_above else 0.98) * located.crossing_rps
         why = f"the leader's boundary, at {rounded(rate_rps)} requests/s"
         trial = yield _ladder_ask(outlook, leader, rate_rps, _next_block(outlook), why)
         climb.note(leader, trial)

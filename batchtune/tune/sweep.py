@@ -313,7 +313,7 @@ class _Sweep:
     def _run_s(self, configuration: Configuration | None, *, rate_rps: float | None) -> float:
         if configuration is None:
             return usual_run_s(self.scenario, self.pace)
-        return times_of(self.pace, self.scenario, configuration, rate_rps=rate_rps).run_s
+        return times_of(self.pace, self.scenario, configuration, rate_rps=rate_rps, fresh=True).run_s
 
     def _summary(self) -> SearchSummary:
         found = self._findings

@@ -12,6 +12,7 @@ from strategy_driver import Driver
 from tune_fakes import scenario_of
 
 from batchtune.batching import Configuration
+from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
@@ -305,3 +306,25 @@ def test_a_point_that_keeps_the_slo_at_no_rate_is_never_the_best():
     beliefs = Beliefs(Kinship(found, space), predicted=predicted, measured={}, seed=1)
     assert beliefs.near_best(3) == 0.0
     assert found[3].configuration != Configuration(batching=None)
+
+
+def test_a_limit_below_a_lone_request_ends_with_nothing_that_keeps_it():
+    """The twin sees no rate that does: rates of 1e-9/s were asked for."""
+    scenario = capacity_scenario(time="40s", p95="3ms")
+    trials, summary = searched(scenario, device())
+    assert all(trial.asked_rate_rps is None or trial.asked_rate_rps > 0.5 for trial in trials)
+    assert not any(trial.source == "race" for trial in trials)
+    assert "nothing keeps the SLO" in summary.stop_reason
+    with pytest.raises(NoFeasibleConfigurationError):
+        recommend(trials, scenario=scenario, search=summary)
+
+
+def test_where_a_row_is_cheapest_alone_the_largest_batch_says_so():
+    scenario = scenario_of(
+        load={"arrivals": "closed", "concurrency": 32, "warm_up": "300ms", "duration": "1s"},
+        search={"strategy": "guided", "budget": {"time": "40s"}, "space": SPACE},
+    )
+    dearer = Device(tau_s=0.005 * np.arange(1025.0) ** 1.05, delay_s=0.0003, serial=True)
+    _, summary = searched(scenario, dearer, noise=0.0)
+    assert summary.cannot_pay is not None
+    assert "so 1 rows" not in summary.cannot_pay

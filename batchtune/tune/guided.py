@@ -22,7 +22,7 @@ from batchtune.tune import policy
 from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
 from batchtune.tune.insight import Insight
 from batchtune.tune.ladder import locate, rungs_of
-from batchtune.tune.pace import full_rows, rung_s, times_of
+from batchtune.tune.pace import full_rows, rung_load, times_of
 from batchtune.tune.pool import pool
 from batchtune.tune.race import (
     Survivor,
@@ -250,10 +250,11 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
         Survivor(configuration=insight.cells[at].configuration, point=_point(insight, at))
         for at in list(racing)[: policy.SURVIVORS]
     ]
-    if not survivors:
+    is_capacity = outlook.scenario.objective == "capacity"
+    if not survivors or (is_capacity and not insight.predicts and not insight.claim_rps()):
         return "nothing keeps the SLO"
     rate_rps = None
-    if outlook.scenario.objective == "capacity":
+    if is_capacity:
         rate_rps = policy.RACE_START_SHARE * max(
             math.exp(insight.expected(insight.leader())), insight.claim_rps(), insight.nearly_held_rps()
         )
@@ -271,7 +272,7 @@ def _point(insight: Insight, at: int) -> dict[str, Any] | None:
 
 
 def _one_rate(outlook: Outlook, ask: Ask, rate_rps: float) -> Ask:
-    duration_s = rung_s(outlook.pace, outlook.scenario, ask.configuration, rate_rps)
+    rate_rps, duration_s = rung_load(outlook.pace, outlook.scenario, ask.configuration, rate_rps)
     return replace(ask, rate_rps=rate_rps, duration_s=duration_s)
 
 

@@ -64,7 +64,9 @@ class Insight:
         self.twin = found
         before, self._predicted = self._predicted, None
         if found is not None and found.trust != "off":
-            self._predicted = predicted_merits(found, self._scenario, self.cells, before=before)
+            merits = predicted_merits(found, self._scenario, self.cells, before=before)
+            # Where no point keeps the SLO at any rate there is no rate to try a point at: the trials find theirs.
+            self._predicted = merits if np.isfinite(merits).any() else None
         self._tell()
         self.believe()
         if math.isfinite(left_s):
@@ -267,8 +269,9 @@ def _cells(outlook: Outlook) -> list[Cell]:
 
 
 def _gains_per_row(twin: Twin) -> tuple[int, NDArray[np.float64]]:
-    """The size at which a row is cheapest, and how many times cheaper than alone it is there, by each reading."""
+    """The size at which a row is cheapest (where it is cheapest alone the largest one), and how many times cheaper than
+    alone it is there, by each reading."""
     sizes = np.arange(1, twin.rows_max + 1)
     gains = np.array([one.tau_s[1] * sizes / one.tau_s[1 : twin.rows_max + 1] for one in twin.draws])
-    best = int(np.argmax(np.median(gains, axis=0)))
+    best = int(np.argmax(np.median(gains, axis=0))) or len(sizes) - 1
     return best + 1, gains[:, best]

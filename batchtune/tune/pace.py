@@ -150,15 +150,21 @@ def times_of(
     )
 
 
-def rung_s(pace: Pace, scenario: Scenario, configuration: Configuration, rate_rps: float) -> float:
-    """Measured part of a run at one rate of a search for a capacity: enough requests and batches for a verdict."""
+def rung_load(
+    pace: Pace, scenario: Scenario, configuration: Configuration, rate_rps: float
+) -> tuple[float, float]:
+    """Rate and measured seconds of a run at one rate of a search for a capacity: enough for a verdict.
+
+    Where the scenario's own duration holds fewer than RATE_REQUESTS_MIN requests the rate is raised to so many.
+    """
     usual_s = min(scenario.load.duration_s, policy.RUNG_S)
     rows = _batch_rows(scenario, configuration, clients=None, rate_rps=rate_rps)
     enough_s = max(policy.RUNG_REQUESTS / rate_rps, policy.PROBE_BATCHES * pace.batch_s(rows))
     enough_s = min(enough_s, _most_s(scenario))
     if "duration_s" in scenario.load.model_fields_set:
         enough_s = min(enough_s, scenario.load.duration_s)
-    return max(usual_s, enough_s)
+    duration_s = max(usual_s, enough_s)
+    return max(rate_rps, policy.RATE_REQUESTS_MIN / duration_s), duration_s
 
 
 def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:

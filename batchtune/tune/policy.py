@@ -66,6 +66,9 @@ RUN_REQUESTS = 100
 RUNG_REQUESTS = 40
 """Requests of a run at one rate of a search for a capacity, at least: below, p95 is the slowest one or two."""
 
+RATE_REQUESTS_MIN = 4
+"""Requests of a run at one rate, at least: a lower rate is not tried in the time there is."""
+
 TIMEOUT_TURNS = 3.0
 """Where the scenario says nothing, a request may take as many times as long as the last in the queue should,"""
 

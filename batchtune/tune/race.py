@@ -23,7 +23,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage, rounded
 from batchtune.tune import policy
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
-from batchtune.tune.pace import rung_s
+from batchtune.tune.pace import rung_load
 from batchtune.tune.strategy import Ask, Outlook
 from batchtune.tune.trial import (
     Trial,
@@ -244,7 +244,7 @@ def _ask(survivor: Survivor, reason: str, *, block: int) -> Ask:
 
 
 def _ladder_ask(outlook: Outlook, survivor: Survivor, rate_rps: float, block: int, reason: str) -> Ask:
-    duration_s = rung_s(outlook.pace, outlook.scenario, survivor.configuration, rate_rps)
+    rate_rps, duration_s = rung_load(outlook.pace, outlook.scenario, survivor.configuration, rate_rps)
     return replace(_ask(survivor, reason, block=block), rate_rps=rate_rps, duration_s=duration_s)
 
 

@@ -99,4 +99,4 @@ def test_an_encoding_without_our_signs_is_no_error(folder: Path) -> None:
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert done.returncode == 0, done.stderr
-    assert b"SLO p95 ? 50.0" in b" ".join(done.stdout.split())
+    assert b"SLO p95 ? 50 ms" in b" ".join(done.stdout.split())

@@ -27,7 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 def signature(*, dtype: str = "float32", two_inputs: bool = False) -> Signature:
     """x (and z) in, `double` and `sum` out, of any length."""
-    inputs = [TensorSpec(name="x", dtype=dtype, shape=(None, None))]
+    inputs = [TensorSpec(name="x", dtype=dtype, shape=None)]
     if two_inputs:
         inputs.append(TensorSpec(name="z", dtype=dtype, shape=(None, None)))
     outputs = (

@@ -277,9 +277,9 @@ def test_a_wrong_shape_never_reaches_the_model(kind: str, shape: tuple[int, ...]
         good = [
             (rows, 28, width, 1) for rows, width in ((1, 9), (2, 9), *((1, width) for width in range(70)))
         ]
-        for sizes in good:
+        for count, sizes in enumerate(good, 1):
             submit(*sizes)
-            while len(done) <= good.index(sizes):  # noqa: ASYNC110
+            while len(done) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert runs == good
 

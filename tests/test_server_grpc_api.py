@@ -13,8 +13,9 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf.text_format import Parse
-from server_fakes import FakeServable, RunningGrpc, running_grpc, signature, spec
+from server_fakes import FakeModels, FakeServable, RunningGrpc, running_grpc, signature, spec
 
+from batchtune.server.health import HealthCalls
 from batchtune.server.reflection import REFLECTION_SERVICES, Reflection
 from batchtune.wire.protos import (
     ClassificationRequest,
@@ -774,9 +775,50 @@ def test_health_tells_of_server_services_and_models() -> None:
         assert next(unknown).status == HealthCheckResponse.SERVICE_UNKNOWN
         server.thread.call(server.api.announce_stop)
         assert next(told).status == HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as ended:  # a drain waits for every stream
+            next(told)
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+        late = watch(HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert [next(late).status] == [HealthCheckResponse.NOT_SERVING]
+        with pytest.raises(grpc.RpcError):
+            next(late)
         assert check(HealthCheckRequest(), timeout=TIMEOUT_S).status == HealthCheckResponse.NOT_SERVING
         told.cancel()
         unknown.cancel()
+
+
+def test_watches_that_come_and_go_leave_no_polls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def __init__(self) -> None:
+            self.on_message: Any = None
+            self.on_cancel: Any = None
+            self.sent: list[bytes] = []
+
+        def send(self, message: bytes) -> None:
+            self.sent.append(message)
+
+        def finish(self, *_: str) -> None: ...
+
+    polls: list[Callable[[], None]] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda _delay, poll: polls.append(poll))
+        health = HealthCalls(FakeModels(), ())
+        for _ in range(200):
+            stream = Stream()
+            health.watch(stream)  # type: ignore[arg-type]
+            stream.on_message(b"")
+            stream.on_cancel()
+        assert len(polls) == 1
+        polls.pop()()
+        assert polls == []
+        stream = Stream()
+        health.watch(stream)  # type: ignore[arg-type]
+        stream.on_message(b"")
+        assert len(polls) == 1
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("service", REFLECTION_SERVICES)

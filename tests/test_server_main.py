@@ -77,6 +77,14 @@ def test_the_ready_line_names_the_ports_and_an_emulated_device_is_called_one(emu
     assert any("model m version 1 is an emulated device, not a model" in line for line in emulated.lines)
 
 
+def test_a_line_says_what_a_version_takes_and_how_it_is_batched(emulated: ServerProcess) -> None:
+    (line,) = [line for line in emulated.lines if "is available" in line]
+    assert line.startswith(
+        "batchtune-model-server: model m version 1 is available: serving_default(x: float32 [?,2]) -> "
+        "(y: float32 [?,2]); max_batch_size 1000, batch_timeout_micros 0, max_enqueued_batches 10, num_batch_threads "
+    )
+
+
 def test_rest_and_grpc_answer_the_same(emulated: ServerProcess) -> None:
     x = np.array([[1, 2], [3, 4]], np.float32)
     assert emulated.predict({"instances": x.tolist()}) == {"predictions": [[3.0, 4.0], [7.0, 8.0]]}

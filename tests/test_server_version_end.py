@@ -227,6 +227,27 @@ def test_unbatched_requests_beyond_what_may_wait_are_refused_as_the_reference_do
     assert len(delivered) == 20 - refused
 
 
+def test_a_version_says_in_a_line_what_it_is() -> None:
+    async def scenario(server: Server) -> None:
+        text = TensorSpec(name="text", dtype="object", shape=None)
+        other = Signature(name="a", method_name="", inputs=(text,), outputs=(Y,))
+        runs = {name: Weights() for name in ("s", "a")}
+        model = LoadedModel(platform="test", signatures={"s": SIGNATURE, "a": other}, runs=runs)
+        servable = Servable(name="m", version=1, model=model, metrics=server.metrics)
+        assert servable.summary() == "closed"
+        server.control.attach(servable)
+        described = "a(text: string <unknown>) -> (y: float32 [?,1]) and 1 more; "
+        assert servable.summary() == f"{described}not batched"
+        sizes = {"max_batch_size": 8, "allowed_batch_sizes": [4, 8], "num_batch_threads": 3}
+        await asyncio.to_thread(server.control.replace, sizes)
+        assert servable.summary() == (
+            f"{described}max_batch_size 8, batch_timeout_micros 0, max_enqueued_batches 10, num_batch_threads 3, "
+            "allowed_batch_sizes 4,8"
+        )
+
+    serve(scenario, SETTINGS["unbatched"])
+
+
 IMAGES = Signature(
     name="serving_default",
     method_name="tensorflow/serving/predict",

@@ -28,11 +28,14 @@ class HealthCalls:
         self._services = frozenset(["", *full, *(name.rpartition(".")[2] for name in full)])
         self._stopping = False
         self._watchers: dict[GrpcStream, tuple[str, str]] = {}
+        self._polling = False
 
     def stop(self) -> None:
-        """Tell whoever asks, and whoever watches, that this server is going away."""
+        """Answer NOT_SERVING from now on; the watches end with it, for a drain waits for every stream."""
         self._stopping = True
         self._tell_watchers()
+        for stream in list(self._watchers):
+            self._end(stream)
 
     def check(self, call: GrpcCall) -> None:
         """Answer Check; NOT_FOUND for a service that does not exist here."""
@@ -55,10 +58,13 @@ class HealthCalls:
                 stream.finish(error.code, error.message)
                 return
             status = self._status(service)
-            if not self._watchers:
-                asyncio.get_running_loop().call_later(_POLL_S, self._poll)
             self._watchers[stream] = (service, status)
             stream.send(_response(status))
+            if self._stopping:
+                self._end(stream)
+            elif not self._polling:
+                self._polling = True
+                asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
         stream.on_message = start
         stream.on_cancel = lambda: self._forget(stream)
@@ -67,9 +73,14 @@ class HealthCalls:
         self._watchers.pop(stream, None)
         stream.finish("CANCELLED")
 
+    def _end(self, stream: GrpcStream) -> None:
+        self._watchers.pop(stream, None)
+        stream.finish("UNAVAILABLE", "The server is shutting down")
+
     def _poll(self) -> None:
         self._tell_watchers()
-        if self._watchers:
+        self._polling = bool(self._watchers)
+        if self._polling:
             asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
     def _tell_watchers(self) -> None:

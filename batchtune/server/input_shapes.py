@@ -38,11 +38,14 @@ class InputShape:
             raise StatusError(
                 "INVALID_ARGUMENT",
                 f"signature {self._signature_name} input {self._spec.name} shape is wrong, expected: "
-                f"{_shown(expected)}, actual: {_shown(shape)}",
+                f"{shown(expected)}, actual: {shown(shape)}",
             )
         if shape and len(self.known) < _KNOWN_MAX:
             self.known.add(shape[1:])
 
 
-def _shown(shape: tuple[int | None, ...]) -> str:
+def shown(shape: tuple[int | None, ...] | None) -> str:
+    """A shape as TensorFlow writes it, such as [?,28,28,1]."""
+    if shape is None:
+        return "<unknown>"
     return f"[{','.join('?' if size is None else str(size) for size in shape)}]"

@@ -114,6 +114,9 @@ class ModelServer:
         watch = asyncio.ensure_future(self._watch_model_config())
         say(f"{front_ends.addresses()}, ready")
         await stopped
+        say(
+            f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
+        )
         watch.cancel()
         lag.close()
         await front_ends.drain(_DRAIN_LIMIT_S)

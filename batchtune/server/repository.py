@@ -270,7 +270,7 @@ class ModelRepository:
             return
         entry.attempts = 0
         self._book.publish(entry, servable=servable, status=VersionStatus(version=version, state="AVAILABLE"))
-        say(f"model {name} version {version} is available")
+        say(f"model {name} version {version} is available: {servable.summary()}")
 
     def _note_failure(self, name: str, entry: VersionEntry, code: str, message: str) -> None:
         hopeless = not self._rounds_done and code in _FILE_IS_WRONG

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 from batchtune.batching import BatchingParameters
 from batchtune.server.batching_session import Deliver
 from batchtune.server.concurrency_limit import ConcurrencyLimit
+from batchtune.server.input_shapes import shown
 from batchtune.server.loaded_model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics import DeviceActivity, Metrics
 from batchtune.server.served_models import Queued
-from batchtune.server.sessions import Done, Session, SessionPool
+from batchtune.server.sessions import Done, Session, SessionPool, in_words
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap
 from batchtune.wire.status import FAULT, StatusError
-from batchtune.wire.tensors import Signature, signature_to_def
+from batchtune.wire.tensors import Signature, TensorSpec, signature_to_def
+
+_DEFAULT_SIGNATURE = "serving_default"
 
 _logger = logging.getLogger(__name__)
 
@@ -151,6 +154,16 @@ class Servable:
         if model is not None:
             model.close()
 
+    def summary(self) -> str:
+        """What it takes and gives, and how it is batched, in a line; of several signatures the default or the first."""
+        names = sorted(self.signatures, key=lambda name: (name != _DEFAULT_SIGNATURE, name))
+        if self._pool is None or not names:
+            return "closed"
+        signature = self.signatures[names[0]]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        batching = in_words(self._pool.settings, self.own_parameters)
+        return f"{names[0]}({_listed(signature.inputs)}) -> ({_listed(signature.outputs)}){more}; {batching}"
+
     def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
         device, metrics = self._metrics.device, self._metrics
         if batched:
@@ -179,6 +192,13 @@ def _forget(pool: SessionPool, sessions: Mapping[str, Session]) -> None:
     """Close each session once, whatever the number of its names."""
     for session in {id(session): session for session in sessions.values()}.values():
         pool.forget(session)
+
+
+def _listed(specs: Iterable[TensorSpec]) -> str:
+    return ", ".join(
+        f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
+        for spec in specs
+    )
 
 
 class _BatchRun:

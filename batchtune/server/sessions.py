@@ -76,6 +76,23 @@ class BatchingSettings:
         return own if self.per_model else self.parameters
 
 
+def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:
+    """The parameters that a model with these of its own is batched with, defaults included."""
+    parameters = settings.parameters_for(own)
+    if parameters is None:
+        return "not batched"
+    options = _queue_options(parameters)
+    values = {
+        "max_batch_size": options.max_batch_size,
+        "batch_timeout_micros": options.batch_timeout_micros,
+        "max_enqueued_batches": options.max_enqueued_batches,
+        "num_batch_threads": settings.num_batch_threads,
+        "allowed_batch_sizes": ",".join(map(str, options.allowed_batch_sizes)),
+        "max_execution_batch_size": options.max_execution_batch_size,
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value not in {None, ""})
+
+
 class Session(Protocol):
     def submit(
         self,

@@ -58,13 +58,15 @@ NEAR, SURE, NARROW = 0.05, 0.8, 0.10
 class Answer:
     """What `recommend` said for one SLO, and the truth; rates are nan where nothing was recommended.
 
-    `best_rps`: of the space and no batching at this SLO; `true_rps`: of what is recommended.
+    `promised_rps`: the rate at which the SLO is said to be kept. `best_rps`: of the space and no batching at this SLO;
+    `true_rps`: of what is recommended.
     """
 
     factor: float
     exit_code: int
     best_rps: float
     recommended: str = ""
+    promised_rps: float = math.nan
     stated_rps: float = math.nan
     low_rps: float = math.nan
     high_rps: float = math.nan
@@ -82,7 +84,7 @@ class Answer:
     def exit_true(self) -> bool:
         match self.exit_code:
             case 0:
-                return self.stated_rps <= (1.0 + TRUTH_ERROR) * self.true_rps
+                return self.promised_rps <= (1.0 + TRUTH_ERROR) * self.true_rps
             case 3:
                 return self.best_rps == 0.0
             case code:
@@ -159,6 +161,7 @@ def _answer(case: Case, factor: float, code: int, document: dict[str, Any]) -> A
         exit_code=code,
         best_rps=best_rps(case, factor),
         recommended=configuration.label(),
+        promised_rps=_number(document["rate_rps"]),
         stated_rps=capacity["value"],
         low_rps=capacity["low"],
         high_rps=capacity["high"],

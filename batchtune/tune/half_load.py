@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from batchtune.batching import Configuration
-from batchtune.errors import TwinError
+from batchtune.errors import BatchtuneError
 from batchtune.scenario.spec import Scenario
-from batchtune.scenario.units import rounded_duration
+from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.space import in_force
 from batchtune.twin.model import Twin
 from batchtune.twin.simulate import batcher_of
-from batchtune.twin.traffic import traffic_of
+from batchtune.twin.traffic import Traffic, traffic_of
 
 
 def at_half_load(
@@ -25,20 +25,19 @@ def at_half_load(
     *,
     rate_rps: float | None,
 ) -> str | None:
-    """By the twin: p95 with the timeout and without; None where there is no timeout, no twin, or it cannot tell."""
+    """By the twin: p95 with the timeout and without.
+
+    None where there is no timeout, no twin, no half of the load (one client, or no rate), or the twin cannot tell.
+    """
     batching = configuration.batching
     timeout_micros = in_force(configuration, "batch_timeout_micros")
     if batching is None or twin is None or not timeout_micros:
         return None
-    traffic = traffic_of(scenario, rate_rps=rate_rps) if scenario.load.open_loop else traffic_of(scenario)
-    if traffic.closed:
-        half = replace(traffic, clients=max(1, (traffic.clients or 2) // 2))
-        load = f"{half.clients} clients"
-    else:
-        half = traffic.at(0.5 * (traffic.rate_rps or 0.0))
-        load = "half the rate"
     unwaiting = replace(configuration, batching=replace(batching, batch_timeout_micros=0))
     try:
+        half = _half(scenario, rate_rps=rate_rps)
+        if half is None:
+            return None
         reading = Twin.from_dict(twin)
         with_s, without_s = (
             float(
@@ -50,11 +49,20 @@ def at_half_load(
             )
             for tried in (configuration, unwaiting)
         )
-    except (TwinError, ValueError, KeyError, TypeError):
+    except (BatchtuneError, ArithmeticError, OSError, ValueError, KeyError, TypeError):
         return None
     if not (np.isfinite(with_s) and np.isfinite(without_s)):
         return None
+    load = "half the rate" if half.clients is None else counted(half.clients, "client")
     return (
         f"at half the load ({load}) the twin expects p95 {rounded_duration(with_s)}, with a timeout of 0 "
         f"{rounded_duration(without_s)}"
     )
+
+
+def _half(scenario: Scenario, *, rate_rps: float | None) -> Traffic | None:
+    """Half the clients, or the scenario's pattern at half the rate; None for one client, and without a mean rate."""
+    traffic = traffic_of(scenario, rate_rps=rate_rps) if scenario.load.open_loop else traffic_of(scenario)
+    if traffic.clients is not None:
+        return replace(traffic, clients=traffic.clients // 2) if traffic.clients > 1 else None
+    return traffic.at(0.5 * traffic.rate_rps) if traffic.rate_rps else None

@@ -21,9 +21,9 @@ def failed(text: str, number: int = 1, source: str = "calibration") -> Trial:
         p95_s=1,
         batching={"max_batch_size": 16},
         source=source,
-        failure=f"no request was answered: 16 × CLIENT_ERROR: {text}",
+        failure=f"no request was answered: 16 × INVALID_REQUEST: {text}",
     )
-    return replace(trial, error_texts={"CLIENT_ERROR": text})
+    return replace(trial, error_texts={"invalid_request": text})
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,9 @@ def test_an_error_of_the_model_is_shown_once_with_what_it_means(text, meaning):
 
 def test_an_unknown_error_is_shown_as_it_is_and_overload_is_none():
     assert explain_failure([failed("the cat sat on the cable")]) == "the cat sat on the cable"
-    slow = planted(1, throughput=5, p95_s=1)
-    assert explain_failure([replace(slow, error_texts={"TIMEOUT": "no answer within 10 s"})]) == ""
+    slow = planted(1, throughput=5, p95_s=1, error_ratio=1.0)
+    assert explain_failure([replace(slow, error_texts={"timeout": "no answer within 10 s"})]) == ""
+    assert explain_failure([replace(slow, error_texts={"server_error": "no such operation"})])
 
 
 def test_where_every_batch_failed_the_recommendation_says_why():

@@ -14,9 +14,10 @@ from batchtune.tune.trial import Trial
 _WORDS_MAX: Final = 200
 
 _OVERLOAD: Final = frozenset(
-    status.name
+    status.name.lower()
     for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
 )
+"""As a trial's `error_texts` are keyed."""
 
 _MEANINGS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 from test_cli import EMULATED, batchtune
+from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 from batchtune.archive import Run
+from batchtune.batching import BatchingParameters, Configuration
+from batchtune.cli.load import repeated_points
+from batchtune.measure.host import HostGuard
+from batchtune.report.live import sweep_view
+from batchtune.tune import policy
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.limits import spoilt_by
 
 SCENARIO = """\
 name: emulated
@@ -145,3 +153,31 @@ def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> No
 def test_json_and_csv_exclude_each_other(scenario: Path) -> None:
     done = batchtune("load", scenario, "--json", "--csv", cwd=scenario.parent)
     assert (done.returncode, "--json and --csv" in done.stderr) == (2, True)
+
+
+def test_an_open_loop_without_an_slo_is_repeated_on_a_noisy_host() -> None:
+    """The session's canaries took no time, so that any run of them now is far too slow."""
+    clock = FakeClock()
+    target = FakeTarget(clock, Law(fixed_s=0.01))
+    fleet = FakeFleet(target)
+    load = {"arrivals": "poisson", "rate": 50, "warm_up": "100ms", "duration": "2s"}
+    scenario = scenario_of(load=load, objective="latency", slo={})
+    noisy = HostGuard(canaries_s=[1e-9] * 20)
+    bench = Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+        guard=noisy,
+    )
+    batching = BatchingParameters(max_batch_size=8, num_batch_threads=1)
+    plan = Plan(
+        number=1, seed=1, source="load", reason="load", configuration=Configuration(batching=batching)
+    )
+    with sweep_view(quiet=True) as view:
+        (finished,) = repeated_points(bench, [plan], scenario=scenario, view=view)
+    assert spoilt_by(finished.trial) == "host"
+    assert finished.trial.measurement.verdict is None
+    assert len(fleet.jobs) == 1 + policy.REPEATS_MAX

@@ -306,7 +306,7 @@ def test_without_batching_request_threads_that_all_execute_are_the_device() -> N
     settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
     found = find_bottleneck(alone, settings)
     assert (found.kind, found.text) == ("device", "request threads execute 98 % of the time")
-    assert "batching was off" in found.advice
+    assert "batching" not in found.advice
 
 
 def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:
@@ -415,8 +415,7 @@ def forbidden(case: Case) -> Iterator[str]:
     if case.batching is not True:
         yield from ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
         yield "fuller batches"
-    if case.batching is not False:
-        yield "batching was off"
+    yield "batching was off"  # of a sweep and of a comparison: they measured it
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

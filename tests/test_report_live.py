@@ -77,6 +77,12 @@ def test_a_miss_at_a_rate_names_the_rate() -> None:
     assert "misses the SLO at" not in closed
 
 
+def test_without_an_slo_nothing_is_missed() -> None:
+    failing = replace(trial(concurrency=16), feasible=False)
+    assert "misses" not in live.trial_line(failing, scenario=scenario_of(slo={}))
+    assert "misses the SLO" in live.trial_line(failing, scenario=scenario_of())
+
+
 def test_a_calibration_under_another_load_is_marked_and_misses_nothing() -> None:
     """256 clients of a calibration look ten times better than the 16 of the scenario."""
     line = live.trial_line(replace(trial(source="calibration", concurrency=256), feasible=False))

@@ -17,7 +17,7 @@ from batchtune.report.load_points import points_dict, print_points, print_points
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.limits import spoilt_by
+from batchtune.tune.limits import spoilt_by, trial_bottleneck, usual_bottleneck
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
 LATE = caveat("client_late", lag_s=0.003, late_ratio=0.1, tolerance_s=0.001)
@@ -218,3 +218,23 @@ def test_no_table_is_cut_off_however_long_its_rows():
     print_table(console_on(stream), table)
     assert "x" * 300 in stream.getvalue()
     assert "5.47 [4.56, 6.71]" in stream.getvalue()
+
+
+def test_a_server_that_fills_its_one_cpu_is_limited_by_it():
+    """Of the one that it has, as `target.cpus` says; of all CPUs of the machine it is half idle."""
+    busy = replace(SERVER, server_cpu_s=0.97, execution_s_by_rows={14: 0.002})
+    line = trial_line(point(8, server=busy), scenario=scenario_of(target={"model": "fake", "cpus": [0]}))
+    assert line.endswith("limited by front end")
+
+
+def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():
+    server = replace(SERVER, gpu_busy_ratio=0.97)
+    batched = point(8, server=server)
+    trial = replace(batched, configuration=replace(batched.configuration, batching=None))
+    alone = trial_bottleneck(trial)
+    measured = usual_bottleneck(trial.configuration, [trial.measurement])
+    assert (alone.kind, measured.kind) == ("device", "device")
+    assert "batching was off: `batchtune sweep`" in alone.advice
+    assert "batching" not in measured.advice
+    foreign = replace(trial, configuration=replace(trial.configuration, known=False))
+    assert "batching was off" not in trial_bottleneck(foreign).advice

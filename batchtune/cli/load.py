@@ -135,24 +135,23 @@ def _measure(
                 if isinstance(target, TfServingTarget):
                     target.keep_log(measured.run.path / SERVER_LOG)
             plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
-            for finished in _points(scenario, target, fleet, plans, view):
-                point = _without_empty_verdict(finished.trial, scenario)
-                measured.points.append(point)
-                _keep(measured, replace(finished, trial=point))
-                view.event(trial_line(point, head=_load_of(point)))
+            bench = _bench(scenario, target, fleet, plans, view)
+            for finished in repeated_points(bench, plans, scenario=scenario, view=view):
+                measured.points.append(finished.trial)
+                _keep(measured, finished)
+                view.event(trial_line(finished.trial, head=_load_of(finished.trial), scenario=scenario))
     finally:
         target.close()
 
 
-def _points(
+def _bench(
     scenario: Scenario,
     target: TfServingTarget | ExternalTarget,
     fleet: LoadFleet,
     plans: Sequence[Plan],
     view: View,
-) -> Iterator[FinishedTrial]:
-    """Each point once; one that a noisy host disturbed is repeated, within policy, and only its last run counts."""
-    bench = Bench(
+) -> Bench:
+    return Bench(
         scenario,
         target,
         fleet,
@@ -162,24 +161,31 @@ def _points(
             calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
         ),
     )
+
+
+def repeated_points(
+    bench: Bench, plans: Sequence[Plan], *, scenario: Scenario, view: View
+) -> Iterator[FinishedTrial]:
+    """Each point once; one that a noisy host disturbed is repeated, within policy, and only its last run counts."""
     repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
     for plan in plans:
-        finished = bench.run(plan)
+        finished = _without_empty_verdict(bench.run(plan), scenario)
         for _ in range(min(policy.REPEATS_MAX, repeats_left)):
             if spoilt_by(finished.trial) != "host":
                 break
             view.event("the host was noisy: once more")
             repeats_left -= 1
-            finished = bench.run(plan)
+            finished = _without_empty_verdict(bench.run(plan), scenario)
         yield finished
 
 
-def _without_empty_verdict(point: Trial, scenario: Scenario) -> Trial:
+def _without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
     """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
-    measured = point.measurement
+    measured = finished.trial.measurement
     if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
-        return point
-    return replace(point, measurement=replace(measured, verdict=None, verdict_reason=""))
+        return finished
+    unjudged = replace(measured, verdict=None, verdict_reason="")
+    return replace(finished, trial=replace(finished.trial, measurement=unjudged))
 
 
 def _keep(measured: Measured, finished: FinishedTrial) -> None:

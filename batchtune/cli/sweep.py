@@ -56,7 +56,10 @@ def run_sweep(
         run, scenario = _resumed(resume, scenario)
     trials = kept_trials(run) if run else []
     fault: BatchtuneError | KeyboardInterrupt | None = None
-    with sweep_view(quiet=quiet) as view, launched_target(scenario, on_event=view.event) as target:
+    with (
+        sweep_view(quiet=quiet, scenario=scenario) as view,
+        launched_target(scenario, on_event=view.event) as target,
+    ):
         try:
             if placement:
                 view.event(placement)

@@ -22,6 +22,8 @@ Kind = Literal[
 ]
 
 _MORE_DEVICE: Final = "a faster device, a smaller model or more replicas"
+TRY_BATCHING: Final = "batching was off: `batchtune sweep` measures whether it does more in the same time"
+"""For a load test of its own: a sweep and a comparison have measured it."""
 _THREADS_FLAG: Final[Mapping[Protocol | None, str]] = {
     "grpc": " (grpc_max_threads)",
     "rest": " (rest_api_num_threads)",
@@ -89,7 +91,7 @@ def _more_device(case: Case) -> str:
     if case.batching is None:
         return f"{_MORE_DEVICE}; with which batching parameters this server runs is not known"
     if not case.batching:
-        return f"{_MORE_DEVICE}; batching was off: `batchtune sweep` measures whether it does more in the same time"
+        return _MORE_DEVICE
     if case.batches_full:
         return f"{_MORE_DEVICE}: fuller batches would hardly be cheaper than these"
     return f"{_MORE_DEVICE}, or fuller batches if they are cheaper a row"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from batchtune.load.live import LiveAggregate
     from batchtune.measure.measurement import Measurement
+    from batchtune.scenario.spec import Scenario
     from batchtune.tune.progress import SweepProgress
     from batchtune.tune.trial import Trial
 
@@ -41,15 +42,21 @@ class View(Protocol):
     ) -> None: ...
 
 
-def sweep_view(*, quiet: bool, stream: TextIO = sys.stderr) -> View:
-    """The view that fits the stream: live on a terminal, plain lines elsewhere, nothing when quiet."""
+def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO = sys.stderr) -> View:
+    """The view that fits the stream: live on a terminal, plain lines elsewhere, nothing when quiet.
+
+    `scenario` is that of its trials, as of `trial_line`.
+    """
     if quiet:
         return _SilentView()
-    return _LiveView() if stream.isatty() else _PlainView(stream)
+    return _LiveView(scenario) if stream.isatty() else _PlainView(stream, scenario)
 
 
-def trial_line(trial: Trial, *, head: str | None = None) -> str:
-    """One finished trial in one line; `head` says which it is, if not number, source, configuration and load."""
+def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | None = None) -> str:
+    """One finished trial in one line; `head` says which it is, if not number, source, configuration and load.
+
+    `scenario` tells the server's CPUs and flags, and whether there is an SLO to miss; None: there is, and all CPUs.
+    """
     head = head or _head(trial)
     if trial.measurement is None:
         return f"{head}: {trial.state}: {trial.failure}"
@@ -62,9 +69,9 @@ def trial_line(trial: Trial, *, head: str | None = None) -> str:
         parts.append(f"mean batch {number(measured.server.mean_batch_rows)} rows")
     if measured.error_ratio > 0:
         parts.append(f"{percent(measured.error_ratio)} errors")
-    if not trial.feasible and not _own_load(trial):
+    if not trial.feasible and not _own_load(trial) and (scenario is None or scenario.slo.promises):
         parts.append(f"misses the SLO{_at_rate(trial)}")
-    limit = usual_bottleneck(trial.configuration, [measured])
+    limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario)
     if limit is not None and limit.kind not in ("none", "client"):
         parts.append(f"limited by {limit_word(limit)}")
     parts += [one.text for one in measured.caveats if one.code in CLIENT_CODES | HOST_CODES]
@@ -119,8 +126,8 @@ class _SilentView:
 
 
 class _PlainView(_SilentView):
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, scenario: Scenario | None) -> None:
+        self._stream, self._scenario = stream, scenario
         self._started = self._told = time.monotonic()
         self._phase = ""
 
@@ -141,16 +148,17 @@ class _PlainView(_SilentView):
             self.event(text)
 
     def trial(self, trial: Trial) -> None:
-        self.event(trial_line(trial))
+        self.event(trial_line(trial, scenario=self._scenario))
 
 
 class _LiveView(_SilentView):
     """Finished trials scroll by; below them a panel with the current trial, the best so far and the time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, scenario: Scenario | None) -> None:
         from rich.console import Console
         from rich.live import Live
 
+        self._scenario = scenario
         self._console = Console(stderr=True, highlight=False)
         self._live: Live = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_draw = 0.0
@@ -162,11 +170,11 @@ class _LiveView(_SilentView):
         now = time.monotonic()
         if now >= self._next_draw:
             self._next_draw = now + _REFRESH_S
-            self._live.update(_panel(progress), refresh=True)
+            self._live.update(_panel(progress, self._scenario), refresh=True)
 
     def trial(self, trial: Trial) -> None:
         style = "red" if trial.measurement is None else "" if trial.feasible else "yellow"
-        self._console.print(trial_line(trial), style=style, markup=False)
+        self._console.print(trial_line(trial, scenario=self._scenario), style=style, markup=False)
 
     def live(self, text: str) -> None:
         from rich.text import Text
@@ -183,7 +191,7 @@ class _LiveView(_SilentView):
         self._live.stop()
 
 
-def _panel(progress: SweepProgress) -> RenderableType:
+def _panel(progress: SweepProgress, scenario: Scenario | None) -> RenderableType:
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -196,7 +204,7 @@ def _panel(progress: SweepProgress) -> RenderableType:
     if progress.live is not None:
         rows.add_row("measured", live_line(progress.live))
     if progress.best is not None:
-        rows.add_row("best so far", trial_line(progress.best))
+        rows.add_row("best so far", trial_line(progress.best, scenario=scenario))
     if progress.budget_s:
         left = max(0.0, progress.budget_s - progress.elapsed_s)
         rows.add_row("time left", rounded_duration(left))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from batchtune.batching import Configuration
 from batchtune.cpus import usable_cpus
+from batchtune.measure.advice import TRY_BATCHING
 from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.server_settings import settings_of
@@ -18,8 +20,14 @@ _SPOILT: Final[Mapping[str, Literal["client", "host"]]] = {"INVALID": "client", 
 
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
-    """What limits one trial, a noisy host and a slow client included; None: it measured nothing."""
-    return None if trial.measurement is None else _verdict(trial.configuration, trial.measurement, scenario)
+    """What limits a load test of its own, a noisy host and a slow client included; None: it measured nothing."""
+    if trial.measurement is None:
+        return None
+    configuration = trial.configuration
+    verdict = _verdict(configuration, trial.measurement, scenario)
+    if verdict.kind == "device" and configuration.known and configuration.batching is None:
+        return replace(verdict, advice=f"{verdict.advice}; {TRY_BATCHING}")
+    return verdict
 
 
 def usual_bottleneck(

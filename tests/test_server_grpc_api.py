@@ -17,6 +17,8 @@ from server_fakes import FakeModels, FakeServable, RunningGrpc, running_grpc, si
 
 from batchtune.server.health import HealthCalls
 from batchtune.server.reflection import REFLECTION_SERVICES, Reflection
+from batchtune.wire.grpc_call import GrpcStream
+from batchtune.wire.grpc_requests import read_head
 from batchtune.wire.protos import (
     ClassificationRequest,
     ExampleListWithContext,
@@ -787,18 +789,30 @@ def test_health_tells_of_server_services_and_models() -> None:
         unknown.cancel()
 
 
-def test_watches_that_come_and_go_leave_no_polls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stream:
-        def __init__(self) -> None:
-            self.on_message: Any = None
-            self.on_cancel: Any = None
-            self.sent: list[bytes] = []
+class WatchSink:
+    """A connection that takes what a Watch sends; one that is `clogged` answers the stream instead."""
 
-        def send(self, message: bytes) -> None:
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.clogged = False
+
+    def send_message(self, stream: GrpcStream, message: bytes) -> None:
+        if self.clogged:
+            stream.finish("RESOURCE_EXHAUSTED", "too many answers wait")
+        else:
             self.sent.append(message)
 
-        def finish(self, *_: str) -> None: ...
+    def send_failure(self, *_: Any) -> None: ...
 
+
+def watch_stream(health: HealthCalls, sink: WatchSink) -> GrpcStream:
+    head = read_head([(":method", "POST"), (":scheme", "http"), (":path", "/w")])
+    stream = GrpcStream(sink, 1, head, 1 << 20)  # type: ignore[arg-type]
+    health.watch(stream)
+    return stream
+
+
+def test_watches_that_come_and_go_leave_no_polls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     polls: list[Callable[[], None]] = []
 
     async def scenario() -> None:
@@ -806,17 +820,59 @@ def test_watches_that_come_and_go_leave_no_polls_behind(monkeypatch: pytest.Monk
         monkeypatch.setattr(loop, "call_later", lambda _delay, poll: polls.append(poll))
         health = HealthCalls(FakeModels(), ())
         for _ in range(200):
-            stream = Stream()
-            health.watch(stream)  # type: ignore[arg-type]
+            stream = watch_stream(health, WatchSink())
+            assert stream.on_message is not None
             stream.on_message(b"")
-            stream.on_cancel()
+            stream.cancel()
         assert len(polls) == 1
         polls.pop()()
         assert polls == []
-        stream = Stream()
-        health.watch(stream)  # type: ignore[arg-type]
+        stream = watch_stream(health, WatchSink())
+        assert stream.on_message is not None
         stream.on_message(b"")
         assert len(polls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_keeps_little_and_nothing_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Models(FakeModels):
+        def __init__(self) -> None:
+            super().__init__()
+            self.looked_up = 0
+
+        def names(self) -> list[str]:
+            self.looked_up += 1
+            return list(super().names())
+
+    def begin(sink: WatchSink, service: str = "") -> GrpcStream:
+        stream = watch_stream(health, sink)
+        assert stream.on_message is not None
+        stream.on_message(HealthCheckRequest(service=service).SerializeToString())
+        assert stream.on_message is None  # a second request of the stream is not looked at
+        return stream
+
+    polls: list[Callable[[], None]] = []
+    models = Models()
+    health = HealthCalls(models, ())
+
+    async def scenario() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda _delay, poll: polls.append(poll))
+        begin(WatchSink(), "ä" * 100_000)
+        assert [len(service.encode()) for service, _ in health._watchers.values()] == [256]
+        clogged, reading = WatchSink(), WatchSink()
+        clogged.clogged = True
+        assert begin(clogged) not in health._watchers  # ended by its first answer
+        clogged.clogged = False
+        streams = [begin(sink) for sink in (clogged, reading, reading)]
+        models.looked_up = 0
+        streams[2].finish("INTERNAL", "its request cannot be decompressed")
+        polls.pop()()
+        assert models.looked_up == 2  # once for "", once for the unknown name
+        assert streams[2] not in health._watchers
+        clogged.clogged = True
+        health.stop()
+        assert not health._watchers
 
     asyncio.run(scenario())
 

@@ -17,6 +17,8 @@ from batchtune.wire.protos import HealthCheckRequest, HealthCheckResponse
 from batchtune.wire.status import StatusError
 
 _POLL_S = 0.5
+_UNKNOWN_NAME_BYTES_MAX = 256
+"""Of a name that is watched before it exists; a client may send 64 MiB."""
 
 
 class HealthCalls:
@@ -52,14 +54,17 @@ class HealthCalls:
         """Serve Watch: the status now and whenever it has changed (looked at twice a second)."""
 
         def start(message: bytes) -> None:
+            stream.on_message = None  # a watch has one request
             try:
                 service = parse_message(HealthCheckRequest, message).service
             except StatusError as error:
                 stream.finish(error.code, error.message)
                 return
             status = self._status(service)
+            if status == "SERVICE_UNKNOWN":
+                service = service.encode()[:_UNKNOWN_NAME_BYTES_MAX].decode(errors="ignore")
             self._watchers[stream] = (service, status)
-            stream.send(_response(status))
+            self._tell(stream, status)
             if self._stopping:
                 self._end(stream)
             elif not self._polling:
@@ -84,11 +89,23 @@ class HealthCalls:
             asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
     def _tell_watchers(self) -> None:
-        for stream, (service, told) in list(self._watchers.items()):
-            status = self._status(service)
-            if status != told:
+        statuses: dict[str, str] = {}
+        for stream, (service, last) in list(self._watchers.items()):
+            if stream.answered:
+                del self._watchers[stream]
+                continue
+            status = statuses.get(service)
+            if status is None:
+                status = statuses[service] = self._status(service)
+            if status != last:
                 self._watchers[stream] = (service, status)
-                stream.send(_response(status))
+                self._tell(stream, status)
+
+    def _tell(self, stream: GrpcStream, status: str) -> None:
+        """Send a status; a client that does not read is answered by the connection, and watches no more."""
+        stream.send(_response(status))
+        if stream.answered:
+            self._watchers.pop(stream, None)
 
     def _status(self, service: str) -> str:
         names = self._models.names()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulated_fleet import simulated_server, true_capacities
 from strategy_driver import Driver
-from tune_fakes import scenario_of
+from tune_fakes import Law, scenario_of
 
 from batchtune.batching import Configuration
 from batchtune.errors import NoFeasibleConfigurationError
@@ -18,7 +18,9 @@ from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.calibration_probes import searched_sizes
+from batchtune.tune.guided import guided_strategy
 from batchtune.tune.insight import Insight
+from batchtune.tune.memory import memory_ceiling_rows
 from batchtune.tune.progress import Watcher
 from batchtune.tune.space import Space
 from batchtune.tune.summary import Findings, SearchSummary
@@ -328,3 +330,25 @@ def test_where_a_row_is_cheapest_alone_the_largest_batch_says_so():
     _, summary = searched(scenario, dearer, noise=0.0)
     assert summary.cannot_pay is not None
     assert "so 1 rows" not in summary.cannot_pay
+
+
+def test_sizes_that_ran_out_of_memory_are_neither_proposed_again_nor_hoped_for():
+    scenario = scenario_of(
+        load={"arrivals": "closed", "concurrency": 64, "warm_up": "300ms", "duration": "1s"},
+        search={
+            "strategy": "guided",
+            "budget": {"time": "60s"},
+            "space": {"max_batch_size": [1, 4, 8, 16, 24, 32, 64], "batch_timeout_micros": [0, 1000, 5000]},
+        },
+    )
+    driver = Driver(scenario, law=Law(fixed_s=0.003, per_row_s=0.0001, rows_max=24), trials_max=18)
+    trials = driver.run(lambda outlook: guided_strategy(outlook, Findings()))
+    tried = [
+        trial.configuration.batching.max_batch_size
+        for trial in trials
+        if trial.source in ("twin", "race") and trial.configuration.batching is not None
+    ]
+    assert tried.count(64) == 0
+    assert tried.count(32) <= 2  # once each where two race in one block
+    assert tried.count(24) >= tried.count(32)
+    assert memory_ceiling_rows(trials) == 32

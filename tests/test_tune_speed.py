@@ -172,3 +172,16 @@ def test_a_fresh_run_at_a_capacity_lasts_as_long_as_a_slow_queue_takes_to_show()
         }
     )
     assert times_of(pace, brief, configuration, rate_rps=380.0, fresh=True).duration_s == pytest.approx(2.5)
+
+
+def test_batches_that_shared_the_device_do_not_slow_the_pace():
+    def calibration(number: int, times_s: dict[int, float]) -> Trial:
+        counts = dict.fromkeys(times_s, 5)
+        server = ServerActivity(
+            duration_s=5.0, batches=10, batches_by_rows=counts, execution_s_by_rows=times_s
+        )
+        return planted(number, throughput=5, p95_s=1, batching={}, source="calibration", server=server)
+
+    trials = [calibration(1, {16: 0.55, 64: 1.04}), calibration(2, {5: 2.9, 63: 4.1})]
+    pace = pace_of(trials, scenario("capacity", 0.4, 0.01))
+    assert dict(pace.batch_s_by_rows) == {5: 0.55, 16: 0.55, 63: 1.04, 64: 1.04}

@@ -10,7 +10,7 @@ posteriors"), from which proposals, survivors and the probability of being near 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -93,6 +93,7 @@ class Beliefs:
         measured: Mapping[int, Measured],
         seed: int,
         error: float | None = None,
+        barred: Collection[int] = (),
         draws: int = 256,
     ) -> None:
         self.cells = kinship.cells
@@ -108,6 +109,8 @@ class Beliefs:
         )
         self.error = self._scale(prior, predicted, usual)
         self.merits = self._posterior(prior, self.error)
+        if barred:
+            self.merits[list(barred)] = self.merits.min() + policy.NO_RATE_MERIT
 
     def _prior(
         self, predicted: NDArray[np.float64] | None, merits: NDArray[np.float64], draws: int

@@ -70,7 +70,8 @@ def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
     yield from _references(outlook, insight)
     best = max(insight.batched(), key=insight.expected)
     if not insight.is_measured(insight.cells[best].configuration) and outlook.may_propose():
-        yield from _located(outlook, insight, best, "twin", "best with batching by the twin's account")
+        why = "best with batching by the twin's account"
+        yield from _located(outlook, insight, best, "twin", why, runs=policy.REFERENCE_RUNS)
 
 
 def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
@@ -84,7 +85,7 @@ def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
     for turn, is_twins in enumerate(turns):
         reference = policy.HASTY_REFERENCES.get(turn)
         if reference is not None and outlook.may_propose():
-            yield from _references(outlook, insight, only=reference)
+            yield from _references(outlook, insight, only=reference, runs=1)
         if not outlook.may_propose():
             return
         ask = _proposal(outlook, insight, sampler, is_twins=is_twins, explores=False)
@@ -94,15 +95,19 @@ def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
         insight.look(test=False)
 
 
-def _references(outlook: Outlook, insight: Insight, only: Source | None = None) -> Strategy:
+def _references(
+    outlook: Outlook, insight: Insight, only: Source | None = None, *, runs: int = policy.REFERENCE_RUNS
+) -> Strategy:
     for source, configuration in reference_configurations(outlook.scenario).items():
         at = insight.place(configuration)
         if at is not None and only in (None, source) and _is_affordable(outlook, configuration):
-            yield from _located(outlook, insight, at, source, _REASONS[source])
+            yield from _located(outlook, insight, at, source, _REASONS[source], runs=runs)
             insight.believe()
 
 
-def _located(outlook: Outlook, insight: Insight, at: int, source: Source, reason: str) -> Strategy:
+def _located(
+    outlook: Outlook, insight: Insight, at: int, source: Source, reason: str, *, runs: int
+) -> Strategy:
     """One trial; of a capacity a few rates around where the twin expects it, until they are near each other."""
     scenario = outlook.scenario
     ask = _ask(insight, at, source, reason)
@@ -112,7 +117,7 @@ def _located(outlook: Outlook, insight: Insight, at: int, source: Source, reason
     rate_rps = policy.RATE_SHARE * math.exp(insight.expected(at))
     near = insight.expected(at) > float(insight.believed.expected.max()) - policy.FAR_BEHIND
     seen: list[Trial] = []
-    for _ in range(policy.REFERENCE_RUNS):
+    for _ in range(runs):
         seen.append((yield _one_rate(outlook, ask, rate_rps)))
         located = locate(rungs_of([one for one in seen if one.state == "complete"], scenario.slo))
         if located is None or (located.bracketed and located.sd <= policy.REFERENCE_SD[near]):
@@ -179,7 +184,8 @@ def _usual_run_s(outlook: Outlook) -> float:
         return outlook.fresh_run_s()
     recent = [trial.seconds for trial in outlook.trials if trial.asked_rate_rps is not None]
     usual_s = min(outlook.scenario.load.duration_s, policy.RUNG_S) + 0.5
-    return max(usual_s, float(np.median(recent)) if recent else policy.PROBE_BATCHES * _full_batch_s(outlook))
+    batches = policy.WARM_UP_BATCHES + policy.PROBE_BATCHES + 2  # two are under way when the sending ends
+    return max(usual_s, float(np.median(recent)) if recent else batches * _full_batch_s(outlook))
 
 
 def _full_batch_s(outlook: Outlook) -> float:
@@ -219,11 +225,15 @@ def _proposal(
     failed = {one.configuration: one.point for one in trials if one.state == "failed"}
     enqueue: list[dict[str, Any]] = []
     if is_twins:
-        without = insight.settled() | {
-            at
-            for at, cell in enumerate(insight.cells)
-            if cell.point is None or not _is_affordable(outlook, cell.configuration)
-        }
+        without = (
+            insight.settled()
+            | insight.barred()
+            | {
+                at
+                for at, cell in enumerate(insight.cells)
+                if cell.point is None or not _is_affordable(outlook, cell.configuration)
+            }
+        )
         pick = insight.believed.top_two if explores else insight.believed.highest
         enqueue = [dict(insight.cells[at].point or {}) for at in pick(1, without=without)]
     proposal = sampler.propose(pool(trials, scenario=outlook.scenario), failed=failed, enqueue=enqueue)
@@ -245,7 +255,9 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     believed = [insight.leader(), *insight.believed.contenders(policy.SURVIVORS)]
     simplest = [insight.simplest(at) for at in believed if not insight.hopeless(at)]
     # The first one's rival without waiting races in any case: a timeout is fitted to one number of clients.
-    racing = dict.fromkeys([*simplest[:1], *map(insight.unwaiting, simplest[:1]), *simplest[1:]])
+    # So does the one with fewer threads: with more than the device needs, a closed loop falls into rhythms by chance.
+    rivals = [rival(at) for at in simplest[:1] for rival in (insight.unwaiting, insight.fewest_threads)]
+    racing = dict.fromkeys([*simplest[:1], *rivals, *simplest[1:]])
     survivors = [
         Survivor(configuration=insight.cells[at].configuration, point=_point(insight, at))
         for at in list(racing)[: policy.SURVIVORS]

@@ -13,6 +13,7 @@ from batchtune.batching import Configuration
 from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship
+from batchtune.tune.memory import memory_ceiling_rows
 from batchtune.tune.pool import Pooled, pool
 from batchtune.tune.ranking import leaders
 from batchtune.tune.references import reference_configurations
@@ -24,6 +25,7 @@ from batchtune.tune.twin_view import calibrated, measured_merits, predicted_meri
 from batchtune.twin.model import Twin
 
 TIMEOUT = "batch_timeout_micros"
+THREADS = "num_batch_threads"
 
 
 class Insight:
@@ -79,6 +81,7 @@ class Insight:
             predicted=self._predicted,
             measured=measured_merits(self._outlook.trials, self._scenario, self.cells, fresh=fresh),
             error=None if self.twin is None else policy.ERROR_SHARE * self.twin.error.mape,
+            barred=self.barred(),
             seed=self._scenario.search.seed,
         )
 
@@ -209,6 +212,31 @@ class Insight:
         """The same size and threads with the space's shortest timeout: what a timeout must beat to be worth having."""
         return min(
             self.siblings(at), key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at
+        )
+
+    def fewest_threads(self, at: int) -> int:
+        """The same size and timeout with the fewest threads that are believed to be as good."""
+        point = self.cells[at].point
+        if point is None or THREADS not in point:
+            return at
+        wanted = {**point, THREADS: None}
+        least = self.expected(at) - policy.AS_GOOD
+        alike = [
+            place
+            for place, cell in enumerate(self.cells)
+            if cell.point is not None
+            and {**cell.point, THREADS: None} == wanted
+            and self.expected(place) >= least
+        ]
+        return min(alike, key=lambda place: in_force(self.cells[place].configuration, THREADS), default=at)
+
+    def barred(self) -> frozenset[int]:
+        """The cells whose batches may hold as many rows as have run out of memory."""
+        ceiling_rows = memory_ceiling_rows(self._outlook.trials)
+        return frozenset(
+            at
+            for at in self.batched()
+            if in_force(self.cells[at].configuration, "max_batch_size") >= ceiling_rows
         )
 
     def siblings(self, at: int) -> list[int]:

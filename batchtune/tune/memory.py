@@ -1,9 +1,12 @@
-"""Did a trial fail because its batches were too large for the memory?"""
+"""Did a trial fail because its batches were too large for the memory, and from which size on?"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 
+from batchtune.tune.space import in_force
 from batchtune.tune.trial import Trial
 
 _WORDS_MAX = 60
@@ -25,3 +28,17 @@ def out_of_memory(trial: Trial) -> str | None:
         if found is not None:
             return " ".join(text[found.start() :].split())[:_WORDS_MAX]
     return None
+
+
+def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
+    """The least max_batch_size that ran out of memory, above all sizes that worked; inf: none did.
+
+    A trial worked where it was answered and no request ran out of memory.
+    """
+    sizes = [
+        (in_force(trial.configuration, "max_batch_size"), out_of_memory(trial) is not None, trial.state)
+        for trial in trials
+        if trial.configuration.batching is not None
+    ]
+    worked = max((size for size, ran_out, state in sizes if not ran_out and state == "complete"), default=0)
+    return min((size for size, ran_out, _ in sizes if ran_out and size > worked), default=math.inf)

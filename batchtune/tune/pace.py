@@ -96,8 +96,17 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
     return Pace(
         lone_s=lone_s if math.isfinite(lone_s) else math.nan,
         lone_rows=rows_per_request(scenario),
-        batch_s_by_rows=dict(sorted(shortest_s.items())),
+        batch_s_by_rows=_alone_on_the_device(shortest_s),
     )
+
+
+def _alone_on_the_device(batch_s_by_rows: Mapping[int, float]) -> dict[int, float]:
+    """No batch takes longer than one of more rows: where it seems to, other threads had the device meanwhile."""
+    least_s = math.inf
+    alone_s: dict[int, float] = {}
+    for rows in sorted(batch_s_by_rows, reverse=True):
+        least_s = alone_s[rows] = min(least_s, batch_s_by_rows[rows])
+    return dict(sorted(alone_s.items()))
 
 
 def times_of(
@@ -176,6 +185,8 @@ def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:
     seen = [size for size in pace.batch_s_by_rows if size <= largest]
     if limit is None or not seen:
         return max(seen, default=largest)
+    if pace.batch_s(largest) <= limit.seconds:
+        return largest
     kept = [size for size in seen if pace.batch_s(size) <= limit.seconds]
     return max(kept, default=min(seen))
 

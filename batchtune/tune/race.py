@@ -23,6 +23,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage, rounded
 from batchtune.tune import policy
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
+from batchtune.tune.memory import out_of_memory
 from batchtune.tune.pace import rung_load
 from batchtune.tune.strategy import Ask, Outlook
 from batchtune.tune.trial import (
@@ -249,8 +250,10 @@ def _ladder_ask(outlook: Outlook, survivor: Survivor, rate_rps: float, block: in
 
 
 def _merit(trial: Trial, scenario: Scenario) -> float:
-    """The logarithm of the objective, less what the SLO is missed by; -inf for a trial that failed."""
+    """The logarithm of the objective, less what the SLO is missed by; -inf for one that failed or ran out of memory."""
     if trial.objective is None or trial.state != "complete" or not trial.objective.value > 0.0:
+        return -math.inf
+    if out_of_memory(trial) is not None:
         return -math.inf
     logarithm = math.log(trial.objective.value)
     missed = min(max(0.0, *trial.constraints.values()), policy.WORST_VIOLATION) if trial.constraints else 0.0

@@ -27,7 +27,7 @@ from batchtune.tune.noise import (
     geometric_mean,
 )
 from batchtune.tune.pareto import Alternative, alternatives_to
-from batchtune.tune.pool import Pooled, run_noise
+from batchtune.tune.pool import Pooled, is_inside, run_noise
 from batchtune.tune.prediction import (
     Promise,
     Reference,
@@ -49,7 +49,7 @@ from batchtune.tune.reason import (
     is_telling,
     nothing_to_recommend,
 )
-from batchtune.tune.space import in_force, lies_inside
+from batchtune.tune.space import in_force
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
@@ -344,10 +344,7 @@ def _notes(
             f"not confirmed by fresh runs: the figures are from {counted(len(chosen.runs), 'run')} of the search, "
             "and the best of many such is often too good"
         )
-    if not any(
-        one.configuration.batching is not None and lies_inside(one.configuration, scenario)
-        for one in choice.pooled
-    ):
+    if not any(one.configuration.batching is not None and is_inside(one, scenario) for one in choice.pooled):
         notes.append("no point of the search space was measured: the reference points took the time")
     if scenario.objective == "capacity" and promised != scenario.slo:
         notes.append("the capacity for an SLO that was not searched, read from the rates tried")

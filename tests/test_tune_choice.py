@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_fakes import planted, scenario_of
 
+from batchtune.batching import Configuration, from_dict
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import recommend
@@ -270,3 +271,11 @@ def test_the_capacity_of_a_run_falls_as_the_limit_does():
     assert capacities[-1] > 0.0
     assert math.isclose(capacities[2], 2000.0)
     assert policy.UNCONFIRMED_SHARE < 1.0
+
+
+@pytest.mark.parametrize(("flag", "inside"), [("2", True), ("3", False)])
+def test_a_flag_is_found_in_the_space_whether_written_as_a_number_or_a_text(flag, inside):
+    space = {"max_batch_size": [16], "enable_batching": [True, False], "--threads": [0, 2]}
+    scenario = scenario_of(search={"budget": {"trials": 3}, "seed": 1, "space": space})
+    configuration = Configuration(batching=from_dict(knobs(16)), flags=(("threads", flag),))
+    assert lies_inside(configuration, scenario) is inside

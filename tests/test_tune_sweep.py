@@ -301,3 +301,27 @@ def test_what_an_interrupted_sweep_measured_answers_in_order_and_its_time_counts
     assert len(ledger.trials) == len(whole)
     assert ledger.elapsed_s() == pytest.approx(sum(one.seconds for one in whole))
     assert ledger.next_number() == len(whole) + 1
+
+
+@pytest.mark.parametrize("strategy", ["optuna", "guided"])
+@pytest.mark.parametrize("objective", ["throughput", "capacity"])
+def test_points_that_hold_flags_the_switch_and_fitted_sizes_are_searched_confirmed_and_recommended(
+    objective, strategy
+):
+    space = {
+        "max_batch_size": [4, 8, 16],
+        "allowed_batch_sizes": ["powers_of_two", "none"],
+        "enable_batching": [True, False],
+        "--tensorflow_session_parallelism": [0, 2],
+    }
+    search = {"strategy": strategy, "budget": {"trials": 12, "time": "90s"}, "seed": 1, "space": space}
+    fixed = {"batch_timeout_micros": 0, "num_batch_threads": 1, "max_execution_batch_size": 8}
+    load = {"arrivals": "poisson", "warm_up": "100ms", "duration": "1s"}
+    changes = {} if objective == "throughput" else {"load": load}
+    scenario = scenario_of(search=search, fixed=fixed, objective=objective, **changes)
+    trials = run(scenario)
+    recommendation = recommend(trials, scenario=scenario)
+    assert recommendation.configuration.batching is not None
+    assert recommendation.batching_helps == "yes"
+    assert recommendation.configuration in {one.configuration for one in trials if one.source == "confirm"}
+    assert not any(note.startswith(("outside your space", "no point")) for note in recommendation.notes)

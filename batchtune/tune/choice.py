@@ -16,10 +16,9 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune import policy
 from batchtune.tune.ladder import rungs_of
-from batchtune.tune.pool import Pooled, pool, run_noise
+from batchtune.tune.pool import Pooled, is_inside, pool, run_noise
 from batchtune.tune.prediction import gain_over
 from batchtune.tune.ranking import leaders, merit, simplest_first
-from batchtune.tune.space import lies_inside
 from batchtune.tune.trial import Trial
 
 
@@ -56,7 +55,7 @@ def choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Choi
 def _choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Choice:
     pooled = [_discounted(one) for one in pool(trials, scenario=scenario, slo=slo)]
     references = _references(trials, pooled)
-    inside = [one for one in pooled if lies_inside(one.configuration, scenario)]
+    inside = [one for one in pooled if is_inside(one, scenario)]
     ranked = _ranked(inside, scenario=scenario)
     if not ranked:
         return Choice(pooled=pooled, inside=inside, references=references, chosen=None, batched=None)
@@ -129,7 +128,7 @@ def _better_outside(chosen: Pooled, pooled: Sequence[Pooled], *, scenario: Scena
     better = [
         one
         for one in pooled
-        if one.feasible and not lies_inside(one.configuration, scenario) and merit(one.value, scenario) > bar
+        if one.feasible and not is_inside(one, scenario) and merit(one.value, scenario) > bar
     ]
     return max(better, key=lambda one: merit(one.value, scenario), default=None)
 
@@ -152,7 +151,7 @@ def _under_another(
     c is kept while v(c) ≥ share · M. Else M is stated, less by `share` where c was tried so high that some looser SLO
     may keep c. What the sweep's own SLO gets bounds all that is stricter.
     """
-    feasible = [one for one in other.pooled if one.feasible and lies_inside(one.configuration, scenario)]
+    feasible = [one for one in other.pooled if one.feasible and is_inside(one, scenario)]
     best = max(feasible, key=lambda one: one.value)
     share = 1.0 - policy.INDIFFERENCE
     kept = None if own.chosen is None else _same(own.chosen, feasible)

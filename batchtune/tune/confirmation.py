@@ -14,9 +14,8 @@ from dataclasses import replace
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
-from batchtune.tune.pool import Pooled, pool, run_noise
+from batchtune.tune.pool import Pooled, is_inside, pool, run_noise
 from batchtune.tune.ranking import indistinct, leaders, merit
-from batchtune.tune.space import lies_inside
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 
 
@@ -88,7 +87,7 @@ def confirmation_arms(
     `runs_affordable` is how many trials there is time for: a new rival needs room for all its blocks.
     """
     pooled = hopeful(pooled)
-    inside = [one for one in pooled if lies_inside(one.configuration, scenario)]
+    inside = [one for one in pooled if is_inside(one, scenario)]
     ranked = leaders(inside, scenario=scenario)
     batched = [one for one in ranked if one.configuration.batching is not None]
     claims = list({one.configuration: one for one in (*ranked[:1], *batched[:1])}.values())

@@ -14,7 +14,7 @@ from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship
 from batchtune.tune.memory import memory_ceiling_rows
-from batchtune.tune.pool import Pooled, pool
+from batchtune.tune.pool import Pooled, is_inside, pool
 from batchtune.tune.ranking import leaders
 from batchtune.tune.references import reference_configurations
 from batchtune.tune.space import in_force, lies_inside
@@ -174,7 +174,7 @@ class Insight:
 
     def _pooled_inside(self) -> list[Pooled]:
         pooled = pool(self._outlook.trials, scenario=self._scenario)
-        return [one for one in pooled if lies_inside(one.configuration, self._scenario)]
+        return [one for one in pooled if is_inside(one, self._scenario)]
 
     def nearly_held_rps(self) -> float:
         """The highest capacity that runs near the limit point to, held or missed by little; 0 without one."""
@@ -291,7 +291,7 @@ def _cells(outlook: Outlook) -> list[Cell]:
             found.setdefault(configuration, Cell(configuration=configuration, point=point))
     for configuration in reference_configurations(scenario).values():
         point_of = space.locate(configuration)
-        inside = lies_inside(configuration, scenario)
+        inside = point_of is not None or lies_inside(configuration, scenario)
         found[configuration] = Cell(configuration=configuration, point=point_of, inside=inside)
     return list(found.values())
 

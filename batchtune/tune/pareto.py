@@ -13,8 +13,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage
 from batchtune.tune import policy
 from batchtune.tune.noise import geometric_mean, spread
-from batchtune.tune.pool import Pooled, RunFigures
-from batchtune.tune.space import lies_inside
+from batchtune.tune.pool import Pooled, RunFigures, is_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ def alternatives_to(
     compared = [
         (one, _compared(one, chosen))
         for one in pooled
-        if one.feasible and one is not chosen and lies_inside(one.configuration, scenario)
+        if one.feasible and one is not chosen and is_inside(one, scenario)
     ]
     beyond = [
         (other, _beyond(other, one, chosen, noise))

@@ -24,6 +24,7 @@ from batchtune.tune.noise import (
     geometric_mean,
     spread,
 )
+from batchtune.tune.space import lies_inside
 from batchtune.tune.trial import NO_CANDIDATES, Trial, is_feasible, violations
 
 
@@ -102,6 +103,11 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
         _pooled(runs, failures=failed[key], slo=limits, scenario=scenario)
         for key, runs in by_configuration.items()
     ]
+
+
+def is_inside(one: Pooled, scenario: Scenario) -> bool:
+    """Whether it may be recommended: it was measured as a point of the search space, or its values lie in it."""
+    return one.point is not None or lies_inside(one.configuration, scenario)
 
 
 def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
@@ -192,6 +198,7 @@ def _capacity(
         search_value=held_rps or claim.rps or claim.missed_rps,
         searched=tuple(searched),
         constraints=constraints,
+        point=_point(runs),
         claim=claim,
     )
 
@@ -229,8 +236,12 @@ def _alike(searched: list[RunFigures], confirmed: list[RunFigures], *, failures:
         search_value=geometric_mean(run.value for run in searched or used),
         latency_s=latency_s,
         constraints=constraints,
-        point=next((run.trial.point for run in runs if run.trial.point is not None), None),
+        point=_point(runs),
     )
+
+
+def _point(runs: Sequence[RunFigures]) -> dict[str, Any] | None:
+    return next((run.trial.point for run in runs if run.trial.point is not None), None)
 
 
 def _value(run: RunFigures, quantile: str) -> float:

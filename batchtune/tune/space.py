@@ -15,7 +15,8 @@ from batchtune.batching import (
     default_num_batch_threads,
 )
 from batchtune.errors import BatchingParametersError
-from batchtune.scenario.search_spec import RangeSpace
+from batchtune.scenario.knobs import KNOBS, server_flags
+from batchtune.scenario.search_spec import ListSpace, RangeSpace
 from batchtune.scenario.spec import Scenario
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -71,7 +72,10 @@ class Space:
         if configuration.batching is None:
             return None
         cpus = self._scenario.target.cpus
-        point = {name: in_force(configuration, name, cpus=cpus) for name in self.shape}
+        point = {
+            name: _value_among(knob, configuration, name, cpus=cpus)
+            for name, knob in self._search.space.items()
+        }
         try:
             self.indices(point)
         except ValueError:
@@ -116,13 +120,25 @@ def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
     if configuration.batching is None:
         return True
     for name, knob in scenario.search.space.items():
-        value = in_force(configuration, name, cpus=scenario.target.cpus)
+        value = _value_among(knob, configuration, name, cpus=scenario.target.cpus)
         if isinstance(knob, RangeSpace):
             if not (isinstance(value, int | float) and knob.low <= value <= knob.high):
                 return False
         elif value not in knob.values:
             return False
     return True
+
+
+def _value_among(
+    knob: ListSpace | RangeSpace, configuration: Configuration, name: str, *, cpus: Collection[int] | None
+) -> Any:
+    """What is in force, as the space writes it: a configuration keeps flags as texts, and batching as being there."""
+    if name == "enable_batching":
+        return True
+    value = in_force(configuration, name, cpus=cpus)
+    if name in KNOBS:
+        return value
+    return next((one for one in knob.values if server_flags({name: one})[0][1] == value), value)
 
 
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:

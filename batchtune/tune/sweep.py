@@ -32,10 +32,10 @@ from batchtune.tune.load_run import Fleet, Target
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.outlay import budget_s, plan_text, usual_run_s
 from batchtune.tune.pace import Pace, pace_of, times_of
-from batchtune.tune.pool import pool, run_noise
+from batchtune.tune.pool import is_inside, pool, run_noise
 from batchtune.tune.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.ranking import leaders
-from batchtune.tune.space import Space, lies_inside
+from batchtune.tune.space import Space
 from batchtune.tune.strategies import strategy_of
 from batchtune.tune.strategy import Ask, Strategy
 from batchtune.tune.summary import Findings, SearchSummary
@@ -296,7 +296,7 @@ class _Sweep:
 
     def _update_best(self) -> None:
         pooled = pool(self.trials, scenario=self.scenario)
-        inside = [one for one in pooled if lies_inside(one.configuration, self.scenario)]
+        inside = [one for one in pooled if is_inside(one, self.scenario)]
         ranked = leaders(inside, scenario=self.scenario)
         self._best = ranked[0].runs[-1].trial if ranked else None
 

@@ -105,3 +105,9 @@ def test_geometric_mean_needs_positive_figures():
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     assert math.isnan(geometric_mean([]))
     assert math.isnan(geometric_mean([1.0, math.inf]))
+
+
+def test_the_weight_of_the_prior_is_read_when_it_is_asked_for(monkeypatch):
+    moderated = spread([[1.0, 1.5]], prior_sd=0.01).sd
+    monkeypatch.setattr(policy, "PRIOR_DEGREES", 1)
+    assert spread([[1.0, 1.5]], prior_sd=0.01).sd > 1.5 * moderated

@@ -84,6 +84,13 @@ def throughput_answer(truth: dict[int, float], noise: float, seed: int):
     return answer
 
 
+def test_the_share_of_wrong_drops_is_read_when_it_is_asked_for(monkeypatch):
+    merits = {"best": [0.0, 0.01, -0.01], "behind": [-0.07, -0.08, -0.06]}
+    assert dropped(merits, prior_sd=0.03) == set()
+    monkeypatch.setattr(policy, "RACE_ALPHA", 0.9)
+    assert dropped(merits, prior_sd=0.03) == {"behind"}
+
+
 def test_the_bound_holds_at_all_blocks_at_once():
     """Paths of 60 differences that ever leave the bound: policy.RACE_ALPHA at most, give or take three standard errors of 2000."""
     rng = np.random.default_rng(1)
@@ -186,6 +193,15 @@ def test_on_the_ladder_all_run_at_one_rate_and_only_a_second_miss_drops():
     assert reason == "one survivor is left"
     assert trials[-1].configuration == configuration(16)
     assert trials[-1].asked_rate_rps == pytest.approx(1150.0, rel=0.06)
+
+
+def test_one_miss_drops_nobody_where_the_time_ends_before_the_second():
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+    answer = capacity_answer({4: 900.0, 8: 1000.0, 16: 1150.0}, [])
+    outlook = Outlook(scenario, seconds=7.5)
+    trials, reason = run_race(outlook, survivors(4, 8, 16), answer, rate_rps=950.0)
+    assert len(trials) == 3
+    assert reason == "the time for the race was spent with 3 survivors"
 
 
 def test_when_all_miss_the_first_rate_the_ladder_steps_down():

@@ -237,10 +237,15 @@ class _Guide:
         timeout_micros: int,
         *,
         reason: str,
-        queue_batches: int = policy.GUIDE_LONG_QUEUE_BATCHES,
+        queue_batches: int | None = None,
         clients: int | None = None,
     ) -> Ask | None:
-        """A candidate under the scenario's load, or with `clients` a probe; None where what is fixed forbids it."""
+        """A candidate under the scenario's load, or with `clients` a probe; None where what is fixed forbids it.
+
+        `queue_batches` None: a queue that is never full.
+        """
+        if queue_batches is None:
+            queue_batches = policy.GUIDE_LONG_QUEUE_BATCHES
         wanted = {
             "max_batch_size": size,
             "batch_timeout_micros": timeout_micros,

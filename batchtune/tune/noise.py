@@ -30,13 +30,14 @@ class Noise:
         return t_quantile(0.975, self.degrees) * self.sd * math.sqrt(1.0 + 1.0 / runs)
 
 
-def spread(
-    groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: int = policy.PRIOR_DEGREES
-) -> Noise:
+def spread(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: int | None = None) -> Noise:
     """The moderated noise of positive values; each group holds the runs of one configuration, side by side.
 
-    A/A: only deviations from the group's own mean count, so configurations may differ as they please.
+    A/A: only deviations from the group's own mean count, so configurations may differ as they please. `prior_degrees`
+    None: as policy says.
     """
+    if prior_degrees is None:
+        prior_degrees = policy.PRIOR_DEGREES
     squares, degrees = 0.0, 0
     for values in groups:
         logs = _logs(values)

@@ -64,15 +64,13 @@ def mixture_half_width(blocks: int, sd: float, alpha: float) -> float:
     return sd * math.sqrt(2.0 * grown / (blocks**2 * variance) * math.log(math.sqrt(grown) / alpha))
 
 
-def dropped(
-    merits: Mapping[Any, Sequence[float]], *, prior_sd: float, alpha: float = policy.RACE_ALPHA
-) -> set[Any]:
+def dropped(merits: Mapping[Any, Sequence[float]], *, prior_sd: float) -> set[Any]:
     """Those whose paired differences from the leader exclude zero; `merits` in the same blocks, more is better."""
     blocks = min(len(one) for one in merits.values())
     if blocks < policy.RACE_FIRST_LOOK or len(merits) < 2:
         return set()
     leader = max(merits, key=lambda one: float(np.mean(merits[one])))
-    share = alpha / (len(merits) - 1)
+    share = policy.RACE_ALPHA / (len(merits) - 1)
     found = set()
     for one, values in merits.items():
         if one == leader:
@@ -189,7 +187,10 @@ def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Rac
 def _rung(
     outlook: Outlook, climb: _Climb, rate_rps: float
 ) -> Generator[Ask, Trial, tuple[list[Survivor], list[float]]]:
-    """All survivors at one rate; those that miss are seen again, and only a second miss counts."""
+    """All survivors at one rate; those that miss are seen again, and only a second miss counts.
+
+    Where the time ends before, those not seen again stay.
+    """
     block = _next_block(outlook)
     margins, doubtful = [], []
     for survivor in _shuffled(climb.alive, block):
@@ -204,8 +205,7 @@ def _rung(
     missed = []
     for survivor in doubtful:
         if not _time_for(outlook, 1):
-            missed.append(survivor)
-            continue
+            break
         why = f"race at {rounded(rate_rps)} requests/s, seen again after a miss"
         rung = climb.note(survivor, (yield _ladder_ask(outlook, survivor, rate_rps, block + 1, why)))
         if rung is None or not rung.held:

@@ -13,7 +13,9 @@ from batchtune.batching import Configuration, from_dict
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import Scenario
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.capacity_trial import capacity_plan
 from batchtune.tune.outlay import plan_text
 from batchtune.tune.pace import Pace, pace_of, times_of
 from batchtune.tune.progress import Watcher
@@ -185,3 +187,18 @@ def test_batches_that_shared_the_device_do_not_slow_the_pace():
     trials = [calibration(1, {16: 0.55, 64: 1.04}), calibration(2, {5: 2.9, 63: 4.1})]
     pace = pace_of(trials, scenario("capacity", 0.4, 0.01))
     assert dict(pace.batch_s_by_rows) == {5: 0.55, 16: 0.55, 63: 1.04, 64: 1.04}
+
+
+def test_a_fresh_run_is_given_its_share_of_the_budget_that_was_told():
+    """Nobody gave a budget, and the sweep plans 20 minutes: 120 s are not what is shared."""
+    pace = Pace(lone_s=1.0, lone_rows=1, batch_s_by_rows={4: 1.5, 8: 2.0})
+    asked = scenario_of(
+        load={"arrivals": "poisson", "warm_up": "500ms"}, objective="capacity", slo={"p95": "9s"}, search={}
+    )
+    configuration = Configuration(batching=from_dict({"max_batch_size": 8}))
+    times = times_of(pace, asked, configuration, rate_rps=3.0, fresh=True, budget_s=1200.0)
+    assert times.duration_s == pytest.approx(policy.FRESH_BATCHES * 2.0)
+    assert times_of(pace, asked, configuration, rate_rps=3.0, fresh=True).duration_s == times.duration_s
+    plan = capacity_plan(asked, configuration, source="sampler", hint_rps=None, seed=1)
+    told = capacity_plan(asked, configuration, source="sampler", hint_rps=None, seed=1, budget_s=100.0)
+    assert (plan.seconds_max, told.seconds_max) == (policy.CAPACITY_SEARCH_S[1], 20.0)

@@ -43,13 +43,15 @@ OVERLOAD = frozenset(
 class Plan(Ask):
     """A trial that is to be run; `repeat_of` is the number of the spoilt trial that this one repeats.
 
-    `pace` is what is known of the server's speed; None: the scenario's own times hold.
+    `pace` is what is known of the server's speed; None: the scenario's own times hold. `budget_s` is what the sweep may
+    take in all; None: as the scenario says.
     """
 
     number: int
     seed: int
     repeat_of: int | None = None
     pace: Pace | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,7 @@ class Bench:
                 rate_rps=plan.rate_rps,
                 short_s=plan.duration_s,
                 fresh=plan.source == "confirm" and scenario.objective == "capacity",
+                budget_s=plan.budget_s,
             )
         short = plan.duration_s is not None
         return Times(
@@ -253,6 +256,7 @@ class Bench:
             hint_rps=plan.hint_rps,
             seed=plan.seed,
             pace=plan.pace,
+            budget_s=plan.budget_s,
         )
         found = search_capacity(
             lambda run: self._loader.run(run, on_live=lambda live: self._on_live(plan, live)),

@@ -16,7 +16,7 @@ from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.load_run import Figures, LoadRun
-from batchtune.tune.pace import Pace, rows_per_request, times_of
+from batchtune.tune.pace import Pace, most_budget_s, rows_per_request, times_of
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Probe, Source
 
@@ -40,18 +40,19 @@ def capacity_plan(
     hint_rps: float | None,
     seed: int,
     pace: Pace | None = None,
+    budget_s: float | None = None,
 ) -> CapacityPlan:
     """How much effort: reference points from a burst, proposals from the incumbent's rate.
 
     `hint_rps` is where to begin; None: a closed-loop burst finds out. By the `pace` of a slow server its probes are
-    longer, and so is the search.
+    longer, and so is the search. `budget_s` is what the sweep may take in all; None: the scenario's.
     """
     limit = primary_limit(scenario.slo)
     if limit is None:
         raise ValueError("a capacity needs a latency limit")
     pace = pace or Pace()
     quick = source == "sampler"
-    duration_s, budget_s = scenario.load.duration_s, scenario.search.time_budget_s or math.inf
+    duration_s, budget_s = scenario.load.duration_s, budget_s or most_budget_s(scenario)
     clients = _burst_clients(scenario, configuration, pace)
     burst = times_of(pace, scenario, configuration, clients=clients, short_s=min(duration_s, 1.0))
     seconds_max = min(

@@ -118,12 +118,13 @@ def times_of(
     rate_rps: float | None = None,
     short_s: float | None = None,
     fresh: bool = False,
+    budget_s: float | None = None,
 ) -> Times:
     """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
 
     `short_s` is the measured part of a probe, longer where few batches would fit, and its warm-up is short. Times that
     the scenario sets itself stay, but for probes, and for a `fresh` run at the capacity claimed: it lasts FRESH_BATCHES
-    where its share of the budget allows that.
+    where its share of the budget allows that. `budget_s` is what the sweep may take in all; None: the scenario's.
     """
     load = scenario.load
     closed = clients if clients is not None or load.open_loop else load.concurrency
@@ -144,7 +145,7 @@ def times_of(
             wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
             duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
     if fresh and rate_rps is not None:
-        share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * (scenario.search.time_budget_s or math.inf)
+        share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * (budget_s or most_budget_s(scenario))
         duration_s = max(duration_s, min(policy.FRESH_BATCHES * batch_s, share_s))
     in_flight = 2.0 * rows if closed is None else closed * rows_per_request(scenario)
     turn_s = pace.turn_s(in_flight, rows)
@@ -191,11 +192,16 @@ def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:
     return max(kept, default=min(seen))
 
 
-def _most_s(scenario: Scenario) -> float:
-    """The longest load that leaves time for others, where it is not the scenario's own."""
+def most_budget_s(scenario: Scenario) -> float:
+    """What a sweep may take at most before its plan is made: where nobody gave a time, the server's pace decides it."""
     search = scenario.search
     budget_s = search.time_budget_s if search.budget_is_given else None
-    return policy.RUN_SHARE * (budget_s or policy.TIME_BUDGET_MAX_S)
+    return budget_s or policy.TIME_BUDGET_MAX_S
+
+
+def _most_s(scenario: Scenario) -> float:
+    """The longest load that leaves time for others, where it is not the scenario's own."""
+    return policy.RUN_SHARE * most_budget_s(scenario)
 
 
 def _batch_rows(

@@ -246,6 +246,7 @@ class _Sweep:
             hint_rps=self._hint_rps(ask),
             repeat_of=repeat_of,
             pace=self.pace,
+            budget_s=self.budget_s,
         )
         self.report(plan, None)
         started_s = self._now_s()
@@ -313,7 +314,10 @@ class _Sweep:
     def _run_s(self, configuration: Configuration | None, *, rate_rps: float | None) -> float:
         if configuration is None:
             return usual_run_s(self.scenario, self.pace)
-        return times_of(self.pace, self.scenario, configuration, rate_rps=rate_rps, fresh=True).run_s
+        times = times_of(
+            self.pace, self.scenario, configuration, rate_rps=rate_rps, fresh=True, budget_s=self.budget_s
+        )
+        return times.run_s
 
     def _summary(self) -> SearchSummary:
         found = self._findings

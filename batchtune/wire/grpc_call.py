@@ -23,6 +23,7 @@ OK_PIECES = h2.header_frames(_OK_BLOCK, h2.END_STREAM)
 _REPLY_HEAD = struct.Struct(f">IBI{len(_HEAD_BLOCK)}sIBIBI")
 _REPLY_TAIL = struct.Struct(f">IBI{len(_OK_BLOCK)}s")
 _HEAD_WORD = len(_HEAD_BLOCK) << 8 | h2.HEADERS
+_HEAD_FLAGS = h2.END_HEADERS
 _OK_WORD = len(_OK_BLOCK) << 8 | h2.HEADERS
 _OK_FLAGS = h2.END_HEADERS | h2.END_STREAM
 
@@ -32,7 +33,7 @@ def write_reply(out: list[bytes], stream_id: int, message: bytes) -> None:
     size = len(message)
     out += (
         _REPLY_HEAD.pack(
-            *(_HEAD_WORD, h2.END_HEADERS, stream_id, _HEAD_BLOCK, size + 5 << 8, 0, stream_id, 0, size)
+            _HEAD_WORD, _HEAD_FLAGS, stream_id, _HEAD_BLOCK, size + 5 << 8, 0, stream_id, 0, size
         ),
         message,
         _REPLY_TAIL.pack(_OK_WORD, _OK_FLAGS, stream_id, _OK_BLOCK),

@@ -105,7 +105,7 @@ class Beliefs:
         usual = (
             policy.TWIN_PRIOR_ERROR
             if error is None or math.isnan(error)
-            else min(max(error, policy.TWIN_LEAST_ERROR), 0.3)
+            else min(max(error, policy.TWIN_LEAST_ERROR), policy.TWIN_MOST_ERROR)
         )
         self.error = self._scale(prior, predicted, usual)
         self.merits = self._posterior(prior, self.error)
@@ -233,15 +233,15 @@ class Beliefs:
         order = np.argsort(-self.expected, kind="stable")
         return [int(cell) for cell in order if int(cell) not in without][:count]
 
-    def contenders(self, count: int, *, keep: float = 0.1) -> list[int]:
-        """At most so many cells by their probability of being near the best; beyond two only those from `keep` on."""
+    def contenders(self, count: int) -> list[int]:
+        """At most so many cells by their probability of being near the best; beyond two only likely ones."""
         merits = self.merits[self._inside]
         near = (merits.max(axis=0) - merits <= -math.log1p(-NEAR)).mean(axis=1)
         order = np.lexsort((-self.expected[self._inside], -near))
         return [
             self._inside[int(place)]
             for at, place in enumerate(order[:count])
-            if at < policy.CONTENDERS_MIN or near[place] >= keep
+            if at < policy.CONTENDERS_MIN or near[place] >= policy.CONTENDER_CHANCE
         ]
 
 

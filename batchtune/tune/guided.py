@@ -96,12 +96,14 @@ def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
 
 
 def _references(
-    outlook: Outlook, insight: Insight, only: Source | None = None, *, runs: int = policy.REFERENCE_RUNS
+    outlook: Outlook, insight: Insight, only: Source | None = None, *, runs: int | None = None
 ) -> Strategy:
     for source, configuration in reference_configurations(outlook.scenario).items():
         at = insight.place(configuration)
         if at is not None and only in (None, source) and _is_affordable(outlook, configuration):
-            yield from _located(outlook, insight, at, source, _REASONS[source], runs=runs)
+            yield from _located(
+                outlook, insight, at, source, _REASONS[source], runs=runs or policy.REFERENCE_RUNS
+            )
             insight.believe()
 
 

@@ -116,11 +116,11 @@ def locate(rungs: Sequence[Rung]) -> Located | None:
 
 
 def _above(tried_rps: float, margin: float) -> Located:
-    ahead = min(policy.RATE_ELASTICITY * -margin, 0.1)
+    ahead = min(policy.RATE_ELASTICITY * -margin, policy.CROSSING_AHEAD_MAX)
     return Located(
         held_rps=tried_rps,
         crossing_rps=tried_rps * math.exp(ahead),
-        sd=0.03 + ahead,
+        sd=policy.CROSSING_ONE_SIDED_SD + ahead,
         says="about" if -margin <= policy.NEAR_MARGIN else "at least",
         bound_rps=tried_rps,
         bracketed=False,
@@ -128,11 +128,11 @@ def _above(tried_rps: float, margin: float) -> Located:
 
 
 def _below(tried_rps: float, margin: float) -> Located:
-    behind = min(policy.RATE_ELASTICITY * margin, 0.4)
+    behind = min(policy.RATE_ELASTICITY * margin, policy.CROSSING_BELOW_MAX)
     return Located(
         held_rps=0.0,
         crossing_rps=tried_rps * math.exp(-behind),
-        sd=0.03 + behind,
+        sd=policy.CROSSING_ONE_SIDED_SD + behind,
         says="about" if margin <= policy.NEAR_MARGIN else "at most",
         bound_rps=tried_rps,
         bracketed=False,
@@ -149,7 +149,7 @@ def _between(rungs: Sequence[Rung], crossing_rps: float) -> Located:
             rung.rate_rps for rung in rungs if rung.held and rung.rate_rps <= crossing_rps * SAME_RATE
         ),
         crossing_rps=crossing_rps,
-        sd=max(policy.CROSSING_LEAST_SD, 0.25 * width),
+        sd=max(policy.CROSSING_LEAST_SD, policy.CROSSING_BRACKET_SHARE * width),
         bracketed=True,
     )
 

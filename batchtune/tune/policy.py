@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from batchtune.scenario.search_spec import DEFAULT_TIME_BUDGET_S
+
 # Any trial.
 
 WORST_VIOLATION = 10.0
@@ -20,9 +22,10 @@ PATIENCE = 10.0
 """Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
 
 SETTLE_LIMIT_S = 10.0
+"""A server that was overwhelmed is given this long to come to rest,"""
 
 SETTLE_STEP_S = 0.1
-"""A server that was overwhelmed is given this long to come to rest, looked at in steps."""
+"""looked at so often."""
 
 SETTLE_BATCHES = 1.5
 """A step lasts as many batches at least: a server within a batch counts nothing and looks at rest."""
@@ -34,6 +37,8 @@ PROBE_WARM_UP_S = 0.3
 """Warm-up of the rule's short probes, when the scenario's is longer."""
 
 HOPELESS_RATIO = 0.25
+"""An open loop is ended when this share of its time is over and this share of all its requests is far beyond the
+SLO."""
 
 
 # The pace of a load, by what a batch takes. A rate read between the ends of n batches of one size is exact; n of 4 or 5
@@ -109,6 +114,7 @@ CALIBRATION_SHARE = 0.2
 """Calibration ends when it has taken this share of what was left of the time, and at least CALIBRATIONS_MIN probes."""
 
 CALIBRATIONS_MIN = 2
+"""Probes: two sizes tell what a row adds to a batch."""
 
 RISING_FACTOR = 4
 """From one size to the next, where batches of the largest would take too long to begin with."""
@@ -145,9 +151,22 @@ RATE_ELASTICITY = 0.25
 saturation the quantile grows at least this much faster than the rate."""
 
 CROSSING_LEAST_SD = 0.015
+"""Standard deviation, in logs, of a crossing between rates that were held and missed, at least;"""
 
 CROSSING_RUN_SD = 0.035
-"""Standard deviation between runs of the logarithm of the rate at which a limit is crossed, minutes apart."""
+"""and between runs minutes apart."""
+
+CROSSING_ONE_SIDED_SD = 0.03
+"""The same of a crossing beyond all rates tried, to which the distance from them is added;"""
+
+CROSSING_AHEAD_MAX = 0.1
+"""in logs, it lies at most this far above what was held: a quantile that is low says little of how far,"""
+
+CROSSING_BELOW_MAX = 0.4
+"""and at most this far below what was missed, where a queue without end hides by how much."""
+
+CROSSING_BRACKET_SHARE = 0.25
+"""Standard deviation of a crossing as a share of the bracket in logs: of a uniform spread it is 0.29."""
 
 NEAR_MARGIN = 0.3
 """A margin this small, on either side, tells where the crossing is; a larger one only on which side of the rate."""
@@ -183,8 +202,10 @@ With 0.03 a sweep in a quiet minute promised ±7 %, and a neighbour's busy minut
 """
 
 FRESH_LATENCY_PRIOR_SD = 0.08
+"""The same for log latency quantiles."""
 
 PRIOR_DEGREES = 4
+"""Degrees of freedom that a prior standard deviation counts for: as much as five runs seen."""
 
 CAPACITY_STEP = 1.05
 """A capacity that fresh runs refute is tried again at least this factor lower,"""
@@ -226,12 +247,16 @@ GUIDE_BULK_TIMEOUT_MICROS = 2_000_000
 """For bulk work only the last batch waits so long."""
 
 GUIDE_TIMEOUTS_MICROS = (0, 1_000, 2_000, 5_000, 10_000)
+"""Tried where the space names none: from none to the few milliseconds of the guide."""
 
 GUIDE_TIMEOUTS_MAX = 5
+"""Timeouts tried, of a longer list evenly spread ones: each is a whole trial."""
 
 GUIDE_LONG_QUEUE_BATCHES = 1_000_000
+"""Batches in a queue that no load fills, so that none is refused while sizes are tuned."""
 
 GUIDE_LARGEST_ROWS = 1024
+"""Sizes double up to so many times the rows of a request, where the space names none."""
 
 GUIDE_FIRST_REQUESTS = 8
 """The size that is tried first holds so many requests; from there sizes rise, or fall."""
@@ -240,6 +265,7 @@ GUIDE_ENOUGH_GAIN = 0.05
 """Less throughput than this is not worth a larger batch: it only makes requests wait longer."""
 
 GUIDE_SAME_OBJECTIVE = 0.02
+"""Objectives closer than this, in logs, are the same to the guide, which then takes the lower p95."""
 
 
 # The sampler.
@@ -266,30 +292,49 @@ AS_GOOD = 0.02
 """A shorter timeout that is believed to cost less than this, in logs, is taken instead."""
 
 PAYS_FROM = 1.05
-"""Batching that makes no size this much cheaper per row than one row alone cannot pay."""
+"""Batching that makes no size this much cheaper per row than one row alone cannot pay: noise alone makes as much."""
+
+WIDE_SIZES = 4
+"""That is said of batches only where the largest seen holds so many times the rows of the smallest,"""
+
+SEEN_BATCHES_MIN = 5
+"""of sizes that were seen so often at least."""
 
 ERROR_SHARE = 0.5
 """The twin's mean error, over p95 and throughput, that shows in the objective; p95 near saturation errs the most."""
 
 CONTENDERS_MIN = 2
-"""Contenders named whatever their chances."""
+"""Contenders named whatever their chances;"""
+
+CONTENDER_CHANCE = 0.1
+"""others by this probability of being near the best, at least: below, a run side by side is rarely worth its time."""
 
 NO_RATE_MERIT = -20.0
 """The merit, relative to the others, of a point that keeps the SLO at no rate."""
 
 TWIN_PRIOR_ERROR = 0.06
+"""The twin is thought to be this far off, in logs, where its fit does not say: its usual error."""
 
 TWIN_LEAST_ERROR = 0.01
+"""No twin is trusted more than this, in logs: about what two runs differ by."""
+
+TWIN_MOST_ERROR = 0.3
+"""and none less than this: what is measured then outweighs it in any case."""
 
 TWIN_PRIOR_WEIGHT = 6.0
+"""What its fit says of the twin's error counts for so many points measured."""
 
 ALONE_PRIOR_SD = 0.5
+"""Without a twin points are thought to differ by this, in logs: a factor of 1.6."""
 
 KERNEL_LENGTH = 0.5
+"""Distance, as a share of an edge of the space, at which the part that fades is down to 0.61."""
 
 KERNEL_COMMON_SHARE = 0.4
+"""Share of the twin's error, as a variance, that all points have in common."""
 
 BOUND_SD = 0.02
+"""What a bound leaves open, in logs: neighbours move by little less than the point itself."""
 
 READINGS = 8
 """Readings of the twin that the search looks at; more cost time and add little."""
@@ -319,6 +364,7 @@ HASTY_REFERENCES: dict[int, Literal["no_batching", "defaults"]] = {1: "no_batchi
 """After so many proposals of the twin a reference point is measured when there is time for few trials."""
 
 SURVIVORS = 5
+"""Configurations in a race, at most: each costs a run in every block."""
 
 SEARCH_SHARE = 0.45
 """Share of the time after the seeds that may go to proposals; the rest is the race's."""
@@ -340,14 +386,16 @@ RACE_START_SHARE = 0.97
 """Where the ladder of the race begins, as a share of what the leader is expected to take."""
 
 REFERENCE_RUNS = 4
+"""A reference point's capacity is sought by so many runs,"""
 
 REFERENCE_STEP = {True: 0.08, False: 0.2}
+"""so far apart, as a share of the rate,"""
 
 REFERENCE_SD = {True: 0.03, False: 0.06}
-"""A reference point's capacity is sought by so many runs, so far apart, until it is known to this (in logs); more
-roughly, False, where the twin puts it FAR_BEHIND the best."""
+"""until it is known to this, in logs; more roughly, False, where the twin puts it FAR_BEHIND the best."""
 
 FAR_BEHIND = 0.7
+"""In logs, half of the best: no error of a twin that is trusted makes up for it."""
 
 
 # The race.
@@ -362,21 +410,28 @@ RACE_FIRST_LOOK = 3
 """Blocks before a survivor may be dropped."""
 
 RACE_BLOCKS_MAX = 8
+"""Blocks of a race, at most: gaps that these do not show are within the noise."""
 
 RUNGS_MAX = 8
+"""Rates of a ladder, at most: eight steps of RUNG are a factor of 1.5."""
 
 RUNG = 1.05
+"""Step from one rate of the ladder to the next: as fine as INDIFFERENCE."""
 
 LONG_RUNG = 1.1
 """The step up while every survivor keeps the limit easily, by EASY_MARGIN in logs."""
 
 EASY_MARGIN = -0.4
+"""In logs, a quantile of two thirds of its limit."""
 
 RUNG_S = 2.0
 """Longest measured part of a run on the ladder."""
 
 BOUNDARY_RUNS = 6
 """Runs of the leader around its crossing when the race is over, at most: two, and more while nothing was missed yet."""
+
+BOUNDARY_STEP = {True: 1.03, False: 0.98}
+"""Their rates as shares of where the crossing is expected: above it where something was held, else below."""
 
 MIXTURE_AT_BLOCKS = 6.0
 """The bound is tightest at about so many blocks."""
@@ -402,7 +457,7 @@ GAIN_HALF_WIDTH = 0.15
 
 # Budget and failures.
 
-TIME_BUDGET_S = 120.0
+TIME_BUDGET_S = DEFAULT_TIME_BUDGET_S
 """For everything, where the scenario gives no budget and the server is quick,"""
 
 TIME_BUDGET_MAX_S = 1800.0
@@ -420,6 +475,9 @@ OVERRUN_SHARE = 0.1
 FAILURES_MAX = 3
 """So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""
 
+ALL_FAIL_RATIO = 0.9
+"""From this share of failed requests on a trial shows nothing but the failure."""
+
 FAILURES_TO_END = 6
 """The search ends after so many failed trials in a row, and what worked is confirmed: a size that fails may follow
 others that do, but the calibration alone tries six that are spread over the whole space."""
@@ -434,6 +492,7 @@ REPEATS_SHARE = 0.15
 """and repeats take at most this share of the trials (and of the budget's time)."""
 
 SEED_STRIDE = 1_000_003
+"""Seeds of two blocks are this far apart: a prime, so that no block plays the schedule of another."""
 
 
 # Comparisons.

@@ -228,7 +228,7 @@ def _boundary(outlook: Outlook, climb: _Climb) -> Generator[Ask, Trial, None]:
         if located is None or not _time_for(outlook, 1) or (located.bracketed and turn > 1):
             return
         is_above = located.held_rps > 0.0 if turn or not located.bracketed else False
-        rate_rps = (1.03 if is_above else 0.98) * located.crossing_rps
+        rate_rps = policy.BOUNDARY_STEP[is_above] * located.crossing_rps
         why = f"the leader's boundary, at {rounded(rate_rps)} requests/s"
         trial = yield _ladder_ask(outlook, leader, rate_rps, _next_block(outlook), why)
         climb.note(leader, trial)

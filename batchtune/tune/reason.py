@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 from batchtune.errors import (
     BatchtuneError,
@@ -16,22 +15,11 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune import policy
 from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.pool import Pooled
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Trial, is_feasible, violations
-
-PAYING_GAIN: Final = 1.05
-"""Batches that do less than this more rows per second than the smallest batch cannot pay."""
-
-FEW_BATCHES: Final = 5
-"""A size that was seen less often says nothing."""
-
-WIDE_SIZES: Final = 4
-"""The largest batch holds at least so many times the rows of the smallest, or nothing is said of the law."""
-
-ALL_FAIL: Final = 0.9
-"""From this share of failed requests on a trial shows nothing but the failure."""
 
 _CLOSINGS = {
     "full": "because they are full",
@@ -93,7 +81,7 @@ def is_telling(batched: Pooled, no_batching: Pooled | None, *, scenario: Scenari
     if scenario.objective != "capacity" or no_batching is None or batched.feasible:
         return True
     alone_rps = no_batching.value if no_batching.claim is None else no_batching.claim.rps
-    return batched.value <= PAYING_GAIN * alone_rps
+    return batched.value <= policy.PAYS_FROM * alone_rps
 
 
 def nothing_to_recommend(
@@ -148,7 +136,7 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
         for trial in batched
         if trial.state == "complete"
         and trial.measurement is not None
-        and trial.measurement.error_ratio < ALL_FAIL
+        and trial.measurement.error_ratio < policy.ALL_FAIL_RATIO
     ]
     if not batched or worked:
         return None
@@ -209,11 +197,11 @@ def cannot_pay(trials: Sequence[Trial]) -> str | None:
     when larger batches do more rows per second, or when too few sizes were seen.
     """
     times = _execution_times(trials)
-    if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
+    if len(times) < 2 or max(times) < policy.WIDE_SIZES * min(times):
         return None
     least, most = min(times), max(times)
     per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
-    if per_row_s[least] / min(per_row_s.values()) >= PAYING_GAIN:
+    if per_row_s[least] / min(per_row_s.values()) >= policy.PAYS_FROM:
         return None
     return (
         f"batching cannot pay here: a batch of {_rows(most)} takes {rounded(times[most] / times[least])} times "
@@ -239,7 +227,11 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
                 batches, spent_s = seen.get(rows, (0, 0.0))
                 more = server.batches_by_rows.get(rows, 0)
                 seen[rows] = (batches + more, spent_s + more * mean_s)
-    return {rows: spent_s / batches for rows, (batches, spent_s) in seen.items() if batches >= FEW_BATCHES}
+    return {
+        rows: spent_s / batches
+        for rows, (batches, spent_s) in seen.items()
+        if batches >= policy.SEEN_BATCHES_MIN
+    }
 
 
 def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:

@@ -42,6 +42,7 @@ class Call:
     def __init__(self) -> None:
         self.ended: list[str] = []
         self.queued: Any = None
+        self.submitted_ns = 0
 
     def done(self, outputs: Any, error: StatusError | None) -> None:
         self.ended.append("OK" if error is None else error.code)
@@ -63,6 +64,8 @@ def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> Non
             raise ZeroDivisionError
         done({}, None)
 
+    before_ns = time.monotonic_ns()
+
     async def scenario() -> None:
         turn, servable = LoopTurn(), SimpleNamespace(submit=submit)
         for call, name in zip(calls, ("surprise", "refused", "taken"), strict=True):
@@ -71,6 +74,7 @@ def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> Non
 
     asyncio.run(scenario())
     assert [call.ended for call in calls] == [["INTERNAL"], ["UNAVAILABLE"], ["OK"]]
+    assert before_ns <= calls[0].submitted_ns == calls[1].submitted_ns == calls[2].submitted_ns
 
 
 def test_a_deadline_that_has_passed_already_replaces_none_that_is_watched() -> None:

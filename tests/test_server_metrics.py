@@ -66,7 +66,7 @@ def test_requests_are_counted_by_model_and_status() -> None:
     metrics = Metrics()
     for status in ("OK", "UNAVAILABLE"):
         metrics.request_count("m", status)
-    metrics.request_succeeded("m", "predict", "REST", 20.0)
+    metrics.request_times("m", "predict", "REST").add(20.0)
     assert lines(metrics, "serving:request_count") == [
         ':tensorflow:serving:request_count{model_name="m",status="OK"} 2',
         ':tensorflow:serving:request_count{model_name="m",status="UNAVAILABLE"} 1',
@@ -75,6 +75,14 @@ def test_requests_are_counted_by_model_and_status() -> None:
         ':tensorflow:serving:request_latency_count{model_name="m",API="predict",entrypoint="REST"} 1'
         in metrics.render()
     )
+
+
+def test_times_that_nobody_has_yet_are_not_shown() -> None:
+    metrics = Metrics()
+    metrics.request_times("m", "predict", "REST")
+    metrics.runtime_times("m", "Predict", "TF1")
+    assert "latency" not in "".join(lines(metrics, "serving:re")) + "".join(lines(metrics, "serving:ru"))
+    assert lines(metrics, "serving:request_count") == []
 
 
 def test_any_number_of_metrics_is_read_from_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +100,8 @@ def test_any_number_of_metrics_is_read_from_one_page(monkeypatch: pytest.MonkeyP
 def test_times_are_all_there_however_many_were_collected() -> None:
     metrics = Metrics()
     for number in range(600):
-        metrics.request_succeeded("m", "Predict", "GRPC", float(number))
-        metrics.runtime_latency("m", "Predict", "TF1", 1.0)
+        metrics.request_times("m", "Predict", "GRPC").add(float(number))
+        metrics.runtime_times("m", "Predict", "TF1").add(1.0)
         if number in {100, 599}:
             assert f'request_count{{model_name="m",status="OK"}} {number + 1}\n' in metrics.render()
     text = metrics.render()

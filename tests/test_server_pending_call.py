@@ -25,7 +25,8 @@ from server_process import ServerProcess, write_emulated
 
 from batchtune.server.json_process import EXAMPLES_ON_LOOP_BYTES_MAX, PREDICT_ON_LOOP_BYTES_MAX
 from batchtune.server.metrics import Metrics
-from batchtune.server.pending_call import CallKind, PendingCall, PendingCalls
+from batchtune.server.pending_call import PendingCall, PendingCalls
+from batchtune.server.request_counts import CallKind
 from batchtune.wire.protos import ClassificationRequest
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import encode_predict_request
@@ -146,15 +147,8 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
     async def scenario() -> None:
         front_end = SimpleNamespace(is_gone=lambda _: False, reply=lambda *_: None, refuse=lambda *_: None)
         calls = PendingCalls(front_end, Metrics(), "REST")
-        call = PendingCall(
-            calls,
-            object(),
-            model_name="m",
-            kind=CallKind(api="predict", runtime_api="Predict"),
-            started_ns=0,
-            deadline_ns=None,
-            encode=lambda _: b"",
-        )
+        times = calls.counts.times("m", CallKind(api="predict", runtime_api="Predict"))
+        call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
         call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
         if ends == "expired before it was submitted":
             call.expire()

@@ -18,8 +18,9 @@ from batchtune.server.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.pending_call import DEFAULT_SIGNATURE, CallKind, PendingCall, PendingCalls
+from batchtune.server.pending_call import DEFAULT_SIGNATURE, PendingCall, PendingCalls
 from batchtune.server.predict_requests import read_model_spec
+from batchtune.server.request_counts import CallKind
 from batchtune.server.served_models import Models, Outputs, Queued, Servable, find_servable
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import (
@@ -74,13 +75,12 @@ class InferenceCalls:
         examples = len(inputs["inputs"])
         running = PendingCall(
             self._pending,
+            self._pending.counts.times(name, _MULTI_INFERENCE),
             call,
-            model_name=name,
-            kind=_MULTI_INFERENCE,
-            started_ns=started_ns,
-            deadline_ns=call.deadline_ns,
-            encode=lambda _: join.encode(examples),
-            examples=examples,
+            started_ns,
+            call.deadline_ns,
+            lambda _: join.encode(examples),
+            examples,
         )
         join = _Join(servable, tasks, running)
         for index, task in enumerate(tasks):
@@ -117,13 +117,12 @@ class InferenceCalls:
 
         running = PendingCall(
             self._pending,
+            self._pending.counts.times(name, kind.call),
             call,
-            model_name=name,
-            kind=kind.call,
-            started_ns=started_ns,
-            deadline_ns=call.deadline_ns,
-            encode=encode,
-            examples=examples,
+            started_ns,
+            call.deadline_ns,
+            encode,
+            examples,
         )
         running.submit(servable, signature.name, inputs, outputs)
 
@@ -220,9 +219,10 @@ class _Join:
         """End the call for the sake of one task."""
         self._running.fail(error)
 
-    def note(self, queued: Queued | None) -> None:
+    def note(self, queued: Queued | None, submitted_ns: int) -> None:
         """Take what stands for a task in its queue; the call waits in one as long as its last task does."""
         self._running.queued = queued
+        self._running.submitted_ns = submitted_ns
 
     def encode(self, examples: int) -> bytes:
         """Write the MultiInferenceResponse once all answers are there."""
@@ -236,11 +236,12 @@ class _Join:
 class _Part:
     """One task of a MultiInference call, as it is submitted."""
 
-    __slots__ = ("_index", "_join")
+    __slots__ = ("_index", "_join", "submitted_ns")
 
     def __init__(self, join: _Join, index: int) -> None:
         self._join = join
         self._index = index
+        self.submitted_ns = 0
 
     @property
     def queued(self) -> Queued | None:
@@ -248,7 +249,7 @@ class _Part:
 
     @queued.setter
     def queued(self, queued: Queued | None) -> None:
-        self._join.note(queued)
+        self._join.note(queued, self.submitted_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take the answer to the task."""

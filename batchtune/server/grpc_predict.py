@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from batchtune.server.pending_call import (
     DEFAULT_SIGNATURE,
-    CallKind,
     PendingCall,
     PendingCalls,
     check_predict_method,
 )
 from batchtune.server.predict_requests import PredictPlan, PredictRequests, decode_inputs
 from batchtune.server.predict_responses import PredictResponses
+from batchtune.server.request_counts import CallKind, ModelTimes
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import SignatureDefMap
@@ -71,13 +71,7 @@ class PredictCalls:
             self._pending.refuse(call, name, error)
             return
         running = PendingCall(
-            self._pending,
-            call,
-            model_name=name,
-            kind=_PREDICT,
-            started_ns=started_ns,
-            deadline_ns=call.deadline_ns,
-            encode=binding.encode,
+            self._pending, binding.times, call, started_ns, call.deadline_ns, binding.encode
         )
         running.submit(servable, binding.signature_name, inputs, binding.output_names)
 
@@ -105,6 +99,7 @@ class PredictCalls:
             defaults=defaults,
             encode=responses.encode,
             refusal=_check_output_filter(plan.output_filter, signature),
+            times=self._pending.counts.times(plan.model_name, _PREDICT),
         )
         if plan.remembered:
             if len(self._bindings) >= _BINDINGS_MAX:
@@ -127,6 +122,7 @@ class _Binding:
     defaults: Mapping[str, NDArray[Any]]
     encode: Callable[[Outputs], bytes]
     refusal: str
+    times: ModelTimes
 
 
 def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable) -> dict[str, NDArray[Any]]:

@@ -52,6 +52,11 @@ class Times(list[float]):
         super().__init__()
         self._histogram = Histogram(bounds)
 
+    def add(self, value: float) -> None:
+        self.append(value)
+        if len(self) >= FOLDED_AT:
+            self.fold()
+
     def fold(self) -> Histogram:
         """The histogram of all values so far."""
         if self:

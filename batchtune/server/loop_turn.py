@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Submitted(Protocol):
-    """A call that awaits a model's outputs; `queued` stands for it in a batching queue."""
+    """A call that awaits a model's outputs; `queued` stands for it in a batching queue, and it was submitted at
+    `submitted_ns` (CLOCK_MONOTONIC)."""
 
     queued: Queued | None
+    submitted_ns: int
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take what the model gave."""
@@ -61,7 +64,9 @@ class LoopTurn:
 
     def _flush(self) -> None:
         submits, self._submits = self._submits, []
+        now_ns = time.monotonic_ns()
         for call, servable, signature_name, inputs, output_names, deadline_ns in submits:
+            call.submitted_ns = now_ns
             try:
                 call.queued = servable.submit(signature_name, inputs, output_names, deadline_ns, call.done)
             except StatusError as error:

@@ -16,7 +16,6 @@ from typing import Protocol, Self, TypeVar
 from batchtune.server.batch_record import BatchRecord
 from batchtune.server.gpu_metrics import GpuReading
 from batchtune.server.histogram import (
-    FOLDED_AT,
     Histogram,
     Labels,
     Times,
@@ -121,25 +120,14 @@ class Metrics:
         key = (model_name, status)
         self._request_counts[key] = self._request_counts.get(key, 0) + 1
 
-    def request_succeeded(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
-        """One request ended OK after this time; TF Serving's api is "Predict" over GRPC and "predict" over REST."""
-        key = (model_name, api, entrypoint)
-        times = self._request_latencies.get(key)
-        if times is None:
-            times = self._request_latencies[key] = Times(_LATENCY_BOUNDS)
-        times.append(micros)
-        if len(times) >= FOLDED_AT:
-            times.fold()
+    def request_times(self, model_name: str, api: str, entrypoint: str) -> Times:
+        """Takes the micros of each request that ended OK; TF Serving's api is "Predict" over GRPC, "predict" over
+        REST."""
+        return _times(self._request_latencies, (model_name, api, entrypoint))
 
-    def runtime_latency(self, model_name: str, api: str, runtime: str, micros: float) -> None:
-        """Time of one request from the session's submit to its outputs, queueing included."""
-        key = (model_name, api, runtime)
-        times = self._runtime_latencies.get(key)
-        if times is None:
-            times = self._runtime_latencies[key] = Times(_LATENCY_BOUNDS)
-        times.append(micros)
-        if len(times) >= FOLDED_AT:
-            times.fold()
+    def runtime_times(self, model_name: str, api: str, runtime: str) -> Times:
+        """Takes the micros of each request from the session's submit to its outputs, queueing included."""
+        return _times(self._runtime_latencies, (model_name, api, runtime))
 
     def example_count(self, model_name: str, examples: int) -> None:
         """The examples of one Classify or Regress request."""
@@ -287,8 +275,17 @@ def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float
     return found
 
 
+def _times(times_by_key: dict[_Key, Times], key: _Key) -> Times:
+    times = times_by_key.get(key)
+    if times is None:
+        times = times_by_key[key] = Times(_LATENCY_BOUNDS)
+    return times
+
+
 def _folded(times_by_key: Mapping[_Key, Times]) -> dict[_Key, Histogram]:
-    return {key: times.fold() for key, times in times_by_key.items()}
+    """The histograms that have values: a request that failed may have asked for its own."""
+    histograms = {key: times.fold() for key, times in times_by_key.items()}
+    return {key: histogram for key, histogram in histograms.items() if any(histogram.counts)}
 
 
 def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Labels, _Value]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from batchtune.server.deadlines import TIMED_OUT, Deadlines
 from batchtune.server.loop_turn import LoopTurn
-from batchtune.server.request_counts import RequestCounts, RequestMetrics
+from batchtune.server.request_counts import ModelTimes, RequestCounts, RequestMetrics
 from batchtune.server.served_models import EXPIRED_IN_QUEUE, Outputs, Queued, Servable
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
@@ -43,15 +42,6 @@ class FrontEnd(Protocol[_Client_contra]):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallKind:
-    """What the metrics call a kind of call: `api` in request_latency, which REST spells in lower case, and
-    `runtime_api` in runtime_latency, which has one spelling (predict_util.cc, classifier.cc, regressor.cc)."""
-
-    api: str
-    runtime_api: str
-
-
 class PendingCalls(Generic[_Client]):
     """What the calls of one front end share; only for the thread of one event loop."""
 
@@ -71,7 +61,7 @@ class PendingCall(Generic[_Client]):
     """A call that waits for a model; `encode` makes its answer of the outputs.
 
     `started_ns` and `deadline_ns` (None: none) are on CLOCK_MONOTONIC; `examples` are those of a Classify or Regress
-    request.
+    request, 0: it carries none. `submitted_ns` is when its turn of the loop ended.
     """
 
     __slots__ = (
@@ -81,31 +71,26 @@ class PendingCall(Generic[_Client]):
         "_encode",
         "_ended",
         "_examples",
-        "_kind",
-        "_model_name",
         "_started_ns",
-        "_submitted_ns",
+        "_times",
         "queued",
+        "submitted_ns",
     )
 
     def __init__(
         self,
         calls: PendingCalls[_Client],
+        times: ModelTimes,
         client: _Client,
-        *,
-        model_name: str,
-        kind: CallKind,
         started_ns: int,
         deadline_ns: int | None,
         encode: Callable[[Outputs], bytes],
         examples: int = 0,
     ) -> None:
         self._calls = calls
+        self._times = times
         self._client = client
-        self._model_name = model_name
-        self._kind = kind
-        self._started_ns = started_ns
-        self._submitted_ns = started_ns
+        self._started_ns = self.submitted_ns = started_ns
         self._deadline_ns = deadline_ns
         self._encode = encode
         self._examples = examples
@@ -122,7 +107,6 @@ class PendingCall(Generic[_Client]):
         output_names: tuple[str, ...] | None,
     ) -> None:
         """Submit at the end of this turn of the loop; the answer follows."""
-        self._submitted_ns = time.monotonic_ns()
         self._calls.turn.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
@@ -133,8 +117,10 @@ class PendingCall(Generic[_Client]):
         if outputs is None:
             self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
             return
-        calls = self._calls
-        calls.counts.ran(self._model_name, self._kind.runtime_api, self._submitted_ns, self._examples)
+        calls, times = self._calls, self._times
+        times.runtime.add((time.monotonic_ns() - self.submitted_ns) / 1000)
+        if self._examples:
+            calls.counts.examples(times.model_name, self._examples)
         if calls.front_end.is_gone(self._client):
             self.fail(StatusError("CANCELLED", "CANCELLED"))
             return
@@ -144,14 +130,14 @@ class PendingCall(Generic[_Client]):
             self.fail(failure)
             return
         self._end()
-        calls.counts.succeeded(self._model_name, self._kind.api, self._started_ns)
+        times.request.add((time.monotonic_ns() - self._started_ns) / 1000)
         calls.front_end.reply(self._client, answer)
 
     def fail(self, error: StatusError) -> None:
         """End with an error, unless ended."""
         if not self._ended:
             self._end()
-            self._calls.refuse(self._client, self._model_name, error)
+            self._calls.refuse(self._client, self._times.model_name, error)
 
     def expire(self) -> None:
         """End for the deadline's sake: TensorFlow Serving tells a request that never left its queue from a run."""

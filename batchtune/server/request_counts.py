@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from typing import Protocol
+
+from batchtune.server.histogram import Times
 
 _NAMES_MAX = 256
 _NAME_CHARACTERS_MAX = 256
@@ -17,17 +19,37 @@ class RequestMetrics(Protocol):
         """One request answered with this status, a gRPC code name."""
         ...
 
-    def request_succeeded(self, model_name: str, api: str, entrypoint: str, micros: float) -> None:
-        """One request of a model ended OK after this time."""
+    def request_times(self, model_name: str, api: str, entrypoint: str) -> Times:
+        """Takes the micros of each request of a model that ended OK."""
         ...
 
-    def runtime_latency(self, model_name: str, api: str, runtime: str, micros: float) -> None:
-        """The time of one request between submit and outputs."""
+    def runtime_times(self, model_name: str, api: str, runtime: str) -> Times:
+        """Takes the micros of each request between submit and outputs."""
         ...
 
     def example_count(self, model_name: str, examples: int) -> None:
         """The examples of one Classify or Regress request."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKind:
+    """What the metrics call a kind of call: `api` in request_latency, which REST spells in lower case, and
+    `runtime_api` in runtime_latency, which has one spelling (predict_util.cc, classifier.cc, regressor.cc)."""
+
+    api: str
+    runtime_api: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTimes:
+    """Where calls of one kind on one model leave their micros: `runtime` from submit to outputs, whatever becomes of
+    them, and `request` from arrival to an answer that is OK. Looked up once, for a look-up costs as much as the rest.
+    """
+
+    model_name: str
+    runtime: Times
+    request: Times
 
 
 class RequestCounts:
@@ -38,10 +60,13 @@ class RequestCounts:
         self._entrypoint = entrypoint
         self._failed_names: set[str] = set()
 
-    def succeeded(self, model_name: str, api: str, started_ns: int) -> None:
-        """One request of a served model ended OK; `started_ns` is CLOCK_MONOTONIC when it arrived."""
-        micros = (time.monotonic_ns() - started_ns) / 1000
-        self._metrics.request_succeeded(model_name, api, self._entrypoint, micros)
+    def times(self, model_name: str, kind: CallKind) -> ModelTimes:
+        """Where the calls of a kind on a model that is served leave their times."""
+        return ModelTimes(
+            model_name=model_name,
+            runtime=self._metrics.runtime_times(model_name, kind.runtime_api, _RUNTIME),
+            request=self._metrics.request_times(model_name, kind.api, self._entrypoint),
+        )
 
     def answered(self, model_name: str) -> None:
         """One request beside the model calls ended OK; its latency is no model's."""
@@ -57,8 +82,6 @@ class RequestCounts:
             self._failed_names.add(model_name)
         self._metrics.request_count(model_name, code)
 
-    def ran(self, model_name: str, api: str, submitted_ns: int, examples: int) -> None:
-        """The model gave the outputs of one request, whatever becomes of them; `examples` 0: it carried none."""
-        self._metrics.runtime_latency(model_name, api, _RUNTIME, (time.monotonic_ns() - submitted_ns) / 1000)
-        if examples:
-            self._metrics.example_count(model_name, examples)
+    def examples(self, model_name: str, count: int) -> None:
+        """The model gave outputs for the examples of one request, whatever becomes of them."""
+        self._metrics.example_count(model_name, count)

@@ -33,12 +33,11 @@ from batchtune.server.json_process import (
 from batchtune.server.json_tensors import parse_request_object, read_inputs, signature_name
 from batchtune.server.pending_call import (
     DEFAULT_SIGNATURE,
-    CallKind,
     PendingCall,
     PendingCalls,
     check_predict_method,
 )
-from batchtune.server.request_counts import RequestMetrics
+from batchtune.server.request_counts import CallKind, RequestMetrics
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.protos import SignatureDefMap
@@ -158,12 +157,11 @@ class RestCalls:
     ) -> None:
         call = PendingCall(
             self._pending,
+            self._pending.counts.times(route.model_name, _PREDICT),
             respond,
-            model_name=route.model_name,
-            kind=_PREDICT,
-            started_ns=started_ns,
-            deadline_ns=started_ns + self._timeout_ns if self._timeout_ns else None,
-            encode=_answer_by_row if by_row else _answer_by_column,
+            started_ns,
+            started_ns + self._timeout_ns if self._timeout_ns else None,
+            _answer_by_row if by_row else _answer_by_column,
         )
         call.submit(servable, name, inputs, None)
 
@@ -189,13 +187,12 @@ class RestCalls:
         answer = _answer_classes if classifies else _answer_values
         call = PendingCall(
             self._pending,
+            self._pending.counts.times(route.model_name, _CLASSIFY if classifies else _REGRESS),
             respond,
-            model_name=route.model_name,
-            kind=_CLASSIFY if classifies else _REGRESS,
-            started_ns=started_ns,
-            deadline_ns=started_ns + self._timeout_ns if self._timeout_ns else None,
-            encode=lambda outputs: answer(outputs, count),
-            examples=count,
+            started_ns,
+            started_ns + self._timeout_ns if self._timeout_ns else None,
+            lambda outputs: answer(outputs, count),
+            count,
         )
         call.submit(servable, signature.name, inputs, output_names)
 

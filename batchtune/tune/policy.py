@@ -515,7 +515,7 @@ SAME_RATIO = 0.005
 UNCONFIRMED_SHARE = 0.9
 """Share of a capacity that only the search found which is claimed: the best of many such is often too good."""
 
-ESTABLISHED_RUNS = 2
+ESTABLISHED_RUNS = 3
 """Fresh runs that must have kept the SLO before a recommendation is called established."""
 
 WORTH_GAIN = 0.05

@@ -8,10 +8,11 @@ import pytest
 from tune_fakes import planted, scenario_of
 
 from batchtune.recommend import recommend
+from batchtune.target.model_errors import meaning_of
 from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.trial import Trial
 
-FIXED = "the model's batch dimension is fixed at 1; export it open"
+FIXED = "the model's first dimension, that of the batch, is fixed"
 
 
 def failed(text: str, number: int = 1, source: str = "calibration") -> Trial:
@@ -42,7 +43,7 @@ def failed(text: str, number: int = 1, source: str = "calibration") -> Trial:
         ),
         (
             "/models/forest/1: output_probability has the unsupported type seq(map(int64,tensor(float)))",
-            "zipmap=False",
+            "zipmap",
         ),
         (
             "while running Gather node. Status Message: indices element out of data bounds, idx=50 must be within",
@@ -57,6 +58,18 @@ def test_an_error_of_the_model_is_shown_once_with_what_it_means(text, meaning):
     said = explain_failure([failed(text, number) for number in (1, 2, 3)])
     assert said.count(" ".join(text.split()).rstrip(".")[:60]) == 1
     assert meaning in said
+
+
+def test_a_failure_that_says_what_it_means_is_told_nothing_more():
+    """The bench says it, and at start the server's own last words may be all there is."""
+    text = "Got invalid dimensions for input: x index: 0 Got: 16 Expected: 1"
+    said = f"no request was answered: 16 × INVALID_REQUEST: {text} ({meaning_of(text)})"
+    wordless = replace(failed(text), failure=said, error_texts={})
+    assert explain_failure([wordless]).count("is fixed") == 1
+    long = replace(wordless, failure=said.replace(text, f"{'x' * 180} {text}"))
+    assert explain_failure([long]).endswith("serve it without batching")
+    assert explain_failure([long]).count("of the batch") == 1
+    assert explain_failure([replace(wordless, failure=text)]).count("is fixed") == 1
 
 
 def test_an_unknown_error_is_shown_as_it_is_and_overload_is_none():

@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 from typing import Final
 
+OUT_OF_MEMORY: Final = "the batch does not fit in the device's memory: a smaller max_batch_size does"
+
 _MEANINGS: Final = (
     (
-        re.compile(r"unsupported type seq\(map\("),
+        re.compile(r"unsupported type (?:seq|map)\("),
         (
             "scikit-learn's ZipMap makes dictionaries, which no tensor holds: convert the model with "
             "options={'zipmap': False}"
         ),
     ),
     (
-        re.compile(r"Got invalid dimensions for input: .*?index: 0 Got: \d+ Expected: \d+", re.DOTALL),
+        re.compile(
+            r"Got invalid dimensions for input: .*?index: 0 Got: \d+ Expected: \d+"
+            r"|expected: \[1[,\]][^;]*actual: \[\d+|size\(\)\[0\] == 1\b|shape\[0\] to be equal to 1\b"
+            r"|shape '\[1, [^']*' is invalid for input of size|requested shape:\{1,"
+            r"|Can not cast TensorSpec\(shape=\(\d+,.*\(1,",
+            re.DOTALL,
+        ),
         (
             "the model's first dimension, that of the batch, is fixed: export it with a dynamic one, or serve it "
             "without batching"
@@ -22,8 +30,14 @@ _MEANINGS: Final = (
     ),
     (
         re.compile(
-            r"indices\[[^\]]*\] = -?\d+ is not in \[0, \d+\)|indices element out of data bounds|"
-            r"index out of range in self"
+            r"requested shape has \d+|cannot be reshaped to the requested shape|is invalid for input of size"
+            r"|Incompatible shapes"
+        ),
+        "a shape inside the model is fixed: export it with a dynamic batch dimension",
+    ),
+    (
+        re.compile(
+            r"indices\[[^\]]*\] = -?\d+ is not in \[0, \d+\)|out of data bounds|index out of range in self"
         ),
         (
             "an input is an index beyond the model's table (its vocabulary, say): set its range with "
@@ -32,7 +46,7 @@ _MEANINGS: Final = (
     ),
     (
         re.compile(r"out of memory|OOM when allocating|Failed to allocate memory", re.IGNORECASE),
-        "the batch does not fit in the device's memory: a smaller max_batch_size does",
+        OUT_OF_MEMORY,
     ),
 )
 

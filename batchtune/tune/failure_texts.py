@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from batchtune.load.samples import Status
+from batchtune.target.model_errors import OUT_OF_MEMORY, meaning_of
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.trial import Trial
 
@@ -18,32 +18,6 @@ _OVERLOAD: Final = frozenset(
     for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
 )
 """As a trial's `error_texts` are keyed."""
-
-_MEANINGS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    (
-        re.compile(
-            r"Got: \d+ Expected: 1\b|expected: \[1[,\]][^;]*actual: \[\d+|size\(\)\[0\] == 1\b"
-            r"|shape\[0\] to be equal to 1\b|shape '\[1, [^']*' is invalid for input of size"
-            r"|requested shape:\{1,|Can not cast TensorSpec\(shape=\(\d+,.*\(1,"
-        ),
-        "the model's batch dimension is fixed at 1; export it open",
-    ),
-    (
-        re.compile(
-            r"requested shape has \d+|cannot be reshaped to the requested shape|is invalid for input of size"
-            r"|Incompatible shapes"
-        ),
-        "a shape inside the model is fixed; export it with an open batch dimension",
-    ),
-    (
-        re.compile(r"unsupported type (?:seq|map)\(|zipmap", re.IGNORECASE),
-        "the model answers with a sequence of maps; convert it with zipmap=False",
-    ),
-    (
-        re.compile(r"out of data bounds|index out of range|indices\[[\d, ]*\] = -?\d+ is not in"),
-        "an input is beyond the model's vocabulary; set request.inputs: {random: {high: ...}} to its size",
-    ),
-)
 
 
 def explain_failure(trials: Sequence[Trial]) -> str:
@@ -57,7 +31,9 @@ def explain_failure(trials: Sequence[Trial]) -> str:
     if not words:
         return ""
     text, _ = words.most_common(1)[0]
-    meaning = next((meaning for trial in failed if _words(trial) == text for meaning in _meanings(trial)), "")
+    meaning = next(
+        (meaning for trial in failed if _words(trial) == text and (meaning := _meaning(trial))), ""
+    )
     return f"{text.rstrip('.')}: {meaning}" if meaning else text
 
 
@@ -71,8 +47,12 @@ def _texts_of_model(trial: Trial) -> list[str]:
 
 
 def _words(trial: Trial) -> str:
-    """The model's own words in one line; the figures of one batch, which differ from trial to trial, stay."""
-    texts: Iterable[str] = _texts_of_model(trial) or (trial.failure or "").splitlines()[:1]
+    """The model's own words in one line, without what a failure says of their meaning.
+
+    The figures of one batch, which differ from trial to trial, stay.
+    """
+    failure = (trial.failure or "").removesuffix(f" ({_meaning(trial)})")
+    texts: Iterable[str] = _texts_of_model(trial) or failure.splitlines()[:1]
     return next((_in_a_line(text) for text in texts if text.strip()), "")
 
 
@@ -81,9 +61,7 @@ def _in_a_line(text: str) -> str:
     return line if len(line) <= _WORDS_MAX else f"{line[: _WORDS_MAX - 1]}…"
 
 
-def _meanings(trial: Trial) -> list[str]:
-    texts = "\n".join([*trial.error_texts.values(), trial.failure or ""])
-    meanings = [meaning for pattern, meaning in _MEANINGS if pattern.search(texts)]
-    if out_of_memory(trial) is not None:
-        meanings.append("such batches do not fit in the memory; search smaller max_batch_size")
-    return meanings
+def _meaning(trial: Trial) -> str:
+    """Empty where it is not known."""
+    meaning = meaning_of("\n".join([*_texts_of_model(trial), trial.failure or ""]))
+    return meaning or (OUT_OF_MEMORY if out_of_memory(trial) is not None else "")

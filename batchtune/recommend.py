@@ -194,6 +194,8 @@ def recommend(
     with_batching = [one for one in choice.inside if one.configuration.batching is not None]
     tried = any(is_telling(one, no_batching, scenario=scenario) for one in with_batching)
     helps = _helps(batched, no_batching, gain, scenario=scenario) if tried else "not distinguishable"
+    if helps == "no" and chosen.configuration.batching is not None:
+        helps = "not distinguishable"  # by the search alone: no fresh run confirms what no batching showed
     gains = {
         name: gain_over(chosen, one, noise=noise, scenario=scenario)
         for name, one in choice.references.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tune_fakes import planted, scenario_of
 
@@ -65,6 +65,12 @@ def ledger_of(rows):
 
 
 @settings(max_examples=200, deadline=None)
+@example(
+    [(None, 0, 900, 0.0625, 0.0, "sampler", None)] * 2
+    + [(None, 0, 900, 0.03125, 0.0, "sampler", None)]
+    + [("defaults", 0, 500, 0.0625, 0.0, "sampler", None)] * 5
+    + [(4, 0, 500, 0.03125, 0.0, "confirm", None)]
+)
 @given(ROWS)
 def test_no_two_sentences_contradict_each_other(rows):
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from server_process import ServerProcess
@@ -13,7 +14,13 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 from batchtune.archive import Run
 from batchtune.batching import BatchingParameters, Configuration
-from batchtune.cli.load import repeated_points
+from batchtune.cli import load as load_command
+from batchtune.cli.load import repeated_points, run_load
+from batchtune.cli.load_request import LoadRequest
+from batchtune.errors import MeasurementInvalidError
+from batchtune.load.calibration import Calibration
+from batchtune.load.job import LoadJob
+from batchtune.load.samples import Samples
 from batchtune.measure.host import HostGuard
 from batchtune.report.live import sweep_view
 from batchtune.tune import policy
@@ -181,3 +188,55 @@ def test_an_open_loop_without_an_slo_is_repeated_on_a_noisy_host() -> None:
     assert spoilt_by(finished.trial) == "host"
     assert finished.trial.measurement.verdict is None
     assert len(fleet.jobs) == 1 + policy.REPEATS_MAX
+
+
+class LaunchedFake(FakeTarget):
+    """A server at the tuner's boundary, with an end."""
+
+    def close(self) -> None:
+        self.running = False
+
+
+class BreakingFleet(FakeFleet):
+    """Its load generators fail after the first load."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        return
+
+    def run(self, job: LoadJob, **watchers: Any) -> Samples:
+        if self.jobs:
+            raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
+        return super().run(job, **watchers)
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load` on a fake server and fleet, on a host that nobody watches; a batch takes 10 ms."""
+    target = LaunchedFake(FakeClock(), Law(fixed_s=0.01, per_row_s=0.0, noise=0.0))
+    fleet = BreakingFleet(target)
+    monkeypatch.setattr(load_command, "launched_target", lambda *_scenario, **_events: target)
+    monkeypatch.setattr(load_command, "LoadFleet", lambda **_processes: fleet)
+    quick = Calibration(client_max_rps=1e5, reached_rps=1e5, cpu_per_request_s=1e-5, client_cores=1)
+    monkeypatch.setattr(load_command, "HostGuard", lambda: None)
+    monkeypatch.setattr(load_command, "calibrate", lambda *_requests, **_cpus: quick)
+
+
+def test_points_before_a_load_generator_failed_are_printed(
+    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = LoadRequest(scenario=scenario, concurrency="4,8", overrides=["max_batch_size=8"])
+    with pytest.raises(MeasurementInvalidError, match="does not report back"):
+        run_load(asked, output="json", results=None, quiet=True)
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["concurrency"] == 4
+
+
+def test_what_is_not_sure_asks_for_more_of_the_requests_that_were_asked_for(
+    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
+    assert run_load(asked, output="json", results=None, quiet=True) == 5
+    assert "20 requests were measured: --set load.requests=…" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from batchtune.cli.load_request import (
 )
 from batchtune.errors import (
     ArchiveError,
+    BatchtuneError,
     InconclusiveError,
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
@@ -68,12 +69,15 @@ def run_load(
 ) -> int:
     """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
 
+    An error that ends it is raised after that.
+
     0; 3 when the SLO is missed, 5 when that cannot be told; of a range its best point decides, and without an SLO
     there is no verdict. 6 when every point that was measured shows the load generator or a noisy host (repeats
     included); 7 when a point failed; 130 when interrupted.
     """
     question = question_of(wanted)
     measured = Measured()
+    fault: BatchtuneError | None = None
     with sweep_view(quiet=quiet) as view:
         for note in question.notes:
             view.event(note)
@@ -81,11 +85,17 @@ def run_load(
             _measure(question, wanted, measured, results=results, view=view)
         except KeyboardInterrupt:
             measured.interrupted = True
+        except BatchtuneError as error:
+            if not measured.points:
+                raise
+            fault = error
     _print(measured, question.scenario, output=output)
+    if fault is not None:
+        raise fault
     if measured.interrupted:
         print("interrupted", file=sys.stderr)
         return 130
-    return _exit_code(measured.points)
+    return _exit_code(measured.points, question.scenario)
 
 
 def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "json", "csv"]) -> None:
@@ -100,7 +110,7 @@ def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "
             print_points(points, scenario=scenario)
 
 
-def _exit_code(points: Sequence[Trial]) -> int:
+def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
     if any(point.failure for point in points):
         return TargetError.exit_code
     void = spoilt_message(points)
@@ -114,7 +124,10 @@ def _exit_code(points: Sequence[Trial]) -> int:
     if judgement.verdict == "FAIL":
         print(f"the SLO is missed: {judgement.verdict_reason}", file=sys.stderr)
         return NoFeasibleConfigurationError.exit_code
-    longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=…"
+    if scenario.load.requests is None:
+        longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=…"
+    else:
+        longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=…"
     print(f"whether the SLO is kept is not sure: {judgement.verdict_reason}; {longer}", file=sys.stderr)
     return InconclusiveError.exit_code
 

@@ -249,11 +249,6 @@ class SearchSpec(Spec):
         """How many values each parameter has, in the order of `space`."""
         return tuple(len(one.values) for one in self.space.values())
 
-    @property
-    def grid_size(self) -> int:
-        """How many points the space has."""
-        return math.prod(self.grid_shape)
-
     def point_from_indices(self, indices: Sequence[int]) -> dict[str, KnobValue]:
         """The values at these indices, one index per parameter in the order of `space`."""
         pairs = zip(self.space.items(), indices, strict=True)

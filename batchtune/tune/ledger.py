@@ -28,11 +28,6 @@ class Ledger:
         self._resumed_s = now_s()
         self.trials: list[Trial] = []
 
-    @property
-    def replaying(self) -> bool:
-        """Whether every ask so far was answered by the interrupted sweep."""
-        return self._replaying
-
     def elapsed_s(self) -> float:
         """Seconds spent: while answering from the interrupted sweep, those that it had spent by then."""
         if self._replaying:

@@ -52,9 +52,6 @@ class Traffic:
         """The same pattern in an open loop at this mean rate."""
         return replace(self, clients=None, rate_rps=rate_rps, think_s=0.0)
 
-    def with_clients(self, clients: int) -> Traffic:
-        return replace(self, clients=clients, rate_rps=None)
-
     def due_s(self, requests: int) -> NDArray[np.float64]:
         """When about so many requests are due, shape (n,) in seconds, ascending.
 

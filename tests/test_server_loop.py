@@ -91,3 +91,17 @@ def test_a_deadline_that_has_passed_already_replaces_none_that_is_watched() -> N
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
     assert {tuple(call.ended) for call in late + watched} == {("DEADLINE_EXCEEDED",)}
+
+
+def test_calls_that_end_in_time_leave_nothing_behind() -> None:
+    async def scenario() -> None:
+        deadlines, now_ns = Deadlines(), time.monotonic_ns()
+        calls = [Call() for _ in range(1000)]
+        for number, call in enumerate(calls):
+            deadlines.add(call, now_ns + (number + 10) * 10**9)
+        for number, call in enumerate(calls):
+            deadlines.discard(call, now_ns + (number + 10) * 10**9)
+            deadlines.discard(call, now_ns + (number + 10) * 10**9)
+        assert not deadlines._slots
+
+    asyncio.run(scenario())

@@ -20,7 +20,7 @@ import pytest
 import requests
 from server_fakes import FakeServable, RunningRest, running_rest
 
-from batchtune.server.rest_message import Head
+from batchtune.server.rest_message import Head, Request
 from batchtune.server.rest_parser import RestLimits
 
 PREDICT = "/v1/models/m:predict"
@@ -477,3 +477,21 @@ def test_draining_answers_what_was_pipelined() -> None:
             received += chunk
         assert count_answers(received) == 3
         assert received.count(b"connection: close\r\n") == 1
+
+
+def test_a_body_of_tiny_pieces_takes_little_more_than_its_bytes() -> None:
+    request = Request(Head("POST", b"/", {}, keep_alive=True, is_http_1_0=False))
+    body = bytes(range(256)) * 1600
+    tracemalloc.start()
+    for start in range(0, len(body), 2):
+        request.add(body[start : start + 2])
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 1.5 * len(body)
+    assert request.size == len(body)
+    assert request.body() == body
+    short = Request(request.head)
+    assert short.body() == b""
+    for pieces in (1, 2):
+        short.add(b"ab")
+        assert short.body() == b"ab" * pieces

@@ -437,6 +437,22 @@ async def test_what_waits_for_a_client_that_does_not_read_is_bounded_and_its_cal
 
 
 @in_loop
+async def test_what_waits_for_a_socket_that_is_clogged_is_bounded_whatever_the_windows_allow() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
+    client = H2Client(server)
+    stream_ids = [client.request() for _ in range(3)]
+    await client.exchange()
+    server.connection.pause_writing()
+    for call, clogged_bytes in zip(server.calls, (8_000, 9_500), strict=False):
+        server.transport.clogged_bytes = clogged_bytes
+        call.reply(b"x" * 995)
+    server.connection.resume_writing()
+    server.calls[2].reply(b"x" * 995)
+    await client.exchange()
+    assert [client.status(number)["grpc-status"] for number in stream_ids] == ["0", "8", "0"]
+
+
+@in_loop
 async def test_one_answer_may_be_larger_than_what_may_wait() -> None:
     server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
     client = H2Client(server)

@@ -52,9 +52,12 @@ class Deadlines:
 
     def discard(self, call: Expiring, deadline_ns: int) -> None:
         """Stop watching a call that has ended; one that is not watched is no error."""
-        calls = self._slots.get(deadline_ns >> _SLOT_BITS)
+        slot = deadline_ns >> _SLOT_BITS
+        calls = self._slots.get(slot)
         if calls is not None:
             calls.discard(call)
+            if not calls:  # a client may name a slot of its own with every deadline, for an hour
+                del self._slots[slot]
 
     def _tick(self) -> None:
         last = (time.monotonic_ns() >> _SLOT_BITS) - 1

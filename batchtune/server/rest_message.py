@@ -37,6 +37,8 @@ STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
 _KEPT_BYTES_MAX = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
 _KEPT_HEADS_MAX = 1024
+_PIECES_MAX = 1024
+"""Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many."""
 _FIELDS_OF_OTHERS = frozenset({b"content-encoding", b"expect", b"upgrade"})
 _GZIP = re.compile(rb"(?:^|,)[ \t]*gzip[ \t]*(?:;[ \t]*q=(?P<weight>[0-9.]+)[ \t]*)?(?:,|$)", re.IGNORECASE)
 
@@ -93,13 +95,23 @@ class Request:
 
     def __init__(self, head: Head, refused: tuple[int, str] | None = None) -> None:
         self.head = head
-        self.pieces: list[bytes] = []
+        self.pieces: list[bytes | bytearray] = []
         self.size = 0
         self.refused = refused
 
+    def add(self, piece: bytes) -> None:
+        """Take the next piece of the body; after many they are put together, for each may have a single byte."""
+        self.size += len(piece)
+        if len(self.pieces) < _PIECES_MAX:
+            self.pieces.append(piece)
+            return
+        if len(self.pieces) == _PIECES_MAX:
+            self.pieces.append(bytearray())
+        self.pieces[-1] += piece
+
     def body(self) -> bytes:
         """The body, put together."""
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        return bytes(self.pieces[0]) if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 class KnownHeads:

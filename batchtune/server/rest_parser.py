@@ -132,8 +132,7 @@ class RequestParser:
         request = self._request
         if request is None:
             return
-        request.pieces.append(body)
-        request.size += len(body)
+        request.add(body)
         self.arrived_bytes += len(body)
         if request.size > self._body_bytes_max:
             self._refuse_body()

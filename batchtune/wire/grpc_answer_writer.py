@@ -67,6 +67,9 @@ class AnswerWriter:
         size = len(message) + 5
         flow = self._flow
         stream_id = call.stream_id
+        if self._paused and self._exceeds_socket(size):
+            self.send_failure(call, "RESOURCE_EXHAUSTED", _TOO_SLOW)
+            return
         if size <= flow.at_once and size <= flow.window:
             flow.window -= size
             del self.streams[stream_id]
@@ -203,6 +206,11 @@ class AnswerWriter:
         for stream in streams:
             if not stream.answered:
                 stream.cancel()
+
+    def _exceeds_socket(self, size: int) -> bool:
+        """Whether too much would wait for a socket that is clogged, whatever the client's windows allow."""
+        waiting = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return waiting + size > self._limits.max_queued_bytes
 
     def _send_tail(self, stream: GrpcCall | GrpcStream, tail: bytes) -> None:
         stream_id = stream.stream_id

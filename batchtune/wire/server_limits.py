@@ -17,9 +17,9 @@ class ServerLimits:
     resetting streams quickly (CVE-2023-44487) gains nothing. `max_buffered_bytes` bounds the incomplete requests
     of a connection together; one request alone may use `max_message_bytes`. `stall_s`: a client that takes no
     data for so long, though answers wait for it, is cut off. While answers of `max_queued_bytes` wait for the client's
-    windows, the next ones that have to wait fail; a single answer may be larger. `max_queued_stream_bytes` is the same
-    for the messages of streams, which a client may ask for without end. Each SETTINGS frame may touch every answer
-    that waits for a window, hence their own, low `max_settings_per_s`.
+    windows, or for its socket, the next ones that have to wait fail; a single answer may be larger.
+    `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
+    SETTINGS frame may touch every answer that waits for a window, hence their own, low `max_settings_per_s`.
     """
 
     max_concurrent_streams: int = 65_536

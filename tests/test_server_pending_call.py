@@ -10,7 +10,8 @@ import signal as signals
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +21,16 @@ import numpy as np
 import psutil
 import pytest
 import requests
-from server_fakes import FakeServable, half_plus_two, running_grpc, running_rest, signature, spec
+from server_fakes import FakeModels, FakeServable, half_plus_two, running_grpc, running_rest, signature, spec
 from server_process import ServerProcess, write_emulated
 
+from batchtune.server import json_process
+from batchtune.server.grpc_inference import InferenceCalls
 from batchtune.server.json_process import EXAMPLES_ON_LOOP_BYTES_MAX, PREDICT_ON_LOOP_BYTES_MAX
 from batchtune.server.metrics import Metrics
 from batchtune.server.pending_call import PendingCall, PendingCalls
 from batchtune.server.request_counts import CallKind
-from batchtune.wire.protos import ClassificationRequest
+from batchtune.wire.protos import ClassificationRequest, MultiInferenceRequest
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import encode_predict_request
 
@@ -304,3 +307,97 @@ def test_a_large_body_keeps_nobody_waiting(tmp_path: Path) -> None:
                 time.sleep(0.005)
     assert len(waits_ms) > 20
     assert float(np.median(waits_ms)) < 50
+
+
+class Executor:
+    """Stands for the process; its bodies are read when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[Any]] = []
+        self.ended = False
+
+    def submit(self, *_: Any) -> Future[Any]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def shutdown(self, **_: Any) -> None:
+        self.ended = True
+
+
+def test_a_process_that_dies_twice_over_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    executors: list[Executor] = []
+
+    def start(*_: Any, **__: Any) -> Executor:
+        executors.append(Executor())
+        return executors[-1]
+
+    async def scenario() -> None:
+        monkeypatch.setattr(json_process, "ProcessPoolExecutor", start)
+        bodies = json_process.LargeBodies()
+        reads = [asyncio.create_task(bodies.examples(b"12")) for _ in range(2)]
+        await asyncio.sleep(0)
+        first = executors[0]
+        first.asked[0].set_exception(BrokenProcessPool())
+        with pytest.raises(StatusError):
+            await reads[0]
+        reads.append(asyncio.create_task(bodies.examples(b"12")))
+        await asyncio.sleep(0)
+        first.asked[1].set_exception(BrokenProcessPool())
+        with pytest.raises(StatusError):
+            await reads[1]
+        assert [executor.ended for executor in executors] == [True, False]
+        executors[1].asked[0].set_result(("s", {}))
+        assert await reads[2] == ("s", {})
+        assert bodies._waiting_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_cannot_be_started_holds_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any, **__: Any) -> Executor:
+        raise OSError("no more processes")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(json_process, "ProcessPoolExecutor", start)
+        bodies = json_process.LargeBodies()
+        with pytest.raises(OSError, match="no more processes"):
+            await bodies.examples(b"12")
+        assert bodies._waiting_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_task_that_waits_dies_when_another_was_refused() -> None:
+    waiting: list[Waiting] = []
+    kept: list[weakref.ref[Any]] = []
+
+    class Queue(FakeServable):
+        def submit(self, name: str, *arguments: Any) -> Any:
+            if name == "serving_default":
+                raise StatusError("UNAVAILABLE", "full")
+            waiting.append(Waiting(arguments[-1]))
+            return waiting[-1]
+
+    request = MultiInferenceRequest()
+    for name in ("serving_default", "other"):
+        task = request.tasks.add(method_name="tensorflow/serving/classify")
+        task.model_spec.name, task.model_spec.signature_name = "m", name
+    request.input.example_list.examples.add()
+
+    async def scenario() -> None:
+        models = FakeModels(Queue(dict.fromkeys(("serving_default", "other"), (EXAMPLES, classes))))
+        ended: list[str] = []
+        front_end = SimpleNamespace(refuse=lambda _, error: ended.append(error.code))
+        calls = InferenceCalls(models, PendingCalls(front_end, Metrics(), "GRPC"))
+        calls.multi_inference(SimpleNamespace(message=request.SerializeToString(), deadline_ns=None))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert ended == ["UNAVAILABLE"]
+        kept.append(weakref.ref(waiting[0]))
+        waiting.pop()
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+        assert kept[0]() is None
+    finally:
+        gc.enable()

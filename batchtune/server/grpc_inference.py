@@ -220,9 +220,13 @@ class _Join:
         self._running.fail(error)
 
     def note(self, queued: Queued | None, submitted_ns: int) -> None:
-        """Take what stands for a task in its queue; the call waits in one as long as its last task does."""
-        self._running.queued = queued
-        self._running.submitted_ns = submitted_ns
+        """Take what stands for a task in its queue; the call waits in one as long as its last task does.
+
+        A call that has ended takes nothing: nobody would part it from a request that refers back to it.
+        """
+        if not self._running.ended:
+            self._running.queued = queued
+            self._running.submitted_ns = submitted_ns
 
     def encode(self, examples: int) -> bytes:
         """Write the MultiInferenceResponse once all answers are there."""

@@ -71,13 +71,16 @@ class LargeBodies:
         if self._waiting_bytes + len(body) > _WAITING_BYTES_MAX:
             raise StatusError("RESOURCE_EXHAUSTED", "Too many large request bodies wait to be read")
         self._waiting_bytes += len(body)
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_live_with_the_server)
+        pool = self._pool
         try:
-            outcome = await asyncio.get_running_loop().run_in_executor(self._pool, read, body, *arguments)
+            if pool is None:
+                context = multiprocessing.get_context("spawn")
+                pool = ProcessPoolExecutor(1, mp_context=context, initializer=_live_with_the_server)
+                self._pool = pool
+            outcome = await asyncio.get_running_loop().run_in_executor(pool, read, body, *arguments)
         except BrokenProcessPool as error:  # killed for its memory, say; the next body starts another
-            self.close()
+            if self._pool is pool:
+                self.close()
             raise StatusError("INTERNAL", FAULT) from error
         finally:
             self._waiting_bytes -= len(body)

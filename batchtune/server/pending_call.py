@@ -69,10 +69,10 @@ class PendingCall(Generic[_Client]):
         "_client",
         "_deadline_ns",
         "_encode",
-        "_ended",
         "_examples",
         "_started_ns",
         "_times",
+        "ended",
         "queued",
         "submitted_ns",
     )
@@ -94,7 +94,7 @@ class PendingCall(Generic[_Client]):
         self._deadline_ns = deadline_ns
         self._encode = encode
         self._examples = examples
-        self._ended = False
+        self.ended = False
         self.queued: Queued | None = None  # what stands for it in a batching queue, once it is submitted
         if deadline_ns is not None:
             calls.deadlines.add(self, deadline_ns)
@@ -111,7 +111,7 @@ class PendingCall(Generic[_Client]):
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Take what the model gave; nothing happens when the call has ended before."""
-        if self._ended:
+        if self.ended:
             self.queued = None
             return
         if outputs is None:
@@ -135,7 +135,7 @@ class PendingCall(Generic[_Client]):
 
     def fail(self, error: StatusError) -> None:
         """End with an error, unless ended."""
-        if not self._ended:
+        if not self.ended:
             self._end()
             self._calls.refuse(self._client, self._times.model_name, error)
 
@@ -147,7 +147,7 @@ class PendingCall(Generic[_Client]):
             self.fail(StatusError("DEADLINE_EXCEEDED", TIMED_OUT))
 
     def _end(self) -> None:
-        self._ended = True
+        self.ended = True
         self.queued = None  # it refers back to us by way of `done`
         if self._deadline_ns is not None:
             self._calls.deadlines.discard(self, self._deadline_ns)

@@ -453,3 +453,62 @@ def test_the_lag_of_the_loop_is_sampled() -> None:
         assert heard[0] >= 0
 
     serve(scenario)
+
+
+def test_settings_that_a_model_cannot_be_made_ready_for_leave_no_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def out_of_memory(*_: Any) -> None:
+        raise MemoryError("no room for these batches")
+
+    async def scenario(server: Server) -> None:
+        before = threading.active_count()
+        model = server.servable._model
+        assert model is not None
+        monkeypatch.setattr(type(model), "prepare", out_of_memory)
+        with pytest.raises(MemoryError):
+            await server.replace({"num_batch_threads": 7})
+        assert threading.active_count() <= before + 1  # the one that `to_thread` keeps
+        assert server.control.in_force()["num_batch_threads"] == 1
+        await server.request()
+
+    serve(scenario, batching(num_batch_threads=1, batch_timeout_micros=0))
+
+
+def test_a_fault_of_an_answer_frees_its_place_once() -> None:
+    limit = ConcurrencyLimit(1)
+
+    async def scenario(server: Server) -> None:
+        times: list[Any] = []
+
+        def done(*answer: Any) -> None:
+            times.append(answer)
+            raise KeyError("a programming error")
+
+        server.servable.submit("s", {"x": np.ones((1, 1), np.float32)}, None, None, done)
+        await until(lambda: len(times) == 2)  # the second time it is told of the fault
+        assert limit.inside == 0
+        await server.request()
+        assert limit.inside == 0
+
+    serve(scenario, batching(batch_timeout_micros=0), limit=limit)
+
+
+def test_a_pool_that_ends_takes_its_sessions_under_its_lock() -> None:
+    """A version that ends at the same time forgets its own, on another thread."""
+
+    async def scenario(server: Server) -> None:
+        pool = server.servable._pool
+        assert pool is not None
+        locked: list[bool] = []
+
+        class Sessions(list[Any]):
+            def pop(self, *arguments: Any) -> Any:
+                locked.append(pool._lock.locked())
+                return super().pop(*arguments)
+
+        pool._batched = Sessions(pool._batched)
+        await asyncio.to_thread(pool.close)
+        assert locked == [True]
+
+    serve(scenario, batching(batch_timeout_micros=0))

@@ -87,9 +87,16 @@ class Servable:
             return session.submit(inputs, output_names, deadline_ns, done)
         limit, deliver = self._limit.limit, self._limit.deliver
 
+        left = False
+
         def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
-            done(outputs, error)
-            limit.leave()
+            nonlocal left
+            try:
+                done(outputs, error)
+            finally:
+                if not left:  # it is called again where `done` fails
+                    left = True
+                    limit.leave()
 
         def start() -> None:
             session = self._sessions.get(

@@ -181,12 +181,16 @@ class SessionPool:
         if self._retrier is not None:
             self._retrier.wait_until_idle(_RETRIES_LIMIT_S)
             self._retrier.close()
-        while self._batched:
-            self._batched.pop().close()
+        while (session := self._next_batched()) is not None:
+            session.close()
         if self._scheduler is not None:
             self._scheduler.close()
         if self._handlers is not None:
             self._handlers.close()
+
+    def _next_batched(self) -> BatchingSession | None:
+        with self._lock:  # a version that ends at the same time forgets its own
+            return self._batched.pop() if self._batched else None
 
 
 def _scheduler(settings: BatchingSettings) -> Any:

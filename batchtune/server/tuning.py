@@ -18,7 +18,6 @@ from batchtune.server.batch_record import BatchObserver
 from batchtune.server.batching_session import Deliver
 from batchtune.server.servable import Servable
 from batchtune.server.sessions import BatchingSettings, SchedulerKind, SessionPool
-from batchtune.wire.status import StatusError
 
 _SWITCHES = ("enable_batching", "batch_scheduler")
 
@@ -94,7 +93,7 @@ class BatchingControl:
             pool = self._new_pool(settings)
             try:
                 opened = [(servable, servable.open_sessions(pool)) for servable in self._servables]
-            except StatusError:
+            except BaseException:
                 pool.close()
                 raise
             switched = threading.Event()

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
-from batchtune.archive import LEDGER, SEARCH, Run, create_run, latest_run, open_run, write_whole
+from batchtune.archive import LEDGER, SEARCH, Run, create_run, open_run, write_whole
 from batchtune.batching import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.recommend import recommend
@@ -191,7 +191,7 @@ def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(
             now=datetime(2026, 1, 1, hour, tzinfo=UTC),
         )
     assert open_run(root=tmp_path).path.parent.name == "b"
-    assert latest_run(tmp_path, name="a").path.name.startswith("20260101T040000Z-")
+    assert open_run(tmp_path / "a").path.name.startswith("20260101T040000Z-")
 
 
 def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):

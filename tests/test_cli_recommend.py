@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_recommend import LABEL_14, SCENARIO, helping_ledger
+from test_recommend import BATCH_14, LABEL_14, SCENARIO, helping_ledger
 from tune_fakes import planted, scenario_of
 
 from batchtune.archive import SEARCH, Run, create_run
 from batchtune.cli.deployment import deployment
-from batchtune.cli.recommend import formatted, run_recommend
+from batchtune.cli.recommend import conclude, formatted, run_recommend, to_establish
 from batchtune.cli.sweep import keep_account
 from batchtune.errors import (
     ArchiveError,
@@ -22,6 +22,7 @@ from batchtune.errors import (
 )
 from batchtune.recommend import recommend as choose
 from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec import SloSpec
 from batchtune.tune.summary import SearchSummary
 
 SUMMARY = SearchSummary(
@@ -207,7 +208,7 @@ def test_a_question_changes_nothing_that_was_recommended(run, tmp_path, capsys):
     document = (run.path / "recommendation.json").read_bytes()
     recommend(run, p95="9.4ms")
     shown = capsys.readouterr().out
-    assert shown.rstrip().endswith("--enable_batching --batching_parameters_file=FILE")
+    assert shown.rstrip().endswith(f"--batching_parameters_file={run.path / 'batching_parameters.txt'}")
     assert (run.path / "batching_parameters.txt").read_bytes() == kept
     assert (run.path / "recommendation.json").read_bytes() == document
 
@@ -261,3 +262,67 @@ def test_tritons_queue_is_counted_in_requests_of_so_many_rows():
     batching = {"max_batch_size": 8, "max_enqueued_batches": 10, "num_batch_threads": 1}
     chosen = choose([planted(1, batching=batching, throughput=900, p95_s=0.01)], scenario=scenario)
     assert "max_queue_size: 20 " in formatted(chosen, "triton")
+
+
+def test_a_file_with_other_parameters_than_those_printed_is_not_deployed(run, capsys):
+    assert recommend(run) == 0
+    assert "FILE" not in capsys.readouterr().out
+    for stale in ("max_batch_size { value: 3 }\n", "# batchtune: of an older version\n"):
+        (run.path / "batching_parameters.txt").write_text(stale)
+        assert recommend(run) == 0
+        assert capsys.readouterr().out.rstrip().endswith("--batching_parameters_file=FILE")
+        assert (run.path / "batching_parameters.txt").read_text() == stale
+
+
+def test_a_sweep_that_ends_without_a_recommendation_leaves_no_stale_one(run):
+    assert recommend(run) == 0
+    missed = [replace(trial, feasible=False) for trial in helping_ledger()]
+    scenario = scenario_of(slo={"p95": "1ms"}, search=SCENARIO.search.model_dump(by_alias=True))
+    with pytest.raises(NoFeasibleConfigurationError):
+        conclude(run, scenario, missed, json=False)
+    assert (run.path / "batching_parameters.txt").exists()
+    with pytest.raises(NoFeasibleConfigurationError):
+        conclude(run, scenario, missed, json=False, swept=True)
+    assert not (run.path / "batching_parameters.txt").exists()
+    assert not (run.path / "recommendation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("budget", "more"),
+    [
+        ({}, ["time=52s"]),
+        ({"time": "90s"}, ["time=180s"]),
+        ({"time": "10s"}, ["time=52s"]),
+        ({"trials": 12}, ["trials=24"]),
+        ({"trials": 2}, ["trials=8"]),
+        ({"time": "90s", "trials": 12}, ["time=180s", "trials=24"]),
+    ],
+)
+def test_what_would_establish_it_has_twice_of_what_was_given_or_spent(run, budget, more):
+    scenario = scenario_of(
+        search={"space": {"max_batch_size": [8, 14]}, **({"budget": budget} if budget else {})}
+    )
+    options = " ".join(f"--set search.budget.{text}" for text in more)
+    step = to_establish(run, scenario, helping_ledger())
+    assert step == f"batchtune sweep {run.path}/scenario.yaml --resume {run.path} {options}"
+
+
+def test_another_slo_is_established_by_a_sweep_of_its_own(run):
+    asked = SloSpec.model_validate({"p95": "9.4ms", "errors": 0.02})
+    step = to_establish(run, SCENARIO, helping_ledger(), asked=asked)
+    assert step == f"batchtune sweep {run.path}/scenario.yaml --slo-p95 9.4ms --slo-errors 0.02"
+
+
+def test_where_every_batch_fails_nothing_would_establish_more(run):
+    trials = [
+        planted(1, batching=None, throughput=900, p95_s=0.01, source="no_batching"),
+        planted(2, batching=BATCH_14, throughput=900, p95_s=0.01, failure="OOM"),
+    ]
+    assert to_establish(run, SCENARIO, trials) is None
+
+
+def test_inside_a_scenarios_folder_the_newest_run_is_found(run, monkeypatch):
+    monkeypatch.chdir(run.path.parent)
+    assert (
+        run_recommend(Path(), {}, dialect="tfserving", write=None, results=Path("results"), json=False) == 0
+    )

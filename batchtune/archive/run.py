@@ -179,6 +179,18 @@ class Run:
         else:
             write_whole(self.path / BATCHING_PARAMETERS, batching_file(recommendation).encode())
 
+    def remove_recommendation(self) -> None:
+        """Drop what an earlier sweep recommended.
+
+        Raises:
+            ArchiveError: the directory cannot be written.
+        """
+        for name in (BATCHING_PARAMETERS, RECOMMENDATION):
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise ArchiveError(f"cannot remove {self.path / name}: {error.strerror}") from error
+
     def recommendation(self) -> Recommendation:
         """The recommendation written last.
 
@@ -253,13 +265,13 @@ def open_run(path: Path | None = None, root: Path = Path("results")) -> Run:
     return _newest(inside)
 
 
-def latest_run(root: Path = Path("results"), *, name: str | None = None) -> Run:
-    """The run started last, of one scenario or of all; runs kept for reference do not count.
+def latest_run(root: Path = Path("results")) -> Run:
+    """The run started last, of whatever scenario; runs kept for reference do not count.
 
     Raises:
         ArchiveError: there is none.
     """
-    runs = _runs_in(root, f"{_folder(name) if name else '*'}/*")
+    runs = _runs_in(root, "*/*")
     if not runs:
         raise ArchiveError(f"no run under {root}", hint="`batchtune sweep SCENARIO.yaml` makes one")
     return _newest(runs)

@@ -12,12 +12,10 @@ from pathlib import Path
 
 from batchtune.archive import (
     BATCHING_PARAMETERS,
-    LEDGER,
     RECOMMENDATION,
     SCENARIO,
     Run,
     batching_file,
-    latest_run,
     open_run,
     write_whole,
 )
@@ -35,7 +33,8 @@ from batchtune.errors import (
 from batchtune.recommend import Recommendation, recommend
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec import Scenario, SloSpec
-from batchtune.tune.trial import Trial
+from batchtune.tune.reason import failure_with_batching
+from batchtune.tune.trial import NO_CANDIDATES, REPEATS, Trial
 
 
 def run_recommend(
@@ -49,7 +48,7 @@ def run_recommend(
 ) -> int:
     """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
     promised(limits, SloSpec())
-    run = _run_of(path, results)
+    run = open_run(path, root=results)
     scenario = run.scenario()
     slo = promised(limits, scenario.slo)
     trials = kept_trials(run)
@@ -77,13 +76,6 @@ def run_recommend(
         raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
 
 
-def _run_of(path: Path | None, results: Path) -> Run:
-    """The run named, the newest in a scenario's folder, or the newest of all."""
-    if path is not None and not (path / LEDGER).exists() and any(path.glob(f"*/{LEDGER}")):
-        return latest_run(path.parent, name=path.name)
-    return open_run(path, root=results)
-
-
 def kept_trials(run: Run) -> list[Trial]:
     """The trials of a run; what could not be read of it is told on stderr."""
     trials = run.trials()
@@ -107,6 +99,7 @@ def conclude(
     """Recommend from the trials and print it, with another dialect's parameters below; the exit code, 0 or 5.
 
     Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
+    A sweep that ends without a recommendation leaves none of an earlier one in the run.
     `named`: somebody named this run, so it need not be said which it is.
 
     Raises:
@@ -119,6 +112,8 @@ def conclude(
     except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
         if json:
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
+        if swept:
+            run.remove_recommendation()
         raise
     text = "" if json and write is None else formatted(chosen, dialect)
     own = slo is None or slo == scenario.slo
@@ -126,13 +121,14 @@ def conclude(
         _keep(run, chosen)
     if write is not None:
         _write(write, text)
-    step = None if chosen.established else to_establish(run, scenario)
+    asked = None if own else slo
+    step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
     if json:
         document = {"run": str(run.path), "to_establish": step, **chosen.to_dict()}
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         shown = dialect == "tfserving" or write is not None
-        file = _parameters_file(run, write if dialect == "tfserving" else None, own=own)
+        file = _parameters_file(run, write if dialect == "tfserving" else None, chosen)
         print_recommendation(
             chosen,
             scenario=scenario,
@@ -145,13 +141,34 @@ def conclude(
     return 0 if chosen.established else InconclusiveError.exit_code
 
 
-def to_establish(run: Run, scenario: Scenario) -> str:
-    """The command that goes on with the run, with twice its budget."""
-    budget = scenario.search.budget
-    more = f"search.budget.trials={2 * (scenario.search.trials or 10)}"
-    if budget.time_s is not None:
-        more = f"search.budget.time={math.ceil(2.0 * budget.time_s)}s"
-    return f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))} --resume {shlex.quote(str(run.path))} --set {more}"
+def to_establish(
+    run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
+) -> str | None:
+    """The command that goes on with the run, with twice what it had; for another SLO, `asked`, a sweep of its own.
+
+    None where every batch fails: more of the same tells nothing.
+    """
+    if failure_with_batching(trials) is not None:
+        return None
+    sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
+    if asked is not None:
+        limits = [f"--slo-{name} {1e3 * limit_s:g}ms" for name, limit_s in asked.limits().items()]
+        return " ".join([sweep, *limits, f"--slo-errors {asked.error_ratio:g}"])
+    more = " ".join(f"--set search.budget.{text}" for text in _twice(scenario, trials))
+    return f"{sweep} --resume {shlex.quote(str(run.path))} {more}"
+
+
+def _twice(scenario: Scenario, trials: Sequence[Trial]) -> list[str]:
+    """Each part of the budget twice, or twice what was really spent where that is more or no budget was given."""
+    search = scenario.search
+    told = []
+    if search.time_budget_s is not None:
+        given_s = search.time_budget_s if search.budget_is_given else 0.0
+        told.append(f"time={math.ceil(2.0 * max(given_s, sum(trial.seconds for trial in trials)))}s")
+    if search.trials is not None:
+        tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
+        told.append(f"trials={2 * max(search.trials, len(tried))}")
+    return told
 
 
 def _run_line(run: Run) -> str:
@@ -168,12 +185,16 @@ def _run_line(run: Run) -> str:
     return f"Run {run.path}, {age} old"
 
 
-def _parameters_file(run: Run, written: Path | None, *, own: bool) -> Path:
-    """Where the parameters lie; FILE where `--write` has yet to put them."""
+def _parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
+    """Where these parameters lie, be it in the run; FILE where `--write` has yet to put them."""
     if written is not None:
         return written
     kept = run.path / BATCHING_PARAMETERS
-    return kept if own and kept.exists() else Path("FILE")
+    try:
+        is_same = kept.read_text(encoding="utf-8") == batching_file(chosen)
+    except (OSError, UnicodeDecodeError):
+        is_same = False
+    return kept if is_same else Path("FILE")
 
 
 def _keep(run: Run, chosen: Recommendation) -> None:

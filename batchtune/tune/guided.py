@@ -50,6 +50,7 @@ def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
     yield from rule_probes(outlook)
     yield from calibration_probes(outlook)
     insight = Insight(outlook, findings)
+    findings.conclude = insight.conclude
     if insight.cannot_pay():
         yield from _without_search(outlook, insight)
     elif outlook.remaining_s() < policy.TIGHT_RUNS * _usual_run_s(outlook):
@@ -62,7 +63,6 @@ def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
         insight.look(test=False)
         ended = yield from _race(outlook, insight)
         findings.stop_reason = f"{findings.stop_reason}; race: {ended}"
-    findings.conclude = insight.conclude
 
 
 def _without_search(outlook: Outlook, insight: Insight) -> Strategy:

@@ -8,6 +8,7 @@ side.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
@@ -19,9 +20,10 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage
 from batchtune.tune import policy
-from batchtune.tune.choice import Choice, choose, is_gain
+from batchtune.tune.choice import Choice, choose, is_gain, is_told_apart
 from batchtune.tune.confidence import NearBest, near_best_of_measured
 from batchtune.tune.established import open_questions
+from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.limits import usual_bottleneck
 from batchtune.tune.noise import (
     geometric_mean,
@@ -51,7 +53,7 @@ from batchtune.tune.reason import (
 )
 from batchtune.tune.space import in_force
 from batchtune.tune.summary import SearchSummary
-from batchtune.tune.trial import Trial
+from batchtune.tune.trial import NO_CANDIDATES, Trial
 
 __all__ = ["Alternative", "Helps", "Promise", "Recommendation", "Reference", "recommend"]
 
@@ -81,6 +83,7 @@ class Recommendation:
     Over a reference that never held the SLO a capacity's gain has no upper end: it is at least so much.
     `established`: fresh runs kept the SLO, and whether batching helps is known; else `open_questions` say what is not.
     `indistinct_from`: "no_batching" or "defaults", where the best cannot be told from it; None: it can.
+    `little_better_than`: the same, where it can be told, but gains less than its parameters are worth, or loses.
     `batching_helps`, `reason`, `cannot_pay`: whether it does, why, and the finding that no batch can pay, in words.
     `near_best`: the probability of being within 5 % of the best, of what, and of how many; None: nothing else was
     measured.
@@ -90,6 +93,7 @@ class Recommendation:
     `search`: the sweep's account of itself without the twin's draws; None for a run that kept none.
     `trials`, `seconds`: all that were run. `confirmations`: the fresh runs behind the figures; 0: those of the search.
     `rate_rps`, `concurrency`, `rows_per_request`: the load. `references`, `alternatives`: what else there is.
+    `failed_references`: why a reference point has no figures, by its name; one that is in neither was not tried.
     `caveats`: reasons for distrust of these figures. `notes`: what weakens the answer.
     """
 
@@ -112,6 +116,7 @@ class Recommendation:
     established: bool = False
     open_questions: tuple[str, ...] = ()
     indistinct_from: str | None = None
+    little_better_than: str | None = None
     capacity_rps: Estimate | None = None
     mean_batch_rows: float | None = None
     promises: tuple[Promise, ...] = ()
@@ -122,6 +127,7 @@ class Recommendation:
     bottleneck: Bottleneck | None = None
     search: SearchSummary | None = None
     references: tuple[Reference, ...] = ()
+    failed_references: Mapping[str, str] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -213,6 +219,7 @@ def recommend(
         scenario=scenario,
         slo=promised,
     )
+    indistinct, little_better = _hardly_better_than(choice, gains)
     alternatives, unconfirmed = alternatives_to(chosen, pooled, scenario=scenario)
     noise_ratio = None if search is None else search.noise_ratio
     return Recommendation(
@@ -229,7 +236,8 @@ def recommend(
         gain_over_defaults=gains.get("defaults"),
         established=not questions,
         open_questions=questions,
-        indistinct_from=_indistinct_from(choice, gains),
+        indistinct_from=indistinct,
+        little_better_than=little_better,
         batching_helps=helps,
         reason=explain_gain(
             batched,
@@ -256,13 +264,26 @@ def recommend(
         references=tuple(
             reference_of(name, one, pooled, scenario=scenario) for name, one in choice.references.items()
         ),
+        failed_references=_failed_references(choice, trials),
         alternatives=alternatives,
         caveats=caveats_of(measured),
         notes=(
-            *_notes(choice, unconfirmed, scenario=scenario, promised=promised),
+            *_notes(choice, unconfirmed, trials, scenario=scenario, promised=promised),
             *_half_load(chosen, search, scenario=scenario),
         ),
     )
+
+
+def _failed_references(choice: Choice, trials: Sequence[Trial]) -> dict[str, str]:
+    """What ended those reference points that were tried and gave no figures."""
+    failed = [
+        trial
+        for trial in trials
+        if trial.source in ("no_batching", "defaults")
+        and trial.source not in choice.references
+        and trial.state == "failed"
+    ]
+    return {trial.source: explain_failure([trial]) or "without a word" for trial in failed}
 
 
 def _may_promise(chosen: Pooled) -> bool:
@@ -270,18 +291,29 @@ def _may_promise(chosen: Pooled) -> bool:
     return chosen.claim is None or chosen.claim.established or not chosen.claim.misses
 
 
-def _indistinct_from(choice: Choice, gains: Mapping[str, Estimate | None]) -> str | None:
-    """The reference from which the choice, or what gave way to it, cannot be told."""
-    if choice.yielded_to is not None:
-        return choice.yielded_to
+def _hardly_better_than(
+    choice: Choice, gains: Mapping[str, Estimate | None]
+) -> tuple[str | None, str | None]:
+    """The reference from which the choice, or what gave way to it, cannot be told; and that over which it gains little.
+
+    One of them at most.
+    """
     if choice.chosen is None:
-        return None
-    for name, reference in choice.references.items():
-        gain = gains.get(name)
-        told = reference.configuration == choice.chosen.configuration or not reference.feasible
-        if not told and gain is not None and gain.high > 1.0 and not is_gain(gain):
-            return name
-    return None
+        return None, None
+    name, gain = choice.yielded_to, choice.yielded_gain
+    if name is None:
+        rivals = {
+            rival: gains.get(rival)
+            for rival, reference in choice.references.items()
+            if reference.configuration != choice.chosen.configuration and reference.feasible
+        }
+        close = (
+            (rival, over)
+            for rival, over in rivals.items()
+            if over is not None and over.high > 1.0 and not is_gain(over)
+        )
+        name, gain = next(close, (None, None))
+    return (None, name) if gain is not None and is_told_apart(gain) else (name, None)
 
 
 def _helps(
@@ -334,6 +366,7 @@ def _cannot_pay(trials: Sequence[Trial], search: SearchSummary | None) -> str | 
 def _notes(
     choice: Choice,
     unconfirmed: Sequence[Alternative],
+    trials: Sequence[Trial],
     *,
     scenario: Scenario,
     promised: SloSpec,
@@ -352,12 +385,23 @@ def _notes(
         notes.append("the capacity for an SLO that was not searched, read from the rates tried")
     if choice.outside is not None:
         notes.append(_outside(choice.outside, chosen, scenario=scenario))
+    why = "no time was left to confirm it" if _is_time_spent(trials, scenario) else "it was not confirmed"
     notes += [
-        f"{other.configuration.label()} seemed better in the search ({other.trade}); no time was left to confirm it"
+        f"{other.configuration.label()} seemed better in the search ({other.trade}); {why}"
         for other in unconfirmed
         if not other.confirmations
     ]
     return tuple(notes)
+
+
+def _is_time_spent(trials: Sequence[Trial], scenario: Scenario) -> bool:
+    """Whether the time that was given left none for the fresh runs of one more configuration."""
+    given_s = scenario.search.time_budget_s if scenario.search.budget_is_given else None
+    runs_s = [trial.seconds for trial in trials if trial.source not in NO_CANDIDATES]
+    if given_s is None or not runs_s:
+        return False
+    spent_s = sum(trial.seconds for trial in trials)
+    return spent_s + policy.CONFIRMATIONS * statistics.median(runs_s) > given_s
 
 
 def _half_load(chosen: Pooled, search: SearchSummary | None, *, scenario: Scenario) -> tuple[str, ...]:

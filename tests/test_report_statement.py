@@ -123,7 +123,7 @@ def test_the_upper_bound_of_every_limit_is_held_against_it(found):
 
 def test_a_bound_above_its_limit_is_said_to_be_a_possible_miss(found):
     promise = Promise(name="p95", limit_s=0.050, value_s=0.049, upper_bound_s=0.0563)
-    text = said(replace(found, promises=(promise,)))
+    text = said(replace(found, promises=(promise,), established=False))
     assert "p95 49 ms, in a fresh run at most 56.3 ms: above the 50 ms allowed, so it may be missed." in text
 
 
@@ -288,3 +288,49 @@ def test_an_open_loop_is_named_by_its_arrivals():
 def test_a_number_stays_with_its_unit_and_long_words_whole():
     text = paragraph("takes 6.1 ms and 15 % of averyveryverylongword", width=10)
     assert text.splitlines() == ["takes", "  6.1 ms", "  and 15 %", "  of", "  averyveryverylongword"]
+
+
+def test_an_established_promise_without_room_for_single_runs_is_one_of_their_mean(found):
+    promise = Promise(name="p95", limit_s=0.050, value_s=0.049, upper_bound_s=0.0563)
+    text = said(replace(found, promises=(promise,), established=True))
+    words = (
+        "SLO: p95 49 ms; single runs may reach 56.3 ms of 50 ms allowed, the mean of the fresh runs keeps it."
+    )
+    assert words in text
+    unknown = replace(promise, upper_bound_s=math.inf)
+    assert "how high it comes in a fresh run is not known" in said(replace(found, promises=(unknown,)))
+
+
+def test_a_reference_that_failed_is_told_from_one_that_was_not_tried():
+    ledger = helping_ledger()
+    defaults = next(trial.configuration for trial in ledger if trial.source == "defaults")
+    others = [trial for trial in ledger if trial.configuration != defaults]
+    assert "Server defaults: not measured." in said(recommend(others, scenario=SCENARIO))
+    failed = planted(99, throughput=1, p95_s=1, source="defaults", failure="OOM when allocating")
+    text = said(recommend([*others, failed], scenario=SCENARIO))
+    assert "Server defaults: failed when it was tried (OOM when allocating" in text
+
+
+@pytest.mark.parametrize(
+    ("batching", "words"),
+    [
+        (None, "Recommended: no batching: what was tuned is not worth its parameters"),
+        (BATCH_8, "Recommended, though little better than no batching"),
+    ],
+)
+def test_a_sure_but_small_gain_is_not_said_to_be_untold(found, batching, words):
+    configuration = planted(1, batching=batching, throughput=1, p95_s=1).configuration
+    text = said(replace(found, configuration=configuration, little_better_than="no_batching"))
+    assert words in text
+    assert "cannot be told" not in text
+
+
+@pytest.mark.parametrize(("high", "shown"), [(1490.0, "below 1,490"), (math.inf, "not known")])
+def test_a_capacity_without_a_promise_is_never_below_infinity(found, high, shown):
+    capacity = Estimate(value=1420.0, low=1390.0, high=high)
+    assert f"capacity /s {shown} " in said(replace(found, capacity_rps=capacity, promises=()))
+
+
+def test_a_capacity_that_nothing_missed_is_at_least_so_much(found):
+    capacity = Estimate(value=1420.0, low=1390.0, high=math.inf)
+    assert "capacity /s at least 1,420" in said(replace(found, capacity_rps=capacity))

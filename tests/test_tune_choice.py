@@ -16,6 +16,8 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.recommend import recommend
 from batchtune.scenario.spec import SloSpec
 from batchtune.tune import policy
+from batchtune.tune.claim import claim_of
+from batchtune.tune.ladder import Located
 from batchtune.tune.space import lies_inside
 
 SCENARIO = scenario_of()
@@ -279,3 +281,64 @@ def test_a_flag_is_found_in_the_space_whether_written_as_a_number_or_a_text(flag
     scenario = scenario_of(search={"budget": {"trials": 3}, "seed": 1, "space": space})
     configuration = Configuration(batching=from_dict(knobs(16)), flags=(("threads", flag),))
     assert lies_inside(configuration, scenario) is inside
+
+
+def test_a_sure_but_small_gain_is_told_from_one_that_cannot_be_told():
+    arms = [(knobs(16), 1030, 0.01), (None, 1000, 0.01)]
+    ledger = [
+        planted(1, batching=None, throughput=1000, p95_s=0.01, source="no_batching"),
+        planted(2, batching=knobs(16), throughput=1030, p95_s=0.01),
+        *confirmed(3, *arms, blocks=12),
+    ]
+    found = recommend(ledger, scenario=SCENARIO)
+    assert found.configuration.batching is None
+    assert (found.indistinct_from, found.little_better_than) == (None, "no_batching")
+
+
+def test_one_point_that_misses_says_nothing_of_the_others():
+    missed = [
+        planted(1, batching=None, throughput=1000, p95_s=0.06, source="no_batching"),
+        *(planted(at + 2, batching=knobs(8, 1000 * at), throughput=1000, p95_s=0.06) for at in range(2)),
+    ]
+    with pytest.raises(InconclusiveError, match="only 1 with batching was tried, of 30 points"):
+        recommend(missed[:2], scenario=SCENARIO)
+    more = planted(9, batching=knobs(16), throughput=1000, p95_s=0.06)
+    with pytest.raises(NoFeasibleConfigurationError):
+        recommend([*missed, more], scenario=SCENARIO)
+    lone = planted(9, batching=None, throughput=100, p95_s=0.06, source="probe")
+    with pytest.raises(NoFeasibleConfigurationError):
+        recommend([*missed[:2], replace(lone, concurrency=1)], scenario=SCENARIO)
+
+
+def test_what_fresh_runs_refute_bounds_the_capacity():
+    ledger = [
+        at_rate(1, 1000, 0.02, batching=knobs(8)),
+        at_rate(2, 2000, 0.03, batching=knobs(8)),
+        at_rate(3, 1800, 0.09, batching=knobs(8), source="confirm"),
+        at_rate(4, 1800, 0.09, batching=knobs(8), source="confirm"),
+    ]
+    found = recommend(ledger, scenario=CAPACITY)
+    assert not found.established
+    assert found.capacity_rps.high <= 1800
+    assert found.capacity_rps.value < 1800
+
+
+def test_the_gain_of_a_capacity_is_that_of_the_values_stated():
+    ledger = [
+        *(at_rate(at + 1, 1000 * (at + 1), 0.02, batching=knobs(8)) for at in range(4)),
+        at_rate(5, 5000, 0.09, batching=knobs(8)),
+        at_rate(6, 1000, 0.04, batching=None, source="no_batching"),
+        at_rate(7, 1100, 0.09, batching=None, source="no_batching"),
+        *(at_rate(at, 1000, 0.04, batching=None, source="confirm") for at in (8, 9)),
+    ]
+    found = recommend(ledger, scenario=CAPACITY)
+    assert found.confirmations == 0
+    assert found.gain_over_no_batching.value == pytest.approx(found.capacity_rps.value / 1000)
+
+
+def test_the_lowest_rate_missed_is_the_least_that_is_known():
+    located = Located(held_rps=0.0, crossing_rps=900.0, sd=0.1, bracketed=True)
+    claim = claim_of([])
+    assert math.isnan(claim.missed_rps)
+    assert replace(claim, located=located, refuted_rps=800.0).missed_rps == 800.0
+    assert replace(claim, refuted_rps=800.0).missed_rps == 800.0

@@ -105,9 +105,14 @@ def _headline(chosen: Recommendation) -> str:
     if configuration.batching is not None and not to_dict(configuration.batching):
         named = "the server's defaults"
     head = "Recommended" if named is None else f"Recommended: {named}"
-    if chosen.indistinct_from is None:
+    names = {None: None, "no_batching": "no batching", "defaults": "the server's defaults"}
+    little = names[chosen.little_better_than]
+    if little is not None:
+        tuned = f"{head}: what was tuned is not worth its parameters"
+        return tuned if named == little else f"{head}, though little better than {little}"
+    other = names[chosen.indistinct_from]
+    if other is None:
         return head
-    other = {"no_batching": "no batching", "defaults": "the server's defaults"}[chosen.indistinct_from]
     if named == other:
         return f"{head}: what was tuned cannot be told from {'it' if named == 'no batching' else 'them'}"
     return f"{head}, though it cannot be told from {other}"
@@ -144,10 +149,7 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     columns = [_CHOSEN, *(_REFERENCES[one.name] for one in others)]
     table = table_of("", *map(marks.head, columns))
     if chosen.capacity_rps is not None:
-        shown = (
-            interval(chosen.capacity_rps) if chosen.promises else f"below {number(chosen.capacity_rps.high)}"
-        )
-        capacity = marks.marked(shown, _CHOSEN, "throughput", "latency")
+        capacity = marks.marked(_capacity(chosen, chosen.capacity_rps), _CHOSEN, "throughput", "latency")
         table.add_row("capacity /s", capacity, *("" for _ in others))
     rates = [chosen.throughput_rps, *(one.throughput_rps for one in others)]
     table.add_row(
@@ -180,10 +182,10 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
 def _capacity(chosen: Recommendation, capacity_rps: Estimate) -> str:
     """Fresh runs that refute it leave no figure to promise; where nothing was missed it is at least so much."""
     if not chosen.promises:
-        return "not established"
-    if math.isinf(capacity_rps.high):
-        return f"at least {number(capacity_rps.value)}"
-    return interval(capacity_rps)
+        return f"below {number(capacity_rps.high)}" if math.isfinite(capacity_rps.high) else "not known"
+    return (
+        f"at least {number(capacity_rps.value)}" if math.isinf(capacity_rps.high) else interval(capacity_rps)
+    )
 
 
 def _answer(chosen: Recommendation, latency_marks: str) -> Iterator[str]:
@@ -193,17 +195,24 @@ def _answer(chosen: Recommendation, latency_marks: str) -> Iterator[str]:
         yield f"{chosen.cannot_pay[:1].upper()}{chosen.cannot_pay[1:]}."
     missing = [name for name in _REFERENCES if name not in {one.name for one in chosen.references}]
     for name in missing:
-        yield f"{_REFERENCES[name].capitalize()}: not measured, for want of time."
+        why = chosen.failed_references.get(name)
+        ending = "not measured" if why is None else f"failed when it was tried ({why})"
+        yield f"{_REFERENCES[name].capitalize()}: {ending}."
     for promise in chosen.promises:
-        yield f"SLO: {_promise(promise, latency_marks)}."
+        yield f"SLO: {_promise(promise, latency_marks, established=chosen.established)}."
     if chosen.bottleneck is not None:
         yield f"Limit: {limit_sentence(chosen.bottleneck)}"
 
 
-def _promise(promise: Promise, marks: str) -> str:
-    value = f"{rounded_duration(promise.value_s)} {marks}".strip()
-    bound = f"{promise.name} {value}, in a fresh run at most {rounded_duration(promise.upper_bound_s)}"
-    limit = rounded_duration(promise.limit_s)
+def _promise(promise: Promise, marks: str, *, established: bool) -> str:
+    """Established without room for every single run, the fresh runs together keep the limit."""
+    value = f"{promise.name} {rounded_duration(promise.value_s)} {marks}".strip()
+    highest, limit = rounded_duration(promise.upper_bound_s), rounded_duration(promise.limit_s)
+    if not math.isfinite(promise.upper_bound_s):
+        return f"{value} of {limit} allowed; how high it comes in a fresh run is not known"
+    if established and promise.spare_ratio < 0.0:
+        return f"{value}; single runs may reach {highest} of {limit} allowed, the mean of the fresh runs keeps it"
+    bound = f"{value}, in a fresh run at most {highest}"
     if promise.spare_ratio < 0.0:
         return f"{bound}: above the {limit} allowed, so it may be missed"
     return f"{bound} of {limit} allowed ({percentage(promise.spare_ratio)} to spare)"

@@ -28,8 +28,8 @@ class Choice:
 
     `pooled` are all configurations under the SLO in question, `inside` those that may be chosen, `references` those
     of them that are no batching and the server's defaults. `outside` is better than `chosen` beyond noise but lies
-    outside the space. `yielded_to`: the name of the reference from which the best could not be told, and which is
-    recommended therefore.
+    outside the space. `yielded_to`: the name of the reference that is recommended because the best cannot be told from
+    it, or gains too little over it for its parameters; `yielded_gain` is that gain.
     """
 
     pooled: Sequence[Pooled]
@@ -39,6 +39,7 @@ class Choice:
     batched: Pooled | None
     outside: Pooled | None = None
     yielded_to: str | None = None
+    yielded_gain: Estimate | None = None
 
 
 def choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Choice:
@@ -60,7 +61,7 @@ def _choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Cho
     if not ranked:
         return Choice(pooled=pooled, inside=inside, references=references, chosen=None, batched=None)
     batched = next((one for one in ranked if one.configuration.batching is not None), None)
-    chosen, name = _simpler(ranked, batched, references, pooled=pooled, scenario=scenario)
+    chosen, name, gain = _simpler(ranked, batched, references, pooled=pooled, scenario=scenario)
     return Choice(
         pooled=pooled,
         inside=inside,
@@ -69,6 +70,7 @@ def _choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Cho
         batched=batched,
         outside=_better_outside(chosen, pooled, scenario=scenario),
         yielded_to=name,
+        yielded_gain=gain,
     )
 
 
@@ -93,8 +95,8 @@ def _simpler(
     *,
     pooled: Sequence[Pooled],
     scenario: Scenario,
-) -> tuple[Pooled, str | None]:
-    """No batching, else the defaults, where the best cannot be told from them; else the best.
+) -> tuple[Pooled, str | None, Estimate | None]:
+    """No batching, else the defaults, where the best cannot be told from them or gains too little; else the best.
 
     A reference that was not confirmed does not take the place of what was.
     """
@@ -105,12 +107,12 @@ def _simpler(
         if gain is None or is_gain(gain) or _is_weaker(no_batching, batched):
             best = batched
         else:
-            return no_batching, None if best is no_batching else "no_batching"
+            return (no_batching, None, None) if best is no_batching else (no_batching, "no_batching", gain)
     if defaults is not None and defaults is not best and defaults in ranked:
         gain = gain_over(best, defaults, noise=noise, scenario=scenario)
         if gain is not None and not is_gain(gain) and not _is_weaker(defaults, best):
-            return defaults, "defaults"
-    return best, None
+            return defaults, "defaults", gain
+    return best, None, None
 
 
 def _is_weaker(reference: Pooled, rival: Pooled) -> bool:
@@ -120,6 +122,11 @@ def _is_weaker(reference: Pooled, rival: Pooled) -> bool:
 def is_gain(gain: Estimate) -> bool:
     """Whether it is surely one, and worth the parameters."""
     return gain.low > 1.0 and gain.value >= 1.0 + policy.WORTH_GAIN
+
+
+def is_told_apart(gain: Estimate) -> bool:
+    """Whether it is surely a gain, however small, or surely a loss."""
+    return gain.low > 1.0 or gain.high < 1.0
 
 
 def _better_outside(chosen: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> Pooled | None:
@@ -175,6 +182,7 @@ def _under_another(
         batched=chosen if chosen.configuration.batching is not None else other.batched,
         outside=_better_outside(chosen, other.pooled, scenario=scenario),
         yielded_to=None,
+        yielded_gain=None,
     )
 
 

@@ -36,7 +36,8 @@ class Claim:
     @property
     def missed_rps(self) -> float:
         """The lowest rate that is known to miss, where none is claimed; NaN where nothing was tried."""
-        return math.nan if self.located is None else min(self.located.bound_rps, self.refuted_rps)
+        bound_rps = math.nan if self.located is None else self.located.bound_rps
+        return min((rps for rps in (bound_rps, self.refuted_rps) if math.isfinite(rps)), default=math.nan)
 
 
 def claim_of(rungs: Sequence[Rung]) -> Claim:

@@ -1,7 +1,8 @@
 """Is the recommendation established, and if not, what is open?
 
-Established: fresh runs kept the SLO with room, and whether batching helps is known. Whether something better exists is
-another question, which `near_best` answers; a good configuration is established without being the best.
+Established: fresh runs kept the SLO, and whether batching helps is known. They keep it with room for another run, each
+by its own test, or of a capacity by their mean. Whether something better exists is another question, which `near_best`
+answers; a good configuration is established without being the best.
 """
 
 from __future__ import annotations

@@ -520,3 +520,7 @@ ESTABLISHED_RUNS = 3
 
 WORTH_GAIN = 0.05
 """Batching that gains less than this is not worth its parameters."""
+
+FEW_POINTS = 3
+"""Configurations with batching; where fewer were tried and miss the SLO it is not said that none meets it. A search
+that is not cut short begins with as many: the defaults, the rule's answer, the guide's."""

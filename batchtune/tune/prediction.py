@@ -148,16 +148,18 @@ def predicted_capacity(one: Pooled) -> Estimate:
     """The capacity claimed, and a 95 % interval of where the limit is crossed, by all rates that were tried.
 
     Which rates were asked does not matter, but how near to the crossing they lie. Where the limit was kept easily and
-    never missed the interval has no upper end, where nothing is known no ends at all.
+    never missed the interval has no upper end, where nothing is known no ends at all. What fresh runs refuted bounds
+    a claim that they do not establish.
     """
     located = None if one.claim is None else one.claim.located
-    if located is None:
+    if one.claim is None or located is None:
         return Estimate(value=one.value, low=math.nan, high=math.nan)
     half = Z_95 * math.hypot(located.sd, policy.CROSSING_RUN_SD)
     low, high = located.crossing_rps * math.exp(-half), located.crossing_rps * math.exp(half)
-    if located.says == "at least":
-        return Estimate(value=one.value, low=min(low, one.value), high=math.inf)
-    return Estimate(value=one.value, low=min(low, one.value), high=max(high, one.value))
+    high = math.inf if located.says == "at least" else max(high, one.value)
+    if not one.claim.established:
+        high = min(high, one.claim.refuted_rps)
+    return Estimate(value=one.value, low=min(low, one.value), high=high)
 
 
 def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
@@ -183,12 +185,17 @@ def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Sce
 
 
 def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | None:
-    """None unless ours has a claim: what missed everywhere gains nothing."""
+    """By the values that are stated; None unless ours has a claim: what missed everywhere gains nothing.
+
+    An unconfirmed reference is discounted as ours is, or not where ours is confirmed: its gain is none too high.
+    """
     if ours.claim is None or other.claim is None or not ours.feasible:
         return None
     if ours.configuration == other.configuration:
         return Estimate(value=1.0, low=1.0, high=1.0)
     theirs_rps = other.claim.rps or other.claim.missed_rps
+    if not ours.claim.established:
+        theirs_rps = min(theirs_rps, other.value)
     if not theirs_rps > 0.0:
         return None
     sds = [
@@ -197,7 +204,7 @@ def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | N
         if one.claim is not None and one.claim.located is not None
     ]
     half = Z_95 * math.hypot(*sds, math.sqrt(2.0) * noise.sd)
-    gain = ours.claim.rps / theirs_rps
+    gain = ours.value / theirs_rps
     if not other.feasible:
         return Estimate(value=gain, low=gain * math.exp(-Z_95 * math.sqrt(2.0) * noise.sd), high=math.inf)
     return Estimate(value=gain, low=gain * math.exp(-half), high=gain * math.exp(half))

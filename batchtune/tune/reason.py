@@ -18,8 +18,8 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune import policy
 from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.pool import Pooled
-from batchtune.tune.space import in_force
-from batchtune.tune.trial import Trial, is_feasible, violations
+from batchtune.tune.space import Space, in_force
+from batchtune.tune.trial import NO_CANDIDATES, Trial, is_feasible, violations
 
 _CLOSINGS = {
     "full": "because they are full",
@@ -110,13 +110,33 @@ def _open_question(
     ):
         return "whether batching would meet it is not known: none was tried"
     if scenario.objective != "capacity":
-        return None
+        return _too_few_tried(trials, scenario=scenario, slo=slo)
     if any(one.claim is not None and one.claim.misses for one in pooled):
         return "what held in the search was refuted by fresh runs, and no lower rate was tried"
-    lone = next((trial for trial in trials if trial.source == "probe" and trial.concurrency == 1), None)
-    if lone is not None and lone.measurement is not None and _keeps(lone, slo):
+    lone = _lone_request(trials)
+    if lone is not None and _keeps(lone, slo):
         return "a lone request keeps it, so a rate low enough would: too little time to find one"
     return None
+
+
+def _too_few_tried(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
+    """That the misses of so few points say nothing of the others; None where a lone request misses the SLO too."""
+    lone = _lone_request(trials)
+    if lone is not None and not _keeps(lone, slo):
+        return None
+    candidates = [trial.configuration for trial in trials if trial.source not in NO_CANDIDATES]
+    tried = len({configuration for configuration in candidates if configuration.batching is not None})
+    size = Space(scenario).size
+    if tried >= min(policy.FEW_POINTS, size):
+        return None
+    were = "was" if tried == 1 else "were"
+    return f"whether another would is not known: only {tried} with batching {were} tried, of {size:,} points"
+
+
+def _lone_request(trials: Sequence[Trial]) -> Trial | None:
+    """The run of one client without batching, which no configuration answers sooner; None: it was not made."""
+    probes = (trial for trial in trials if trial.source == "probe" and trial.measurement is not None)
+    return next((trial for trial in probes if trial.concurrency == 1), None)
 
 
 def _keeps(trial: Trial, slo: SloSpec) -> bool:

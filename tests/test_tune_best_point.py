@@ -10,8 +10,9 @@ from tune_fakes import scenario_of
 
 from batchtune.cli.load import _exit_code, _without_empty_verdict
 from batchtune.report.load_points import points_dict
-from batchtune.scenario.spec import SloSpec
+from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.best_point import best_point
+from batchtune.tune.trial import FinishedTrial
 
 
 def chosen(points) -> tuple[int | None, str]:
@@ -74,21 +75,26 @@ def test_the_best_point_decides_the_exit_code(verdicts, code, words, capsys) -> 
         point(4 * at, *([STEAL] if verdict == "NOISY" else []), verdict=verdict)
         for at, verdict in enumerate(verdicts, 1)
     ]
-    assert _exit_code(points) == code
+    assert _exit_code(points, scenario_of()) == code
     assert words in capsys.readouterr().err
 
 
 def test_a_failed_point_decides_whatever_the_others_say() -> None:
-    assert _exit_code([point(4), point(8, failure="the server died")]) == 7
+    assert _exit_code([point(4), point(8, failure="the server died")], scenario_of()) == 7
 
 
 def test_without_a_promise_there_is_no_verdict() -> None:
     silent = scenario_of(slo={})
     assert not silent.slo.promises
     assert SloSpec.model_validate({"errors": "1%"}).promises
-    assert _without_empty_verdict(point(4, verdict="FAIL"), silent).measurement.verdict is None
-    assert _without_empty_verdict(point(4, verdict="NOISY"), silent).measurement.verdict == "NOISY"
-    assert _without_empty_verdict(point(4, verdict="FAIL"), scenario_of()).measurement.verdict == "FAIL"
+
+    def verdict(asked: str, scenario: Scenario) -> str | None:
+        finished = FinishedTrial(trial=point(4, verdict=asked), samples=None)
+        return _without_empty_verdict(finished, scenario).trial.measurement.verdict
+
+    assert verdict("FAIL", silent) is None
+    assert verdict("NOISY", silent) == "NOISY"
+    assert verdict("FAIL", scenario_of()) == "FAIL"
 
 
 def test_a_range_says_which_point_is_best_and_why() -> None:

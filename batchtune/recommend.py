@@ -25,9 +25,7 @@ from batchtune.tune.confidence import NearBest, near_best_of_measured
 from batchtune.tune.established import open_questions
 from batchtune.tune.failure_texts import explain_failure
 from batchtune.tune.limits import usual_bottleneck
-from batchtune.tune.noise import (
-    geometric_mean,
-)
+from batchtune.tune.noise import geometric_mean
 from batchtune.tune.pareto import Alternative, alternatives_to
 from batchtune.tune.pool import Pooled, is_inside, run_noise
 from batchtune.tune.prediction import (

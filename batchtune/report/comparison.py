@@ -16,11 +16,7 @@ from batchtune.report.tables import console_on, paragraph, print_table, table_of
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
-from batchtune.tune.comparison import (
-    BatchingAnswer,
-    Comparison,
-    Pair,
-)
+from batchtune.tune.comparison import BatchingAnswer, Comparison, Pair
 from batchtune.tune.trial import Trial
 from batchtune.tune.variant_figures import QUANTILES, VariantFigures
 

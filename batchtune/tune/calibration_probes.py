@@ -15,9 +15,9 @@ from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
-from batchtune.tune.pace import full_rows, rows_per_request, times_of
+from batchtune.tune.pace import full_rows, rows_per_request
 from batchtune.tune.space import Space, in_force
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Ask, Outlook, Strategy, run_s
 
 
 def calibration_probes(outlook: Outlook) -> Strategy:
@@ -25,7 +25,9 @@ def calibration_probes(outlook: Outlook) -> Strategy:
     remaining_s = outlook.remaining_s()
     sizes, threads = searched_sizes(outlook.scenario), searched_threads(outlook.scenario)
     first = _ask(outlook, sizes[-1], threads[0])
-    if first is not None and _run_s(outlook, first) > policy.CALIBRATION_SHARE * _finite(remaining_s):
+    if first is not None and run_s(
+        first, outlook.pace, outlook.scenario
+    ) > policy.CALIBRATION_SHARE * _finite(remaining_s):
         yield from _rising(outlook)
         return
     for number, ask in enumerate(_asks(outlook)):
@@ -46,7 +48,7 @@ def _rising(outlook: Outlook) -> Strategy:
     ask, paying = None, True
     for size in _rising_sizes(outlook):
         rising = _ask(outlook, size, threads[0])
-        if rising is None or not paying or _run_s(outlook, rising) > share_s:
+        if rising is None or not paying or run_s(rising, outlook.pace, outlook.scenario) > share_s:
             break
         before_s = outlook.pace.batch_s(size / policy.RISING_FACTOR)
         yield rising
@@ -59,7 +61,7 @@ def _rising(outlook: Outlook) -> Strategy:
     if (
         crowded is not None
         and crowded.configuration != ask.configuration
-        and _run_s(outlook, crowded) <= share_s
+        and run_s(crowded, outlook.pace, outlook.scenario) <= share_s
     ):
         yield crowded
 
@@ -78,18 +80,6 @@ def _rising_sizes(outlook: Outlook) -> list[int]:
 
 def _finite(remaining_s: float) -> float:
     return min(remaining_s, policy.TIME_BUDGET_S)
-
-
-def _run_s(outlook: Outlook, ask: Ask) -> float:
-    """What a probe takes."""
-    times = times_of(
-        outlook.pace,
-        outlook.scenario,
-        ask.configuration,
-        clients=ask.concurrency,
-        short_s=ask.duration_s,
-    )
-    return times.run_s
 
 
 def _ask(outlook: Outlook, size: int, count: int) -> Ask | None:

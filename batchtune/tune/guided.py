@@ -24,10 +24,7 @@ from batchtune.tune.insight import Insight
 from batchtune.tune.ladder import locate, rungs_of
 from batchtune.tune.pace import full_rows, rung_load, times_of
 from batchtune.tune.pool import pool
-from batchtune.tune.race import (
-    Survivor,
-    race,
-)
+from batchtune.tune.race import Survivor, race
 from batchtune.tune.references import (
     reference_configurations,
     rule_ask,

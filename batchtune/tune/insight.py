@@ -188,9 +188,16 @@ class Insight:
 
     def simplest(self, at: int) -> int:
         """The same size and threads with the shortest timeout that is believed to be as good."""
+        return self._least_as_good(at, TIMEOUT)
+
+    def fewest_threads(self, at: int) -> int:
+        """The same size and timeout with the fewest threads that are believed to be as good."""
+        return self._least_as_good(at, THREADS)
+
+    def _least_as_good(self, at: int, knob: str) -> int:
         least = self.expected(at) - policy.AS_GOOD
-        alike = [one for one in self.siblings(at) if self.expected(one) >= least]
-        return min(alike, key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at)
+        alike = [place for place in self.siblings(at, knob) if self.expected(place) >= least]
+        return min(alike, key=lambda place: in_force(self.cells[place].configuration, knob), default=at)
 
     def settled(self) -> frozenset[int]:
         """The cells that were measured, and those that differ from one in the timeout only and not to the twin: another
@@ -214,22 +221,6 @@ class Insight:
             self.siblings(at), key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at
         )
 
-    def fewest_threads(self, at: int) -> int:
-        """The same size and timeout with the fewest threads that are believed to be as good."""
-        point = self.cells[at].point
-        if point is None or THREADS not in point:
-            return at
-        wanted = {**point, THREADS: None}
-        least = self.expected(at) - policy.AS_GOOD
-        alike = [
-            place
-            for place, cell in enumerate(self.cells)
-            if cell.point is not None
-            and {**cell.point, THREADS: None} == wanted
-            and self.expected(place) >= least
-        ]
-        return min(alike, key=lambda place: in_force(self.cells[place].configuration, THREADS), default=at)
-
     def barred(self) -> frozenset[int]:
         """The cells whose batches may hold as many rows as have run out of memory."""
         ceiling_rows = memory_ceiling_rows(self._outlook.trials)
@@ -239,16 +230,16 @@ class Insight:
             if in_force(self.cells[at].configuration, "max_batch_size") >= ceiling_rows
         )
 
-    def siblings(self, at: int) -> list[int]:
-        """The cells that differ from this one in the timeout only, itself included; none outside the space."""
+    def siblings(self, at: int, knob: str = TIMEOUT) -> list[int]:
+        """The cells that differ from this one in that knob only, itself included; none outside the space."""
         point = self.cells[at].point
-        if point is None or TIMEOUT not in point:
+        if point is None or knob not in point:
             return []
-        wanted = {**point, TIMEOUT: None}
+        wanted = {**point, knob: None}
         return [
-            one
-            for one, cell in enumerate(self.cells)
-            if cell.point is not None and {**cell.point, TIMEOUT: None} == wanted
+            place
+            for place, cell in enumerate(self.cells)
+            if cell.point is not None and {**cell.point, knob: None} == wanted
         ]
 
     def words(self, at: int) -> str:

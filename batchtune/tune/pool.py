@@ -19,11 +19,7 @@ from batchtune.tune import policy
 from batchtune.tune.claim import Claim, claim_of
 from batchtune.tune.ladder import asked_rps, locate, rungs_of
 from batchtune.tune.ledger import SAME_RATE, without_superseded
-from batchtune.tune.noise import (
-    Noise,
-    geometric_mean,
-    spread,
-)
+from batchtune.tune.noise import Noise, geometric_mean, spread
 from batchtune.tune.space import lies_inside
 from batchtune.tune.trial import NO_CANDIDATES, Trial, is_feasible, violations
 

@@ -16,11 +16,7 @@ from batchtune.measure.quantiles import Estimate, number_from_json, number_to_js
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune import policy
 from batchtune.tune.limits import usual_bottleneck
-from batchtune.tune.noise import (
-    Noise,
-    paired_ratio,
-    predict,
-)
+from batchtune.tune.noise import Noise, paired_ratio, predict
 from batchtune.tune.pool import Pooled, RunFigures
 
 

@@ -26,9 +26,7 @@ from batchtune.tune.ladder import Located, Rung, locate, rungs_of
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.pace import rung_load
 from batchtune.tune.strategy import Ask, Outlook
-from batchtune.tune.trial import (
-    Trial,
-)
+from batchtune.tune.trial import Trial
 
 Race = Generator[Ask, Trial, str]
 

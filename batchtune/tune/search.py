@@ -24,9 +24,7 @@ from batchtune.tune.search_study import (
     distributions,
     entries,
 )
-from batchtune.tune.space import (
-    Space,
-)
+from batchtune.tune.space import Space
 from batchtune.tune.strategy import Ask, Outlook, Strategy
 
 _ASKS_MAX: Mapping[SamplerKind, int] = {"tpe": 20, "gp": 3, "qmc": 20, "random": 20, "nsga2": 20}

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.pace import Pace
+from batchtune.tune.pace import Pace, times_of
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Source, Trial
 
@@ -35,6 +35,19 @@ class Ask:
     concurrency: int | None = None
     duration_s: float | None = None
     hint_rps: float | None = None
+
+
+def run_s(ask: Ask, pace: Pace, scenario: Scenario) -> float:
+    """What the run of an ask takes on a server of this pace, in seconds."""
+    times = times_of(
+        pace,
+        scenario,
+        ask.configuration,
+        clients=ask.concurrency,
+        rate_rps=ask.rate_rps,
+        short_s=ask.duration_s,
+    )
+    return times.run_s
 
 
 Strategy: TypeAlias = Generator[Ask, Trial, None]

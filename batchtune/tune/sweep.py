@@ -23,10 +23,7 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.confirmation import (
-    confirmations,
-    references_to_confirm,
-)
+from batchtune.tune.confirmation import confirmations, references_to_confirm
 from batchtune.tune.ledger import Ledger, is_spoilt
 from batchtune.tune.load_run import Fleet, Target
 from batchtune.tune.memory import out_of_memory
@@ -37,7 +34,7 @@ from batchtune.tune.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.ranking import leaders
 from batchtune.tune.space import Space
 from batchtune.tune.strategies import strategy_of
-from batchtune.tune.strategy import Ask, Strategy
+from batchtune.tune.strategy import Ask, Strategy, run_s
 from batchtune.tune.summary import Findings, SearchSummary
 from batchtune.tune.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
 
@@ -197,15 +194,8 @@ class _Sweep:
         """A trial may end a little after the time is up."""
         if self.left_s() <= 0.0:
             return False
-        times = times_of(
-            self.pace,
-            self.scenario,
-            ask.configuration,
-            clients=ask.concurrency,
-            rate_rps=ask.rate_rps,
-            short_s=ask.duration_s,
-        )
-        return not self.pace.is_known or times.run_s <= self.left_s() + policy.OVERRUN_SHARE * self.budget_s
+        takes_s = run_s(ask, self.pace, self.scenario)
+        return not self.pace.is_known or takes_s <= self.left_s() + policy.OVERRUN_SHARE * self.budget_s
 
     def _tell_plan(self) -> None:
         """Once, when the first batch was seen: what the budget can do."""

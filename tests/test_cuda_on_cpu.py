@@ -104,7 +104,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from batchtune.server.loaded_model import BackendOptions, load_model
+from batchtune.server.loaded_model import BackendOptions
+from batchtune.server.registry import load_model
 
 directory = Path(sys.argv[1])
 torch.jit.save(torch.jit.script(torch.nn.Embedding(10, 2)), str(directory / "model.pt"))

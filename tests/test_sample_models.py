@@ -12,7 +12,8 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.sample_models import MODELS, cache_path, framework_for
-from batchtune.server.loaded_model import BackendOptions, load_model
+from batchtune.server.loaded_model import BackendOptions
+from batchtune.server.registry import load_model
 from batchtune.target.tfserving import resolve_model
 from batchtune.wire.tensors import TensorSpec
 

@@ -16,8 +16,9 @@ from batchtune.server.emulated_backend import (
     expected_outputs,
     load_emulated_model,
 )
-from batchtune.server.loaded_model import BackendOptions, load_model
+from batchtune.server.loaded_model import BackendOptions
 from batchtune.server.precise_sleep import sleep_until
+from batchtune.server.registry import load_model
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec
 

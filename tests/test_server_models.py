@@ -15,7 +15,8 @@ import pytest
 
 from batchtune.batching import BatchingParameters
 from batchtune.server.emulated_backend import load_emulated_model
-from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
+from batchtune.server.loaded_model import BackendOptions, LoadedModel
+from batchtune.server.registry import load_model
 from batchtune.server.warmup import WARMUP_FILE, warm_up
 from batchtune.wire.protos import PredictionLog, SignatureDefMap
 from batchtune.wire.status import StatusError
@@ -141,7 +142,8 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
     (tmp_path / "emulated.yaml").write_text(EMULATED)
     script = (
         "import sys; from pathlib import Path; import batchtune.server.model_server\n"
-        "from batchtune.server.loaded_model import BackendOptions, load_model\n"
+        "from batchtune.server.loaded_model import BackendOptions\n"
+        "from batchtune.server.registry import load_model\n"
         f"load_model(Path({str(tmp_path)!r}), BackendOptions())\n"
         "heavy = {'tensorflow', 'torch', 'onnxruntime', 'pandas', 'pydantic', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -151,7 +153,8 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
 
 def test_tensorflow_loads_quietly(directory: Path) -> None:
     script = (
-        "from pathlib import Path; from batchtune.server.loaded_model import BackendOptions, load_model\n"
+        "from pathlib import Path; from batchtune.server.loaded_model import BackendOptions\n"
+        "from batchtune.server.registry import load_model\n"
         f"load_model(Path({str(directory)!r}), BackendOptions(device='cpu'))\n"
     )
     finished = subprocess.run(

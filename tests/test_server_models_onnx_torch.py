@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from batchtune.server import onnx_backend
-from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
+from batchtune.server.loaded_model import BackendOptions, LoadedModel
+from batchtune.server.registry import load_model
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
+from batchtune.server.loaded_model import BackendOptions, LoadedModel
 from batchtune.server.metrics import Metrics
 from batchtune.server.model_config import (
     AllVersions,
@@ -25,6 +25,7 @@ from batchtune.server.model_config import (
     models_of,
     read_model_config_file,
 )
+from batchtune.server.registry import load_model
 from batchtune.server.repository import ModelRepository, RepositoryOptions
 from batchtune.server.servable import Servable
 from batchtune.server.sessions import BatchingSettings

@@ -21,7 +21,8 @@ import pytest
 from batchtune.batching import BatchingParameters
 from batchtune.server import torch_lanes
 from batchtune.server.emulated_backend import load_emulated_model
-from batchtune.server.loaded_model import BackendOptions, LoadedModel, load_model
+from batchtune.server.loaded_model import BackendOptions, LoadedModel
+from batchtune.server.registry import load_model
 from batchtune.server.sessions import BatchingSettings, SessionPool
 from batchtune.server.torch_backend import device_of, served_module
 from batchtune.server.torch_cuda import CudaDevice

@@ -17,7 +17,8 @@ from batchtune.batching import BatchingParameters
 from batchtune.errors import BatchingParametersError
 from batchtune.server.concurrency_limit import ConcurrencyLimit
 from batchtune.server.loaded_model import LoadedModel, Tensors
-from batchtune.server.loop_port import LoopLagSampler, LoopPort
+from batchtune.server.loop_lag import LoopLagSampler
+from batchtune.server.loop_port import LoopPort
 from batchtune.server.metrics import Metrics
 from batchtune.server.servable import DeliveredLimit, Servable
 from batchtune.server.sessions import BatchingSettings
@@ -446,7 +447,7 @@ def test_metadata_is_made_from_the_signatures_where_the_model_has_none() -> None
 def test_the_lag_of_the_loop_is_sampled() -> None:
     async def scenario(server: Server) -> None:
         heard: list[float] = []
-        sampler = LoopLagSampler(LoopPort(asyncio.get_running_loop()), heard.append)
+        sampler = LoopLagSampler(LoopPort(asyncio.get_running_loop()).run_soon, heard.append)
         sampler.start()
         await until(lambda: bool(heard))
         sampler.close()

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from batchtune.batching import BatchingParameters
 from batchtune.server.input_shapes import InputShape
-from batchtune.server.loaded_model import BackendOptions, LoadedModel, Tensors, load_model
+from batchtune.server.loaded_model import BackendOptions, LoadedModel, Tensors
 from batchtune.server.loop_port import LoopPort
 from batchtune.server.metrics import Metrics
+from batchtune.server.registry import load_model
 from batchtune.server.servable import Servable
 from batchtune.server.sessions import BatchingSettings
 from batchtune.server.torch_device import HostDevice

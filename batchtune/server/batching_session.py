@@ -19,18 +19,17 @@ from batchtune.server.batch_queue import Batch
 from batchtune.server.batch_record import BatchObserver, BatchRecord
 from batchtune.server.clock import Clock
 from batchtune.server.input_shapes import InputShape
+from batchtune.server.loaded_model import Runner, Tensors
 from batchtune.server.padding import next_allowed_size
 from batchtune.server.queue_options import QueueOptions, invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier
-from batchtune.server.served_models import EXPIRED_IN_QUEUE
 from batchtune.server.session_request import (
+    EXPIRED_IN_QUEUE,
     Completion,
     Deliver,
     Done,
     Outputs,
     Request,
-    Runner,
-    Tensors,
     closed_runner,
     completions_of,
 )

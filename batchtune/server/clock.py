@@ -6,14 +6,11 @@ LockSupport of Java it holds one permit, so an `unpark` that comes before `park`
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-_PR_SET_TIMERSLACK = 29
 _LONGEST_SLEEP_S = 3600.0
 _SETTLE_POLL_S = 50e-6
 _SETTLE_LIMIT_S = 10.0
@@ -146,9 +143,3 @@ class _ManualParker:
         with self._changed:
             self._permit = True
             self._changed.notify_all()
-
-
-def lower_timer_slack() -> None:
-    """Let the kernel end this thread's sleeps on time: 1 ns of slack instead of 50 µs (prctl(2); Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -21,7 +21,8 @@ from batchtune.server.classification import (
 from batchtune.server.pending_call import DEFAULT_SIGNATURE, PendingCall, PendingCalls
 from batchtune.server.predict_requests import read_model_spec
 from batchtune.server.request_counts import CallKind
-from batchtune.server.served_models import Models, Outputs, Queued, Servable, find_servable
+from batchtune.server.served_models import Models, Outputs, Servable, find_servable
+from batchtune.server.session_request import Queued
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import (
     ClassificationRequest,

@@ -1,39 +1,29 @@
-"""What does a backend hand over when it has loaded a version of a model, and which backend loads a directory?
-
-`<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or
-`model.pt` PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its
-own file.
-"""
+"""What does a backend hand over when it has loaded a version of a model?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.session_request import Runner, Tensors
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 
-__all__ = [
-    "PREDICT_METHOD",
-    "BackendOptions",
-    "LoadedModel",
-    "Runner",
-    "Tensors",
-    "load_model",
-    "out_of_memory",
-]
-
 PREDICT_METHOD = "tensorflow/serving/predict"
 
-
+Tensors = Mapping[str, NDArray[Any]]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 Prepare = Callable[[Sequence[int], int | None], None]
+
+
+class Runner(Protocol):
+    """Runs batches. One that has `empty(shape, dtype)` gives the memory itself in which a batch is best gathered."""
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """All outputs of the signature for all of its inputs; called on a batch thread; raises StatusError."""
 
 
 def _nothing_to_close() -> None:
@@ -101,34 +91,3 @@ def out_of_memory(message: str) -> StatusError:
     """
     text = message if "out of memory" in message or "OOM" in message else f"out of memory: {message}"
     return StatusError("RESOURCE_EXHAUSTED", text)
-
-
-def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """The model of a version directory.
-
-    Raises:
-        StatusError: NOT_FOUND without a model file we know; otherwise what the backend says of the file.
-    """
-    if (version_directory / "emulated.yaml").is_file():
-        from batchtune.server.emulated_backend import load_emulated_model
-
-        return load_emulated_model(version_directory)
-    if (version_directory / "saved_model.pb").is_file() or (
-        version_directory / "saved_model.pbtxt"
-    ).is_file():
-        from batchtune.server.tensorflow_backend import load_saved_model
-
-        return load_saved_model(version_directory, options)
-    if (version_directory / "model.onnx").is_file():
-        from batchtune.server.onnx_backend import load_onnx_model
-
-        return load_onnx_model(version_directory, options)
-    if (version_directory / "model.pt2").is_file() or (version_directory / "model.pt").is_file():
-        from batchtune.server.torch_backend import load_torch_model
-
-        return load_torch_model(version_directory, options)
-    raise StatusError(
-        "NOT_FOUND",
-        "Could not find a model: none of saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml is in "
-        f"{version_directory}",
-    )

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.server.served_models import Outputs, Queued, Servable
+from batchtune.server.served_models import Outputs, Servable
+from batchtune.server.session_request import Queued
 from batchtune.wire.status import FAULT, StatusError
 
 _logger = logging.getLogger(__name__)

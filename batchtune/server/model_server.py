@@ -22,11 +22,13 @@ from batchtune.server import startup
 from batchtune.server.flags import ServerFlags
 from batchtune.server.front_ends import FrontEnds, listen
 from batchtune.server.gpu_metrics import GpuSampler
-from batchtune.server.loaded_model import load_model, nothing_to_prepare
+from batchtune.server.loaded_model import nothing_to_prepare
 from batchtune.server.log import flush, note, say, say_error, warn
-from batchtune.server.loop_port import LoopLagSampler, LoopPort
+from batchtune.server.loop_lag import LoopLagSampler
+from batchtune.server.loop_port import LoopPort
 from batchtune.server.metrics import Metrics
 from batchtune.server.model_config import read_model_config_file
+from batchtune.server.registry import load_model
 from batchtune.server.repository import ModelRepository
 from batchtune.server.servable import DeliveredLimit, Servable
 from batchtune.server.tuning import BatchingControl
@@ -109,7 +111,7 @@ class ModelServer:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
-        lag = LoopLagSampler(self._port, self._metrics.event_loop_lag)
+        lag = LoopLagSampler(self._port.run_soon, self._metrics.event_loop_lag)
         lag.start()
         watch = asyncio.ensure_future(self._watch_model_config())
         say(f"{front_ends.addresses()}, ready")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from batchtune.server.deadlines import TIMED_OUT, Deadlines
 from batchtune.server.loop_turn import LoopTurn
 from batchtune.server.request_counts import ModelTimes, RequestCounts, RequestMetrics
-from batchtune.server.served_models import EXPIRED_IN_QUEUE, Outputs, Queued, Servable
+from batchtune.server.served_models import Outputs, Servable
+from batchtune.server.session_request import EXPIRED_IN_QUEUE, Queued
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 

@@ -14,7 +14,7 @@ import errno
 import threading
 import time
 
-from batchtune.server.clock import lower_timer_slack
+from batchtune.server.timer_slack import lower_timer_slack
 
 _TIMER_ABSTIME = 1
 _WAKE_EARLY_NS = 50_000

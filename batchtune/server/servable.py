@@ -16,7 +16,7 @@ from batchtune.server.concurrency_limit import ConcurrencyLimit
 from batchtune.server.input_shapes import shown
 from batchtune.server.loaded_model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics import DeviceActivity, Metrics
-from batchtune.server.served_models import Queued
+from batchtune.server.session_request import Queued
 from batchtune.server.sessions import Done, Session, SessionPool, in_words
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap

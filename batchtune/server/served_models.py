@@ -7,20 +7,12 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from batchtune.server.session_request import Queued
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 
 Outputs = Mapping[str, NDArray[Any]]
 Done = Callable[[Outputs | None, StatusError | None], None]
-
-
-EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
-
-
-class Queued(Protocol):
-    """A request in a batching queue; `taken` once a batch thread has taken it out."""
-
-    taken: bool
 
 
 class Servable(Protocol):

@@ -6,27 +6,28 @@ A request is a task of the scheduler. Where it is split, its parts may run in di
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.server.loaded_model import Tensors
 from batchtune.server.tensor_merging import split_tensor
 from batchtune.wire.status import StatusError
 
-Tensors = Mapping[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]
 Done = Callable[[Outputs | None, StatusError | None], None]
 Completion = tuple[Done, Outputs | None, StatusError | None]
 Deliver = Callable[[list[Completion]], None]
 
+EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
 
-class Runner(Protocol):
-    """Runs batches. One that has `empty(shape, dtype)` gives the memory itself in which a batch is best gathered."""
 
-    def __call__(self, inputs: Tensors) -> Tensors:
-        """All outputs of the signature for all of its inputs; called on a batch thread; raises StatusError."""
+class Queued(Protocol):
+    """A request in a batching queue; `taken` once a batch thread has taken it out."""
+
+    taken: bool
 
 
 def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner

@@ -32,7 +32,7 @@ from batchtune.server.loaded_model import Runner
 from batchtune.server.queue_options import invalid_argument
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduler import QueueOptions, SharedBatchScheduler
-from batchtune.server.served_models import Queued
+from batchtune.server.session_request import Queued
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 

@@ -26,7 +26,7 @@ from batchtune.server.torch_cuda import CudaDevice
 from batchtune.server.torch_device import Device, HostDevice
 from batchtune.server.torch_lanes import Lanes
 from batchtune.server.torch_module import FAILURES, Forward, Specs, forward_in
-from batchtune.server.warmup import zeros
+from batchtune.server.zeros import zeros
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec
 

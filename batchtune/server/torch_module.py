@@ -9,7 +9,7 @@ from typing import Any
 
 from batchtune.server.log import note
 from batchtune.server.torch_device import Device, first_line
-from batchtune.server.warmup import zeros
+from batchtune.server.zeros import zeros
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import TensorSpec
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from batchtune.batching import default_num_batch_threads
 from batchtune.server.batch_record import BatchObserver
 from batchtune.server.input_shapes import InputShape
-from batchtune.server.session_request import Deliver, Done, Outputs, Runner, Tensors, closed_runner
+from batchtune.server.loaded_model import Runner, Tensors
+from batchtune.server.session_request import Deliver, Done, Outputs, closed_runner
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature
 

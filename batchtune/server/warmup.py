@@ -19,12 +19,12 @@ from batchtune.batching import BatchingParameters
 from batchtune.server.input_shapes import InputShape
 from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.log import note
+from batchtune.server.zeros import zeros
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec, tensor_from_proto
+from batchtune.wire.tensors import Signature, tensor_from_proto
 
 WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 _RECORDS_MAX = 1000
-_LENGTH_OF_FREE_DIMENSION = 1
 _SMALL_SIZES_MAX = 16
 _UNBATCHED_SIZES = (1, 2, 4, 8)
 
@@ -87,24 +87,6 @@ def _run_zeros(
             first_line = error.message.partition("\n")[0]
             note(f"warm-up of signature {name} with {size} rows of zeros: {first_line}")
             return
-
-
-def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
-    """A batch of zeros, or of empty strings; a free dimension has length 1."""
-    sizes = (spec.shape or (None,))[1:]
-    shape = (rows, *(_LENGTH_OF_FREE_DIMENSION if size is None else size for size in sizes))
-    if spec.dtype == "object":
-        return np.full(shape, b"", dtype=object)
-    return np.zeros(shape, _dtype(spec.dtype))
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    found: np.dtype[Any] = np.dtype(name)
-    return found
 
 
 def _recorded(path: Path) -> Iterator[tuple[int, str, dict[str, NDArray[Any]]]]:

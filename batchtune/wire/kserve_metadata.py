@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from batchtune.wire.kserve_messages import ModelMetadataResponse
 from batchtune.wire.kserve_tensors import numpy_name
-from batchtune.wire.tensors import Signature, TensorSpec
+from batchtune.wire.signature import Signature, TensorSpec
 
 METHOD_NAME = "kserve/infer"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchtune.wire.protos import DataType, PredictRequest, PredictResponse, SignatureDef, TensorProto
 from batchtune.wire.rest_tensors import decode_predict_json, encode_predict_json
+from batchtune.wire.signature import Signature, TensorSpec
 
 __all__ = [
     "MAX_TENSOR_BYTES",
@@ -40,29 +40,6 @@ MAX_TENSOR_BYTES = 2**31 - 1
 """A tensor declared larger than a gRPC message can be is refused, however few values it carries."""
 
 _MAX_RANK = 64  # numpy's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """What a signature says of one tensor; the batch dimension is part of `shape`.
-
-    `dtype` is numpy's name ("object" for strings); `shape` None: unknown rank; a None dimension: any size.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    """A callable of a model: its inputs and outputs, each sorted by name."""
-
-    name: str
-    method_name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
 
 # name of the DataType, numpy's name, field of the typed values
 _DTYPES: tuple[tuple[str, str, str], ...] = (

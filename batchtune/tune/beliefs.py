@@ -13,15 +13,17 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching import Configuration
 from batchtune.tune import policy
-from batchtune.tune.confidence import NEAR
 from batchtune.tune.space import Space
+
+NEAR: Final = 0.05
+"""Within 5 % of the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batchtune.scenario.spec import Scenario
+from batchtune.tune.beliefs import NEAR
 from batchtune.tune.pool import Pooled, run_noise
 from batchtune.tune.ranking import merit
 from batchtune.tune.space import Space
-
-NEAR: Final = 0.05
-"""Within 5 % of the best."""
 
 DRAWS: Final = 20_000
 

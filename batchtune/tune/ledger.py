@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from batchtune.measure.caveats import HOST_CODES
-from batchtune.tune.strategy import Ask
+from batchtune.tune.ask import Ask
 from batchtune.tune.trial import Trial
 
 SAME_RATE = 1e-3

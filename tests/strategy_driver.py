@@ -10,6 +10,7 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
 
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.memory import memory_ceiling_rows
 from batchtune.tune.pace import Pace, pace_of
 from batchtune.tune.references import reference_points
 from batchtune.tune.space import Space
@@ -91,6 +92,7 @@ class Driver:
         )
         trial = self._bench.run(plan).trial
         self.trials.append(trial)
+        self.space.bar(memory_ceiling_rows(self.trials))
         return trial
 
 

@@ -88,3 +88,16 @@ def test_its_repeats_show_the_noise_between_runs():
     driver = Driver(scenario, law=Law(noise=0.03))
     driver.run(grid_strategy)
     assert 0.02 < run_noise(pool(driver.trials, scenario=scenario), scenario=scenario).sd < 0.042
+
+
+def test_sizes_that_ran_out_of_memory_are_left_out_with_all_larger_ones():
+    scenario = scenario_of(
+        load={"arrivals": "closed", "concurrency": 64, "warm_up": "300ms", "duration": "1s"},
+        search={"strategy": "grid", "space": {**SPACE, "max_batch_size": [4, 16, 32, 64]}, "repeats": 2},
+    )
+    driver = Driver(scenario, law=Law(rows_max=16))
+    driver.run(grid_strategy)
+    sizes = [ask.configuration.batching.max_batch_size for ask in driver.asks]
+    too_large = [size for size in sizes if size > 16]
+    assert too_large == sorted(set(too_large), reverse=True)
+    assert sizes.count(4) == sizes.count(16) == 8

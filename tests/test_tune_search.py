@@ -8,17 +8,19 @@ import random
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategy_driver import Driver
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
 from batchtune.batching import BatchingParameters, Configuration, default_num_batch_threads
 from batchtune.errors import UsageError
 from batchtune.tune import policy
 from batchtune.tune.pool import pool
-from batchtune.tune.search import Sampler
+from batchtune.tune.search import Sampler, optuna_strategy
 from batchtune.tune.search_study import build_study, directions, distributions, entries
 from batchtune.tune.space import Space
 from batchtune.tune.sweep import sweep
@@ -445,3 +447,80 @@ def test_a_sweep_runs_with_every_sampler(kind):
     asked = [one for one in trials if one.source == "sampler"]
     assert len(asked) >= 8
     assert len({one.configuration for one in asked}) == len(asked)
+
+
+def sizes_after_a_ceiling(scenario, strategy, *, rows_max: int, trials_max: float = 40) -> list[int]:
+    """Sizes in the order in which they were asked for, on a server whose memory holds so many rows."""
+    driver = Driver(
+        scenario, law=Law(fixed_s=0.003, per_row_s=0.0001, rows_max=rows_max), trials_max=trials_max
+    )
+    driver.run(strategy)
+    return [ask.configuration.batching.max_batch_size for ask in driver.asks]
+
+
+def never_above_what_failed(sizes: list[int], *, rows_max: int) -> bool:
+    failed = [(at, size) for at, size in enumerate(sizes) if size > rows_max]
+    return all(size < before for (_, before), (_, size) in pairwise(failed))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2"])
+def test_sizes_that_ran_out_of_memory_are_proposed_by_no_sampler(sampler):
+    """64 clients fill the sizes; each size too large is tried at most once, and only below those that failed."""
+    scenario = scenario_of(
+        load={"arrivals": "closed", "concurrency": 64, "warm_up": "300ms", "duration": "1s"},
+        search={
+            "sampler": sampler,
+            "space": {"max_batch_size": [1, 4, 8, 16, 24, 32, 64], "batch_timeout_micros": [0, 1000, 5000]},
+        },
+    )
+    sizes = sizes_after_a_ceiling(scenario, optuna_strategy, rows_max=24)
+    assert max(sizes) > 24
+    assert never_above_what_failed(sizes, rows_max=24)
+    assert len(sizes) > 12  # the sizes that fit are searched to the end
+
+
+def test_a_space_of_which_most_is_barred_is_searched_on():
+    """1,024 sizes of which 8 fit, and too many points to list: proposals at random hardly ever fit."""
+    scenario = scenario_of(
+        load={"arrivals": "closed", "concurrency": 64, "warm_up": "300ms", "duration": "1s"},
+        search={
+            "space": {
+                "max_batch_size": {"low": 1, "high": 1024},
+                "batch_timeout_micros": {"low": 0, "high": 99},
+            }
+        },
+    )
+    space = Space(scenario)
+    space.bar(9)
+    sampler = Sampler(space, maximise=True, seed=1)
+    proposals = [
+        sampler.propose(
+            [], failed={Configuration(batching=None, flags=((str(n), ""),)): None for n in range(turn)}
+        )
+        for turn in range(20)
+    ]
+    assert all(one is not None and one.point["max_batch_size"] <= 8 for one in proposals)
+
+
+def test_barred_sizes_are_neither_points_to_propose_nor_near_to_anything():
+    space = Space(scenario_with(SPACE))
+    space.bar(16)
+    assert (
+        space.configuration({**dict.fromkeys(SPACE, 1), "max_batch_size": 16, "batch_timeout_micros": 0})
+        is None
+    )
+    assert space.nearest({"max_batch_size": 64})["max_batch_size"] == 4
+    assert space.open_shape == {"max_batch_size": 2, "batch_timeout_micros": 3, "num_batch_threads": 2}
+    ran_out = Configuration(
+        batching=BatchingParameters(max_batch_size=64, batch_timeout_micros=0, num_batch_threads=1)
+    )
+    assert space.locate(ran_out) == {"max_batch_size": 64, "batch_timeout_micros": 0, "num_batch_threads": 1}
+    assert space.is_barred(Configuration(batching=BatchingParameters()))
+    assert not space.is_barred(Configuration(batching=None))
+
+
+def test_where_no_size_is_searched_none_is_barred():
+    scenario = scenario_with({"num_batch_threads": [1, 2]}, fixed={"max_batch_size": 32})
+    space = Space(scenario)
+    space.bar(32)
+    assert all(space.configuration(point) for point in space.points())

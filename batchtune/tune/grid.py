@@ -15,7 +15,8 @@ from batchtune.tune.strategy import Ask, Outlook, Strategy
 def grid_strategy(outlook: Outlook) -> Strategy:
     """Every point of the space once a block, `search.repeats` blocks, as far as time and trials allow.
 
-    A configuration that failed is not measured again. Points that mean the same configuration are one.
+    A configuration that failed is not measured again, nor is one whose size ran out of memory. Points that mean one
+    configuration are one.
     """
     search = outlook.scenario.search
     configurations = {
@@ -27,8 +28,10 @@ def grid_strategy(outlook: Outlook) -> Strategy:
     left = list(configurations.items())
     for block in range(1, search.repeats + 1):
         order.shuffle(left)
-        failed = []
+        failed = set()
         for turn, (configuration, point) in enumerate(left, start=1):
+            if outlook.space.is_barred(configuration):
+                continue
             if not outlook.may_propose():
                 return
             trial = yield Ask(
@@ -39,5 +42,5 @@ def grid_strategy(outlook: Outlook) -> Strategy:
                 block=block,
             )
             if trial.state == "failed":
-                failed.append(configuration)
-        left = [one for one in left if one[0] not in failed]
+                failed.add(configuration)
+        left = [(tried, point) for tried, point in left if tried not in failed]

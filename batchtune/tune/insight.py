@@ -13,7 +13,6 @@ from batchtune.batching import Configuration
 from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.beliefs import Beliefs, Cell, Kinship
-from batchtune.tune.memory import memory_ceiling_rows
 from batchtune.tune.pool import Pooled, is_inside, pool
 from batchtune.tune.ranking import leaders
 from batchtune.tune.references import reference_configurations
@@ -223,12 +222,8 @@ class Insight:
 
     def barred(self) -> frozenset[int]:
         """The cells whose batches may hold as many rows as have run out of memory."""
-        ceiling_rows = memory_ceiling_rows(self._outlook.trials)
-        return frozenset(
-            at
-            for at in self.batched()
-            if in_force(self.cells[at].configuration, "max_batch_size") >= ceiling_rows
-        )
+        space = self._outlook.space
+        return frozenset(at for at, cell in enumerate(self.cells) if space.is_barred(cell.configuration))
 
     def siblings(self, at: int, knob: str = TIMEOUT) -> list[int]:
         """The cells that differ from this one in that knob only, itself included; none outside the space."""

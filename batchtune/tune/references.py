@@ -68,13 +68,13 @@ def rule_probes(outlook: Outlook) -> Strategy:
 
 
 def rule_ask(outlook: Outlook) -> Ask | None:
-    """The rule's answer, where the probes give one that goes with what is fixed."""
+    """The rule's answer, where the probes give one that goes with what is fixed and fits into memory."""
     scenario, space = outlook.scenario, outlook.space
     answer = rule_answer(scenario, outlook.trials)
     if answer is None:
         return None
     configuration = _overlaid(scenario, answer.point)
-    if configuration is None:
+    if configuration is None or space.is_barred(configuration):
         return None
     point = space.locate(configuration)
     outside = "" if point else " (outside the search space)"

@@ -59,8 +59,10 @@ def check_sampler(kind: SamplerKind) -> None:
 
 
 def distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
-    """One ordinal number a knob, in the order of the space."""
-    return {name: optuna.distributions.IntDistribution(0, count - 1) for name, count in space.shape.items()}
+    """One ordinal number a knob, in the order of the space, those of barred sizes left out."""
+    return {
+        name: optuna.distributions.IntDistribution(0, count - 1) for name, count in space.open_shape.items()
+    }
 
 
 def entries(
@@ -72,6 +74,8 @@ def entries(
     maximise: bool,
 ) -> list[Entry]:
     """The measured points of the space, then those that failed, as bad as the worst and missing every promise.
+
+    Points of sizes that are barred are left out: no proposal may lie there.
 
     For nsga2 the values are the objective and p95; where the objective is p95, they are p95 and throughput.
     """
@@ -95,11 +99,13 @@ def entries(
         for one, values in measured
     ]
     missed = dict.fromkeys(names, policy.WORST_VIOLATION)
-    return found + [
+    found += [
         Entry(params=_params(space, point), values=tuple(worst), constraints=missed)
         for point in failed.values()
         if point is not None
     ]
+    counts = space.open_shape
+    return [one for one in found if all(index < counts[name] for name, index in one.params.items())]
 
 
 def directions(kind: SamplerKind, *, maximise: bool) -> list[Direction]:

@@ -19,6 +19,7 @@ from batchtune.scenario.knobs import KNOBS, server_flags
 from batchtune.scenario.search_spec import ListSpace, RangeSpace
 from batchtune.scenario.spec import Scenario
 
+_SIZE = "max_batch_size"
 _DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
     "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
@@ -34,10 +35,12 @@ def _defaults(cpus: Collection[int] | None) -> dict[str, Any]:
 class Space:
     """The scenario's search space, a grid: a point maps each knob's name to its value.
 
-    Samplers see `indices`, one ordinal number a knob in the order of `shape`.
+    Samplers see `indices`, one ordinal number a knob in the order of `shape`. Sizes may be barred while a search runs;
+    no strategy proposes them from then on.
     """
 
     def __init__(self, scenario: Scenario) -> None:
+        self._ceiling_rows = math.inf
         self._scenario = scenario
         self._search = scenario.search
         self._defaults = _defaults(scenario.target.cpus)
@@ -50,6 +53,20 @@ class Space:
     def size(self) -> int:
         return math.prod(self.shape.values())
 
+    @property
+    def open_shape(self) -> Mapping[str, int]:
+        """The shape without the sizes that are barred, one value of each knob at least."""
+        return {name: max(len(self._open_values(name)), 1) for name in self.shape}
+
+    def bar(self, ceiling_rows: float) -> None:
+        """Propose no batches of so many rows or more: they run out of memory. Where no size is searched nothing is."""
+        if _SIZE in self.shape:
+            self._ceiling_rows = ceiling_rows
+
+    def is_barred(self, configuration: Configuration) -> bool:
+        """Whether its batches may hold as many rows as have run out of memory."""
+        return configuration.batching is not None and in_force(configuration, _SIZE) >= self._ceiling_rows
+
     def points(self) -> Iterator[dict[str, Any]]:
         yield from self._search.grid()
 
@@ -60,12 +77,23 @@ class Space:
         return self._search.indices_of_point(point)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        """The configuration of a point; None when no server would accept it or it refuses the scenario's requests."""
+        """The configuration of a point; None when no server would accept it, it refuses the scenario's requests or its
+        size is barred."""
+        configuration = self._accepted(point)
+        return None if configuration is None or self.is_barred(configuration) else configuration
+
+    def _accepted(self, point: Mapping[str, Any]) -> Configuration | None:
         try:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
             return None
-        return configuration if in_force(configuration, "max_batch_size") >= self._rows_per_request else None
+        return configuration if in_force(configuration, _SIZE) >= self._rows_per_request else None
+
+    def _open_values(self, name: str) -> Sequence[Any]:
+        values = self._search.space[name].values
+        if name != _SIZE:
+            return values
+        return [value for value in values if not (isinstance(value, int) and value >= self._ceiling_rows)]
 
     def locate(self, configuration: Configuration) -> dict[str, Any] | None:
         """The point that means this configuration, absent parameters read as the server's defaults; else None."""
@@ -80,22 +108,25 @@ class Space:
             self.indices(point)
         except ValueError:
             return None
-        found = self.configuration(point)
-        return point if found is not None and self._filled(found) == self._filled(configuration) else None
+        meant = self._accepted(point)
+        return point if meant is not None and self._filled(meant) == self._filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
 
-        A knob whose values are no numbers gives its first one.
+        A knob whose values are no numbers gives its first one; a barred size is left out unless all are.
         """
         point = {}
         for name, knob in self._search.space.items():
             value = wanted.get(name, self._defaults.get(name))
+            values = self._open_values(name) or knob.values
             numbers = [
-                one for one in knob.values if isinstance(one, int | float) and not isinstance(one, bool)
+                number
+                for number in values
+                if isinstance(number, int | float) and not isinstance(number, bool)
             ]
             near = numbers and isinstance(value, int | float)
-            point[name] = min(numbers, key=lambda one: abs(one - value)) if near else knob.values[0]
+            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else values[0]
         return point
 
     def _filled(self, configuration: Configuration) -> Configuration:

@@ -26,7 +26,7 @@ from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.confirmation import confirmations, references_to_confirm
 from batchtune.tune.ledger import Ledger, is_spoilt
 from batchtune.tune.load_run import Fleet, Target
-from batchtune.tune.memory import out_of_memory
+from batchtune.tune.memory import memory_ceiling_rows, out_of_memory
 from batchtune.tune.outlay import budget_s, plan_text, usual_run_s
 from batchtune.tune.pace import Pace, pace_of, times_of
 from batchtune.tune.pool import is_inside, pool, run_noise
@@ -180,6 +180,7 @@ class _Sweep:
                         return
                     trial = yield from self._measure(ask)
                 self._update_best()
+                self.space.bar(memory_ceiling_rows(self.trials))
                 self._tell_plan()
                 if self._failures >= policy.FAILURES_TO_END:
                     self._findings.stop_reason = f"{self._failures} trials in a row failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from batchtune.measure.slo import Limit
 from batchtune.twin.calibrate import Observation, calibrate, usable
 from batchtune.twin.fit import draws_around, laws_to_try
 from batchtune.twin.fitted import crowding
+from batchtune.twin.left_out import rank_correlation
 from batchtune.twin.model import FitError, Twin, trust_of
 from batchtune.twin.observed import seen_of
 from batchtune.twin.service_time import fit_service_time
@@ -348,3 +350,21 @@ def test_what_is_too_short_says_what_it_needs() -> None:
     with pytest.raises(TwinError, match=r"1 had errors in more than 1 % of the requests") as caught:
         calibrate([failing])
     assert "request.timeout" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 2.0, 3.0], 1.0),
+        ([1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], 0.9487),
+        ([5.0, 5.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], 0.0),
+        ([4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0], -1.0),
+    ],
+)
+def test_ties_share_their_rank_wherever_they_stand(
+    ours: list[float], theirs: list[float], expected: float
+) -> None:
+    """By scipy.stats.spearmanr; a fit that predicts the same for all orders nothing."""
+    for order in permutations(range(4)):
+        pairs = [(ours[at], theirs[at]) for at in order]
+        assert rank_correlation(pairs) == pytest.approx(expected, abs=1e-3)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchtune.twin.fit import Solution, simulated, solve_again
 from batchtune.twin.fitted import Fitted
@@ -92,17 +93,24 @@ def _error(found: dict[str, list[tuple[float, float]]], *, left_out: int) -> Fit
         p95_ratio=float(np.median(errors["p95"])) if errors["p95"] else math.nan,
         throughput_ratio=float(np.median(errors["throughput"])) if errors["throughput"] else math.nan,
         mape=float(np.mean(every)) if every else math.nan,
-        spearman=min((_spearman(pairs) for pairs in found.values()), default=1.0),
+        spearman=min((rank_correlation(pairs) for pairs in found.values()), default=1.0),
         left_out=left_out,
     )
 
 
-def _spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Rank correlation; 1 for too few, and where everything measured alike."""
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Rank correlation, ties at their mean rank; 1 for too few, and where everything measured alike."""
     if len(pairs) < FEWEST:
         return 1.0
     ours, theirs = np.array(pairs).T
     if np.std(theirs) < ALIKE:
         return 1.0
-    ranks = [np.argsort(np.argsort(values)).astype(np.float64) for values in (ours, theirs)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    if np.ptp(ours) == 0.0:
+        return 0.0
+    return float(np.corrcoef(_ranks(ours), _ranks(theirs))[0, 1])
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - 0.5 * (counts - 1))[places]
+    return ranks

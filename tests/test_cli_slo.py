@@ -8,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
-from batchtune.cli.slo import promised, slo_overrides
+from batchtune.cli.slo import in_place_of, promised, slo_overrides
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import parse_scenario
-from batchtune.scenario.spec import SloSpec
 
 SCENARIO = """\
 name: one
@@ -31,16 +30,14 @@ def test_every_command_with_an_slo_takes_all_its_limits(command: str) -> None:
 
 def test_limits_given_replace_all_limits_and_leave_the_errors() -> None:
     scenario = parse_scenario(SCENARIO)
-    asked = promised({"p95": "20ms"}, scenario.slo)
-    assert asked is not None
+    asked = in_place_of(scenario.slo, promised({"p95": "20ms"}))
     assert (asked.limits(), asked.error_ratio) == ({"p95": 0.02}, 0.02)
     assert parse_scenario(SCENARIO, overrides=slo_overrides({"p95": "20ms"})).slo == asked
 
 
 def test_errors_given_leave_the_limits() -> None:
     scenario = parse_scenario(SCENARIO)
-    asked = promised({"errors": "0.1%"}, scenario.slo)
-    assert asked is not None
+    asked = in_place_of(scenario.slo, promised({"errors": "0.1%"}))
     assert (asked.limits(), asked.error_ratio) == ({"p50": 0.01, "p99": 0.05}, 0.001)
     assert parse_scenario(SCENARIO, overrides=slo_overrides({"errors": "0.1%"})).slo == asked
 
@@ -51,7 +48,9 @@ def test_a_limit_with_a_dot_in_its_name_reaches_the_scenario() -> None:
 
 
 def test_nothing_given_changes_nothing() -> None:
-    assert promised({}, SloSpec()) is None
+    assert promised({}) is None
+    scenario = parse_scenario(SCENARIO)
+    assert in_place_of(scenario.slo, None) is scenario.slo
     assert slo_overrides({"p95": None}) == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batchtune.cli.calibrated import asked_configurations, calibrated_run
 from batchtune.cli.simulate import trusted, twin_document
-from batchtune.cli.slo import promised
+from batchtune.cli.slo import in_place_of, promised
 from batchtune.errors import UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.report.twin import note_when_slow, print_plan
@@ -70,7 +70,7 @@ def run_plan(
 
 
 def _promise(given: Mapping[str, str | None], scenario: Scenario) -> SloSpec:
-    slo = promised(given, scenario.slo) or scenario.slo
+    slo = in_place_of(scenario.slo, promised(given))
     if not slo.limits():
         raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")
     return slo

@@ -22,7 +22,7 @@ from batchtune.archive import (
 from batchtune.batching import format_cortex, format_flags, format_triton
 from batchtune.cli.deployment import deployment
 from batchtune.cli.options import Dialect
-from batchtune.cli.slo import promised
+from batchtune.cli.slo import in_place_of, promised
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -47,10 +47,10 @@ def run_recommend(
     json: bool,
 ) -> int:
     """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
-    promised(limits, SloSpec())
+    promise = promised(limits)
     run = open_run(path, root=results)
     scenario = run.scenario()
-    slo = promised(limits, scenario.slo)
+    slo = None if promise is None else in_place_of(scenario.slo, promise)
     trials = kept_trials(run)
     if any(trial.source == "variant" for trial in trials):
         raise UsageError(

@@ -14,19 +14,8 @@ from batchtune.scenario.spec import SloSpec
 ERRORS = "errors"
 
 
-def parse_limits_s(slo: Mapping[str, str | None]) -> dict[str, float]:
-    """Seconds by quantile, of the latency limits that were given.
-
-    Raises:
-        UsageError: no duration, or none above 0.
-    """
-    return {name: _limit_s(name, text) for name, text in slo.items() if text is not None and name != ERRORS}
-
-
-def promised(slo: Mapping[str, str | None], scenario: SloSpec) -> SloSpec | None:
-    """The scenario's promise with what was given in its place; None: nothing was given.
-
-    Latency limits replace all of the scenario's; the share of errors that may be stays unless it is given too.
+def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
+    """What was given, and nothing else set; None: nothing was given.
 
     Raises:
         UsageError: a value that is no limit, or limits that contradict each other.
@@ -34,26 +23,44 @@ def promised(slo: Mapping[str, str | None], scenario: SloSpec) -> SloSpec | None
     given = {name: text for name, text in slo.items() if text is not None}
     if not given:
         return None
-    limits_s = parse_limits_s(given) or scenario.limits()
-    error_ratio = _error_ratio(given[ERRORS]) if ERRORS in given else scenario.error_ratio
+    values = _limits_s(given)
+    if ERRORS in given:
+        values[ERRORS] = _error_ratio(given[ERRORS])
     try:
-        return SloSpec.model_validate({**limits_s, "errors": error_ratio})
+        return SloSpec.model_validate(values)
     except ValidationError as error:
         raise UsageError(f"--slo-…: {error.errors()[0]['msg']}") from error
 
 
+def in_place_of(scenario: SloSpec, promise: SloSpec | None) -> SloSpec:
+    """The scenario's promise with what was given in its place.
+
+    Latency limits replace all of the scenario's; the share of errors that may be stays unless it is given too.
+    """
+    if promise is None:
+        return scenario
+    errors = promise if "error_ratio" in promise.model_fields_set else scenario
+    limits_s = promise.limits() or scenario.limits()
+    return SloSpec.model_validate({**limits_s, ERRORS: errors.error_ratio})
+
+
 def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
-    """The same for a scenario that is still to be read, as its `--set`.
+    """What was given for a scenario that is still to be read, as its `--set`.
 
     Raises:
         UsageError: as `promised`.
     """
-    if promised(slo, SloSpec()) is None:
+    promise = promised(slo)
+    if promise is None:
         return []
-    limits_s = parse_limits_s(slo)
-    overrides = [f"slo.{name}={slo.get(name) or 'null'}" for name in QUANTILES] if limits_s else []
+    overrides = [f"slo.{name}={slo.get(name) or 'null'}" for name in QUANTILES] if promise.limits() else []
     errors = slo.get(ERRORS)
     return overrides if errors is None else [*overrides, f"slo.{ERRORS}={errors}"]
+
+
+def _limits_s(given: Mapping[str, str]) -> dict[str, float]:
+    """Seconds by quantile, of the latency limits."""
+    return {name: _limit_s(name, text) for name, text in given.items() if name != ERRORS}
 
 
 def _limit_s(name: str, text: str) -> float:

@@ -10,7 +10,7 @@ from batchtune.measure.advice import Kind, advice_for
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import number_from_json, number_to_json
-from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYING_GAIN, Seen
+from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYS_PROBABLY_FROM, Seen
 from batchtune.measure.server_settings import ServerSettings
 from batchtune.scenario.units import percentage, rounded, rounded_duration
 
@@ -158,7 +158,7 @@ def _concurrency(seen: Seen) -> _Found:
     rows, fill, most = seen.rows_in_flight, seen.fill_ratio, seen.settings.max_batch_size
     if rows is None or fill is None or most is None or rows >= most or fill >= MANY_RATIO:
         return None
-    if seen.fuller_gain is not None and seen.fuller_gain < PAYING_GAIN:
+    if seen.fuller_gain is not None and seen.fuller_gain < PAYS_PROBABLY_FROM:
         return None
     return "concurrency", (
         f"{rows:.0f} rows in flight cannot fill batches of {most}; they hold {rounded(fill * most)} rows on average"

@@ -16,7 +16,10 @@ from batchtune.measure.server_settings import ServerSettings
 BUSY_RATIO: Final = 0.85
 """From here on batch threads, a device or a core count as busy all the time; queues grow quickly beyond."""
 MANY_RATIO: Final = 0.5
-PAYING_GAIN: Final = 1.1
+PAYS_FROM: Final = 1.05
+"""Rows per second of larger batches over those of smaller ones: from here on batching pays; noise alone makes less."""
+PAYS_PROBABLY_FROM: Final = PAYS_FROM**2
+"""The same of `fuller_gain`, which is extrapolated and counts half, in logs."""
 MET_RATIO: Final = 0.97
 
 
@@ -99,7 +102,7 @@ class Seen:
     def _batches_full(self) -> bool | None:
         if self.fill_ratio is not None and self.fill_ratio >= BUSY_RATIO:
             return True
-        return None if self.fuller_gain is None else self.fuller_gain < PAYING_GAIN
+        return None if self.fuller_gain is None else self.fuller_gain < PAYS_PROBABLY_FROM
 
     @property
     def is_met(self) -> bool:
@@ -144,7 +147,7 @@ class Seen:
             and self.is_met
             and fill is not None
             and fill < MANY_RATIO
-            and (self.fuller_gain or PAYING_GAIN) >= PAYING_GAIN
+            and (self.fuller_gain or PAYS_PROBABLY_FROM) >= PAYS_PROBABLY_FROM
         )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from batchtune.measure import seen
 from batchtune.scenario.search_spec import DEFAULT_TIME_BUDGET_S
 
 # Any trial.
@@ -291,7 +292,7 @@ HOPELESS_MERIT = 5.0
 AS_GOOD = 0.02
 """A shorter timeout that is believed to cost less than this, in logs, is taken instead."""
 
-PAYS_FROM = 1.05
+PAYS_FROM = seen.PAYS_FROM
 """Batching that makes no size this much cheaper per row than one row alone cannot pay: noise alone makes as much."""
 
 WIDE_SIZES = 4

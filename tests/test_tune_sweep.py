@@ -303,6 +303,26 @@ def test_what_an_interrupted_sweep_measured_answers_in_order_and_its_time_counts
     assert ledger.next_number() == len(whole) + 1
 
 
+def test_what_a_sweep_thought_between_its_trials_counts_once_when_it_is_resumed():
+    clock = FakeClock()
+    target = FakeTarget(clock)
+
+    def think(progress: SweepProgress) -> None:
+        clock.sleep(1.0 if progress.live is None else 0.0)
+
+    running = sweep(scenario_of(), target, FakeFleet(target), watcher=Watcher(on_progress=think), now_s=clock)
+    whole = [one.trial for one in running]
+    in_trials_s = sum(one.seconds for one in whole)
+    assert whole[-1].elapsed_s == pytest.approx(in_trials_s + len(whole))
+    ledger = Ledger(whole, lambda: 0.0)
+    first = whole[0]
+    ledger.answer(Ask(configuration=first.configuration, source=first.source, reason="again"))
+    assert ledger.elapsed_s() == first.elapsed_s == pytest.approx(first.seconds + 1.0)
+    ledger.end_replay()
+    assert ledger.elapsed_s() == pytest.approx(in_trials_s + len(whole))
+    assert Trial.from_dict(first.to_dict()).elapsed_s == first.elapsed_s
+
+
 @pytest.mark.parametrize("strategy", ["optuna", "guided"])
 @pytest.mark.parametrize("objective", ["throughput", "capacity"])
 def test_points_that_hold_flags_the_switch_and_fitted_sizes_are_searched_confirmed_and_recommended(

@@ -31,8 +31,8 @@ class Ledger:
     def elapsed_s(self) -> float:
         """Seconds spent: while answering from the interrupted sweep, those that it had spent by then."""
         if self._replaying:
-            return sum(trial.seconds for trial in self.trials)
-        return sum(trial.seconds for trial in self._finished) + self._now_s() - self._resumed_s
+            return _spent_s(self.trials)
+        return _spent_s(self._finished) + self._now_s() - self._resumed_s
 
     def answer(self, ask: Ask) -> Trial | None:
         """The trial of the interrupted sweep that answers this ask, each at most once; None ends the replay."""
@@ -66,6 +66,12 @@ class Ledger:
             if one.repeat_of == chain[-1].number:
                 chain.append(one)
         return chain[1:]
+
+
+def _spent_s(trials: Sequence[Trial]) -> float:
+    """What a sweep had spent after these; of a ledger that does not say it what the trials took."""
+    known = [trial.elapsed_s for trial in trials if trial.elapsed_s is not None]
+    return max(known) if known else sum(trial.seconds for trial in trials)
 
 
 def is_answer(trial: Trial, ask: Ask) -> bool:

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from batchtune.batching import Configuration
@@ -242,6 +243,7 @@ class _Sweep:
         self.report(plan, None)
         started_s = self._now_s()
         done = self._bench.run(plan)
+        done = replace(done, trial=replace(done.trial, elapsed_s=self._ledger.elapsed_s()))
         self._phase_s[phase_of(ask.source)] += self._now_s() - started_s
         self._ledger.append(done.trial)
         self._failures = 0 if self._tells_something(done.trial) else self._failures + 1

@@ -80,7 +80,8 @@ class Trial:
     numbers the round of runs made side by side under one seed. `seconds` is everything it took, from applying the
     parameters to the measurement. The `asked_` values are those that replaced the scenario's; `repeat_of` is the number
     of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's words, one for
-    each class of error.
+    each class of error. `elapsed_s` is what its sweep had spent of the budget when it ended, thinking included; None: a
+    ledger of before, or no sweep.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Trial:
     asked_duration_s: float | None = None
     repeat_of: int | None = None
     error_texts: dict[str, str] = field(default_factory=dict)
+    elapsed_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
@@ -134,6 +136,7 @@ class Trial:
             "asked_duration_s": self.asked_duration_s,
             "repeat_of": self.repeat_of,
             "error_texts": self.error_texts,
+            "elapsed_s": self.elapsed_s,
         }
 
     @classmethod

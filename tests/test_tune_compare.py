@@ -34,6 +34,13 @@ from batchtune.tune.compare import (
 )
 from batchtune.tune.comparison import Comparison, summarise
 from batchtune.tune.noise_floor import arms_of, noise_floor
+from batchtune.tune.pace_probes import (
+    comparison_seconds,
+    leaves_duration_open,
+    pace_text,
+    probed_pace,
+    probed_paces,
+)
 from batchtune.tune.trial import FinishedTrial, Trial
 
 OFF = {"enable_batching": False}
@@ -168,7 +175,8 @@ def test_a_variant_that_fails_is_left_out_and_the_others_go_on():
 
     variants = chosen_variants(scenarios(off=OFF, on=BATCHED, huge={**BATCHED, "max_batch_size": 64}))
     trials, found = run(variants, blocks=6, refuses=refuses)
-    assert Counter(trial.reason for trial in trials) == {"off": 6, "on": 6, "huge": 1}
+    assert Counter(trial.reason for trial in trials) == {"off": 6, "on": 6, "huge": 2}
+    assert {trial.block for trial in trials if trial.reason == "huge"} == {1}
     by_name = {pair.variant: pair for pair in found.pairs}
     assert by_name["on"].outcome == "different"
     assert by_name["huge"].outcome == "not measured"
@@ -183,7 +191,20 @@ def test_one_variant_left_has_nothing_to_be_compared_with():
         blocks=6,
         refuses=lambda one: None if one.batching is None else "no",
     )
-    assert Counter(trial.reason for trial in trials) == {"off": 1, "on": 1}
+    assert Counter(trial.reason for trial in trials) == {"off": 1, "on": 2}
+
+
+def test_a_variant_that_fails_once_is_tried_again_and_stays():
+    deaths = iter(["killed by a neighbour"])
+
+    def refuses(configuration: Configuration) -> str | None:
+        return None if configuration.batching is None else next(deaths, None)
+
+    trials, found = run(chosen_variants(scenarios(off=OFF, on=BATCHED)), blocks=6, refuses=refuses)
+    assert [trial.state for trial in trials if trial.reason == "on"] == ["failed", *["complete"] * 6]
+    assert found.figures("on").failure is None
+    assert found.figures("on").runs == 6
+    assert found.pairs[0].blocks == 6
 
 
 def noisy(trial: Trial) -> Trial:
@@ -417,3 +438,69 @@ def test_the_noise_floor_is_told_in_plain_words():
         "The smallest change of throughput that `batchtune compare` finds here in 4 of 5 tries: "
     )
     assert line.endswith("% with 20 blocks.")
+
+
+def slow_scenarios(**load: Any) -> dict[str, Scenario]:
+    """Clients that fill batches of 16; loads without a duration, a warm-up or a time-out of their own."""
+    given = scenario_of(load={"arrivals": "closed", "concurrency": 32, **load}, slo={}).model_dump(
+        by_alias=True, exclude={"search"}, exclude_unset=True
+    )
+    return {
+        name: Scenario.model_validate({**given, "fixed": values}, by_alias=True)
+        for name, values in {"off": OFF, "on": BATCHED}.items()
+    }
+
+
+def test_runs_of_a_slow_model_hold_batches_enough_and_say_beforehand_how_long_they_take():
+    """A batch of 16 takes 2.1 s: the 5 s of the scenario would hold two, and 10 s of patience lose the last."""
+    variants = chosen_variants(slow_scenarios())
+    laboratory = Laboratory(Law(fixed_s=0.5, per_row_s=0.1, contention=0.0))
+    paces = probed_paces(variants, bench_of=laboratory.bench_of)
+    assert paces["on"].batch_s(16) == pytest.approx(2.1, rel=0.05)
+    assert paces["off"].lone_s == pytest.approx(0.6, rel=0.05)
+    probed_s = laboratory.clock() - 1000.0
+    assert probed_s < 30.0
+    text = pace_text(variants[1], paces["on"])
+    assert text.startswith("on: a batch takes about 2.1 s, each run ")
+    trials = [done.trial for done in compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces)]
+    on = next(trial.measurement for trial in trials if trial.reason == "on")
+    assert on.window_s >= policy.RUN_BATCHES * 2.0
+    assert on.error_ratio == 0.0
+    took_s = laboratory.clock() - 1000.0 - probed_s
+    assert took_s == pytest.approx(comparison_seconds(variants, paces, blocks=1), rel=0.35)
+
+
+def test_times_that_the_scenario_sets_stay_whatever_the_pace():
+    variants = chosen_variants(slow_scenarios(duration="4s", warm_up="1s"))
+    laboratory = Laboratory(Law(fixed_s=0.5, per_row_s=0.1, contention=0.0))
+    paces = probed_paces(variants, bench_of=laboratory.bench_of)
+    list(compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces))
+    jobs = [job for fleet in laboratory.fleets.values() for job in fleet.jobs]
+    assert [job.arrivals.duration_s for job in jobs[-2:]] == [5.0, 5.0]
+
+
+def test_a_quick_model_is_probed_by_a_lone_client_only_and_its_runs_stay_as_long():
+    variants = chosen_variants(slow_scenarios())
+    laboratory = Laboratory(Law())
+    paces = probed_paces(variants, bench_of=laboratory.bench_of)
+    jobs = [job for fleet in laboratory.fleets.values() for job in fleet.jobs]
+    assert [job.arrivals.concurrency for job in jobs] == [1, 1]
+    assert comparison_seconds(variants, paces, blocks=2) == pytest.approx(24.0, rel=0.05)
+
+
+def test_variants_that_differ_in_nothing_are_probed_once():
+    arms = arms_of(slow_scenarios()["on"])
+    laboratory = Laboratory(Law())
+    paces = probed_paces(arms, bench_of=laboratory.bench_of)
+    assert len(paces) == 2
+    assert sum(len(fleet.jobs) for fleet in laboratory.fleets.values()) == 1
+
+
+def test_the_most_clients_of_a_range_fill_the_batch_that_is_probed():
+    """A load test of 1 to 32 clients: by the lone one alone a batch of 16 would take 16 times as long."""
+    variant = chosen_variants(slow_scenarios(concurrency=1))[1]
+    laboratory = Laboratory(Law(fixed_s=0.5, per_row_s=0.1, contention=0.0))
+    bench = laboratory.bench_of(variant)
+    pace = probed_pace(bench, variant.scenario, variant.configuration, clients=32)
+    assert pace.batch_s(16) == pytest.approx(2.1, rel=0.05)
+    assert leaves_duration_open(variant.scenario)

@@ -20,11 +20,12 @@ from batchtune.report.live import live_line, sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
 from batchtune.scenario.spec import LoadSpec
-from batchtune.scenario.units import counted
+from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare import Turn, Variant, chosen_variants, compare
 from batchtune.tune.comparison import Comparison, summarise
+from batchtune.tune.pace_probes import comparison_seconds, pace_text, probed_paces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,14 @@ def run_blocks(
             run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)
             view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
             benches = _Benches(view, stack, blocks=blocks, folder=run.path)
-            for finished in compare(variants, blocks=blocks, bench_of=benches.of, on_turn=benches.turn):
+            paces = probed_paces(variants, bench_of=benches.of)
+            for variant in variants:
+                view.event(pace_text(variant, paces[variant.name]))
+            takes_s = comparison_seconds(variants, paces, blocks=blocks)
+            view.event(f"in all about {rounded_duration(takes_s)}, repeats on a noisy host left out")
+            for finished in compare(
+                variants, blocks=blocks, bench_of=benches.of, on_turn=benches.turn, paces=paces
+            ):
                 run.append(finished.trial, finished.samples)
                 done.trials.append(finished.trial)
                 view.event(variant_line(finished.trial))

@@ -41,6 +41,8 @@ from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.best_point import best_point
 from batchtune.tune.limits import spoilt_by
+from batchtune.tune.pace import times_of
+from batchtune.tune.pace_probes import leaves_duration_open, probed_pace
 from batchtune.tune.trial import FinishedTrial
 
 if TYPE_CHECKING:
@@ -149,12 +151,31 @@ def _measure(
                     target.keep_log(measured.run.path / SERVER_LOG)
             plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
             bench = _bench(scenario, target, fleet, plans, view)
+            if leaves_duration_open(scenario):
+                plans = _paced(bench, plans, scenario, view)
             for finished in repeated_points(bench, plans, scenario=scenario, view=view):
                 measured.points.append(finished.trial)
                 _keep(measured, finished)
                 view.event(trial_line(finished.trial, head=_load_of(finished.trial), scenario=scenario))
     finally:
         target.close()
+
+
+def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
+    """The same points, as long as a server of this speed needs; says so where that is longer than usual."""
+    configuration = plans[0].configuration
+    clients = max((plan.concurrency or 0 for plan in plans), default=0)
+    pace = probed_pace(bench, scenario, configuration, clients=clients or None)
+    paced = [replace(plan, pace=pace) for plan in plans]
+    times = [
+        times_of(pace, scenario, configuration, clients=plan.concurrency, rate_rps=plan.rate_rps)
+        for plan in paced
+    ]
+    if max(each.duration_s for each in times) > scenario.load.duration_s:
+        batch_s = rounded_duration(max(each.batch_s for each in times))
+        all_s = rounded_duration(sum(each.run_s for each in times))
+        view.event(f"a batch takes about {batch_s}: {counted(len(plans), 'point')} in about {all_s}")
+    return paced
 
 
 def _bench(

@@ -1,8 +1,8 @@
 """How are the variants of a scenario run, so that only what varies can make the difference?
 
 In blocks: each runs every variant once, side by side and under one seed, in an order drawn at random and mirrored in
-the next block (ABBA). A trial on a noisy host is repeated, and every attempt is kept. A variant that fails is left out
-from then on; the others go on.
+the next block (ABBA). A trial on a noisy host is repeated, and every attempt is kept. A variant that fails twice in a
+row is left out from then on; the others go on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import count
 
 from batchtune.batching import Configuration
 from batchtune.errors import UsageError
@@ -18,6 +19,7 @@ from batchtune.measure.paired import balanced_orders
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.pace import Pace
 from batchtune.tune.trial import FinishedTrial, Trial
 
 
@@ -79,11 +81,13 @@ def compare(
     blocks: int,
     bench_of: Callable[[Variant], Bench],
     on_turn: Callable[[Turn], None] = lambda _turn: None,
+    paces: Mapping[str, Pace] | None = None,
 ) -> Iterator[FinishedTrial]:
     """Run the blocks, yielding each trial as it ends, repeats included: `comparison` reads the last attempt.
 
     `bench_of` is asked before every trial and may launch a server on first use; only the variant that runs is under
-    load. Ends early when fewer than two variants still work.
+    load. `paces`, by the variants' names, say how long loads must last; without them the scenario's own times hold.
+    Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
     repeats_left = int(policy.COMPARE_REPEATS_SHARE * blocks * len(variants))
@@ -95,13 +99,17 @@ def compare(
         for variant in order:
             if variant.name not in working:
                 continue
-            for attempt in range(1, 2 + policy.REPEATS_MAX):
+            failures = 0
+            for attempt in count(1):
                 number += 1
                 turn = Turn(variant=variant, block=block, attempt=attempt, number=number)
                 on_turn(turn)
-                finished = bench_of(variant).run(_plan(turn))
+                finished = bench_of(variant).run(_plan(turn, (paces or {}).get(variant.name)))
                 yield finished
                 if finished.trial.state == "failed":
+                    failures += 1
+                    if failures <= policy.COMPARE_RETRIES:
+                        continue
                     working.discard(variant.name)
                     break
                 if not is_noisy(finished.trial) or attempt > policy.REPEATS_MAX or not repeats_left:
@@ -114,7 +122,7 @@ def is_noisy(trial: Trial) -> bool:
     return trial.measurement is not None and any(one.code in HOST_CODES for one in trial.measurement.caveats)
 
 
-def _plan(turn: Turn) -> Plan:
+def _plan(turn: Turn, pace: Pace | None) -> Plan:
     return Plan(
         number=turn.number,
         configuration=turn.variant.configuration,
@@ -122,4 +130,5 @@ def _plan(turn: Turn) -> Plan:
         reason=turn.variant.name,
         seed=turn.variant.scenario.load.seed + policy.SEED_STRIDE * turn.block,
         block=turn.block,
+        pace=pace,
     )

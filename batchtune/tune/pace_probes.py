@@ -23,20 +23,28 @@ class TrialBench(Protocol):
     def run(self, plan: Plan) -> FinishedTrial: ...
 
 
-def probed_pace(bench: TrialBench, scenario: Scenario, configuration: Configuration) -> Pace:
-    """By a lone client and, where batches may be slow, by one batch as full as the load makes it.
+def probed_pace(
+    bench: TrialBench, scenario: Scenario, configuration: Configuration, *, clients: int | None = None
+) -> Pace:
+    """By a lone client and, where batches may be slow, by one batch as full as so many clients (None: the scenario's
+    load) make it.
 
     The pace stays unknown where nothing was answered: the loads that follow say why.
     """
+    clients = clients or scenario.load.concurrency or _filling_clients(scenario, configuration)
     lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=policy.PACE_PROBE_S))
     pace = pace_of([lone.trial], scenario)
-    batch_s = times_of(pace, scenario, configuration).batch_s
+    batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
     if configuration.batching is None or policy.RUN_BATCHES * batch_s <= scenario.load.duration_s:
         return pace
-    clients = scenario.load.concurrency or _filling_clients(scenario, configuration)
     long_s = max(policy.PACE_PROBE_S, policy.WARM_UP_BATCHES * pace.lone_s)
     full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
     return pace_of([lone.trial, full.trial], scenario)
+
+
+def leaves_duration_open(scenario: Scenario) -> bool:
+    """Whether nobody said how long a load is to last, by its time or by its requests."""
+    return "duration_s" not in scenario.load.model_fields_set and scenario.load.requests is None
 
 
 def probed_paces(
@@ -78,6 +86,8 @@ def run_seconds(variant: Variant, pace: Pace) -> float:
 
 def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
     fewest, most = policy.CALIBRATION_CLIENTS
+    if configuration.batching is None:
+        return fewest
     requests = int(in_force(configuration, "max_batch_size")) // rows_per_request(scenario)
     return min(max(2 * requests, fewest), most)
 

@@ -501,6 +501,12 @@ SEED_STRIDE = 1_000_003
 COMPARE_REPEATS_SHARE = 0.5
 """Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
 
+PACE_PROBE_S = 0.3
+"""Length of the probe that tells `compare` and `load` how slow the server is; a slower one is waited for."""
+
+COMPARE_RETRIES = 1
+"""A variant that fails is tried again so often in its block: a server may die of what has nothing to do with it."""
+
 HARDLY = 0.05
 """A gain below this, sure as it may be, is called hardly any."""
 

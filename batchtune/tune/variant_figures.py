@@ -30,7 +30,7 @@ class VariantFigures:
     """One variant over its blocks: each figure is typical of a run, its interval from the spread between blocks.
 
     `requests` is the fixed number that `wall_s` is the time of; None: the runs were bounded by time. `noisy` counts
-    the runs among `runs` that the host disturbed after all repeats. `failure` is why it was left out.
+    the runs among `runs` that the host disturbed after all repeats. `failure` is why it was left out; None: it was not.
     """
 
     name: str
@@ -91,7 +91,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     known_batches = [one for one in batches if one is not None]
     requests = variant.scenario.load.requests
     complete = requests is not None and all(each.requests == requests for each in measured)
-    failed = [one for one in trials if one.reason == variant.name and one.failure is not None]
+    last = next((trial for trial in reversed(trials) if trial.reason == variant.name), None)
     latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in QUANTILES}
     return VariantFigures(
         name=variant.name,
@@ -109,7 +109,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
         error_ratio=sum(each.error_ratio for each in measured) / len(measured) if measured else 0.0,
         bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
         caveats=_caveats(measured),
-        failure=failed[-1].failure if failed else None,
+        failure=None if last is None else last.failure,
     )
 
 

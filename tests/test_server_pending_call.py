@@ -269,6 +269,35 @@ def test_a_large_body_is_answered_as_a_small_one(
     assert answers[0] == answers[1]
 
 
+class SwappingModels(FakeModels):
+    """Each look-up is the last that finds its version; the next finds the next."""
+
+    def __init__(self, versions: list[FakeServable]) -> None:
+        super().__init__(versions[0])
+        self.versions = versions
+
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> FakeServable:
+        present = super().find(name, version=version, label=label)
+        at = self.versions.index(present)
+        self.servable = self.versions[min(at + 1, len(self.versions) - 1)]
+        return present
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "float64", "float64")])
+def test_a_large_body_runs_on_the_version_that_is_there_once_it_is_read(dtypes: tuple[str, ...]) -> None:
+    """And is read again for one that declares other tensors."""
+    runs = [signature("serving_default", [spec("x", dtype)], [spec("y")]) for dtype in dtypes]
+    versions = [FakeServable({"serving_default": (run, half_plus_two)}) for run in runs]
+    with running_rest() as rest:
+        rest.api.calls._models = SwappingModels(versions)
+        url = f"{rest.url}/v1/models/m:predict"
+        answer = requests.post(url, data=json.dumps({"instances": [1.0] * LARGE}), timeout=60)
+    assert answer.json() == {"predictions": [2.5] * LARGE}
+    assert [len(version.asked) for version in versions] == [0] * (len(versions) - 1) + [1]
+    (asked,) = versions[-1].asked
+    assert asked[1]["x"].dtype == dtypes[-1]
+
+
 def test_a_reader_of_large_bodies_that_dies_is_replaced_and_dies_with_the_server() -> None:
     body = json.dumps({"instances": [1.0] * LARGE}).encode()
 

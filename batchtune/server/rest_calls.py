@@ -121,12 +121,17 @@ class RestCalls:
 
     async def _predict_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
         try:
-            servable = self._find(route)
+            signatures = dict(self._find(route).signatures)
         except StatusError as error:
             # What is wrong with the body is told first, as for a small one.
             await self._large_bodies.predict(body, Refusal(error.code, error.message))
             raise
-        name, by_row, inputs = await self._large_bodies.predict(body, dict(servable.signatures))
+        while True:
+            name, by_row, inputs = await self._large_bodies.predict(body, signatures)
+            servable = self._find(route)  # the version found before may be unloaded by now
+            if servable.signatures.get(name) == signatures[name]:
+                break
+            signatures = dict(servable.signatures)
         self._check_method(servable.signatures[name])
         self._submit_predict(route, servable, name, inputs, by_row, respond, started_ns)
 

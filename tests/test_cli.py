@@ -195,13 +195,13 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 
     again = batchtune("recommend", "--slo-p95", "400ms", cwd=scenario.parent)
     assert again.returncode in (0, 5), again.stderr
-    assert "Batching helps here" in again.stdout
+    assert "Batching helps" in again.stdout
     assert "requests/s" in again.stdout
 
     flags = batchtune("recommend", "--format", "triton", "--write", "config.pbtxt", cwd=scenario.parent)
     assert flags.returncode in (0, 5), flags.stderr
     assert "dynamic_batching" in (scenario.parent / "config.pbtxt").read_text()
-    assert "Deploy" not in flags.stdout
+    assert "model_base_path" not in flags.stdout
 
     never = batchtune("recommend", "--slo-p95", "1us", cwd=scenario.parent)
     assert never.returncode == 3
@@ -229,7 +229,7 @@ def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted" in err
-    assert "Recommended" in out
+    assert "Use    " in out
     assert not servers_of(scenario.parent)
 
 

@@ -48,9 +48,9 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def recommend(run: Run, *, json: bool = False, **limits: str) -> int:
+def recommend(run: Run, *, json: bool = False, why: bool = True, **limits: str) -> int:
     root = run.path.parents[1]
-    return run_recommend(run.path, limits, dialect="tfserving", write=None, results=root, json=json)
+    return run_recommend(run.path, limits, dialect="tfserving", write=None, results=root, json=json, why=why)
 
 
 def test_a_run_without_the_searchs_account_still_gives_a_recommendation(run, capsys):
@@ -59,6 +59,25 @@ def test_a_run_without_the_searchs_account_still_gives_a_recommendation(run, cap
     assert "Batching helps here" in text
     assert "among the 4 configurations measured; the rest of the space is not judged" in text
     assert "twin" not in text
+
+
+def test_without_why_a_dozen_lines_end_with_the_command_that_says_more(run, capsys):
+    assert recommend(run, why=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 15
+    assert lines[-1].strip() == f"batchtune recommend {run.path} --why"
+
+
+def test_the_command_that_says_more_asks_for_the_same_slo(run, capsys):
+    assert recommend(run, why=False, p95="40ms") in (0, 5)
+    assert "--slo-p95 40ms --slo-errors 0.01 --why" in capsys.readouterr().out
+
+
+def test_a_sample_model_is_found_by_the_shell_that_deploys_it():
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    scenario = scenario_of(target={"model": "imdb_transformer", "framework": "torch"})
+    found = '--model_base_path="$(python -m batchtune.sample_models imdb_transformer --framework torch)" '
+    assert found in deployment(alone, scenario, Path("FILE"))
 
 
 def test_the_searchs_account_is_stated(run, capsys):

@@ -26,6 +26,7 @@ from batchtune.cli.options import (
     ScenarioArgument,
     SetOption,
     Strategy,
+    WhyOption,
     examples,
     takes_slo,
 )
@@ -80,6 +81,7 @@ def sweep(
             metavar="URL", help="Export the trials for optuna-dashboard: journal:///FILE, sqlite:///FILE, …"
         ),
     ] = None,
+    why: WhyOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -99,6 +101,7 @@ def sweep(
             results=results,
             resume=resume,
             optuna_storage=optuna_storage,
+            why=why,
             json=json,
             quiet=quiet,
         )
@@ -125,12 +128,15 @@ def recommend(
         Path | None, typer.Option(metavar="FILE", help="Write the parameters there as well.")
     ] = None,
     results: RootOption = Path("results"),
+    why: WhyOption = False,
     json: JsonOption = False,
 ) -> None:
     """Choose from a run what to deploy for this SLO, and say why."""
     from batchtune.cli.recommend import run_recommend
 
-    raise typer.Exit(run_recommend(run, slo, dialect=format_, write=write, results=results, json=json))
+    raise typer.Exit(
+        run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
+    )
 
 
 @app.command(

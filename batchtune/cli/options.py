@@ -41,6 +41,9 @@ RateOption = Annotated[
 ]
 RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+WhyOption = Annotated[
+    bool, typer.Option("--why", help="The whole argument: figures, noise, search, caveats, alternatives.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 RunArgument = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")

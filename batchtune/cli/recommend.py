@@ -31,6 +31,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.recommend import Recommendation, recommend
+from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune.reason import failure_with_batching
@@ -45,6 +46,7 @@ def run_recommend(
     write: Path | None,
     results: Path,
     json: bool,
+    why: bool = False,
 ) -> int:
     """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
     promise = promised(limits)
@@ -68,6 +70,7 @@ def run_recommend(
             trials,
             slo=slo,
             json=json,
+            why=why,
             write=write,
             dialect=dialect,
             named=path is not None and run.path == path,
@@ -91,6 +94,7 @@ def conclude(
     *,
     slo: SloSpec | None = None,
     json: bool = False,
+    why: bool = False,
     write: Path | None = None,
     dialect: Dialect = "tfserving",
     named: bool = True,
@@ -100,7 +104,8 @@ def conclude(
 
     Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
     A sweep that ends without a recommendation leaves none of an earlier one in the run.
-    `named`: somebody named this run, so it need not be said which it is.
+    `why`: the whole argument instead of the short answer. `named`: somebody named this run, so it need not be said
+    which it is.
 
     Raises:
         NoFeasibleConfigurationError, InconclusiveError, TargetError: nothing measured is known to meet the SLO, or
@@ -129,13 +134,13 @@ def conclude(
     else:
         shown = dialect == "tfserving" or write is not None
         file = _parameters_file(run, write if dialect == "tfserving" else None, chosen)
-        print_recommendation(
-            chosen,
-            scenario=scenario,
-            deployment=deployment(chosen.configuration, scenario, file) if dialect == "tfserving" else None,
-            run=None if named else _run_line(run),
-            next_step=step,
-        )
+        command = deployment(chosen.configuration, scenario, file) if dialect == "tfserving" else None
+        of_run = None if named else _run_line(run)
+        if why:
+            print_recommendation(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step)
+        else:
+            more = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked)}--why"
+            print_answer(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, why=more)
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code
@@ -152,10 +157,17 @@ def to_establish(
         return None
     sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
     if asked is not None:
-        limits = [f"--slo-{name} {1e3 * limit_s:g}ms" for name, limit_s in asked.limits().items()]
-        return " ".join([sweep, *limits, f"--slo-errors {asked.error_ratio:g}"])
+        return f"{sweep} {_asked(asked)}".rstrip()
     more = " ".join(f"--set search.budget.{text}" for text in _twice(scenario, trials))
     return f"{sweep} --resume {shlex.quote(str(run.path))} {more}"
+
+
+def _asked(slo: SloSpec | None) -> str:
+    """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
+    if slo is None:
+        return ""
+    limits = [f"--slo-{name} {1e3 * limit_s:g}ms" for name, limit_s in slo.limits().items()]
+    return " ".join([*limits, f"--slo-errors {slo.error_ratio:g}", ""])
 
 
 def _twice(scenario: Scenario, trials: Sequence[Trial]) -> list[str]:

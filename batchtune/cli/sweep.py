@@ -35,6 +35,7 @@ def run_sweep(
     results: Path,
     resume: Path | None,
     optuna_storage: str | None = None,
+    why: bool = False,
     json: bool,
     quiet: bool,
 ) -> int:
@@ -81,7 +82,7 @@ def run_sweep(
         return 130
     if optuna_storage is not None and trials:
         _export(trials, scenario, optuna_storage)
-    return _concluded(run, scenario, trials, fault=fault, json=json)
+    return _concluded(run, scenario, trials, fault=fault, why=why, json=json)
 
 
 def _concluded(
@@ -90,6 +91,7 @@ def _concluded(
     trials: list[Trial],
     *,
     fault: BatchtuneError | KeyboardInterrupt | None,
+    why: bool,
     json: bool,
 ) -> int:
     """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did."""
@@ -101,7 +103,7 @@ def _concluded(
         print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
     code = 0
     try:
-        code = conclude(run, scenario, trials, json=json, swept=True)
+        code = conclude(run, scenario, trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
         if fault is None:
             raise

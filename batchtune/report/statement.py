@@ -76,10 +76,10 @@ def print_recommendation(
     )
     if run is not None:
         tell(run)
-    tell(_workload(scenario, chosen))
+    tell(workload(scenario, chosen))
     console.print()
     console.print(paragraph(_headline(chosen), width=width, indent=""), style="bold", markup=False)
-    for name, value in _parameters(chosen.configuration):
+    for name, value in parameters(chosen.configuration):
         console.print(f"  {name:<26} {value}", markup=False, soft_wrap=True)
     console.print()
     print_table(console, _figures(chosen, marks))
@@ -118,7 +118,8 @@ def _headline(chosen: Recommendation) -> str:
     return f"{head}, though it cannot be told from {other}"
 
 
-def _workload(scenario: Scenario, chosen: Recommendation) -> str:
+def workload(scenario: Scenario, chosen: Recommendation, *, with_slo: bool = True) -> str:
+    """What was asked: model, protocol, size of a request, traffic; the SLO and the objective beside it."""
     rows = f"{counted(chosen.rows_per_request, 'row')} per request"
     if chosen.concurrency is not None:
         traffic = f"{counted(chosen.concurrency, 'client')} in a closed loop"
@@ -128,14 +129,16 @@ def _workload(scenario: Scenario, chosen: Recommendation) -> str:
     limits = ", ".join(
         f"{name} ≤ {rounded_duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
     )
-    slo = f"; SLO {limits}" if limits else ""
+    slo = f"; SLO {limits}" if limits and with_slo else ""
+    objective = f"; objective {scenario.objective}" if with_slo else ""
     model = Path(scenario.target.model).name
     server = scenario.target.cpus
     on = "" if server is None else f", for a server on {cpu_list(server)}"
-    return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}; objective {scenario.objective}"
+    return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"
 
 
-def _parameters(configuration: Configuration) -> list[tuple[str, str]]:
+def parameters(configuration: Configuration) -> list[tuple[str, str]]:
+    """Batching parameters and flags by name, in the order of the file."""
     batching = {} if configuration.batching is None else to_dict(configuration.batching)
     if configuration.batching is not None and not batching:
         return [("(the server's defaults)", "")]
@@ -149,7 +152,7 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     columns = [_CHOSEN, *(_REFERENCES[one.name] for one in others)]
     table = table_of("", *map(marks.head, columns))
     if chosen.capacity_rps is not None:
-        capacity = marks.marked(_capacity(chosen, chosen.capacity_rps), _CHOSEN, "throughput", "latency")
+        capacity = marks.marked(capacity_text(chosen, chosen.capacity_rps), _CHOSEN, "throughput", "latency")
         table.add_row("capacity /s", capacity, *("" for _ in others))
     rates = [chosen.throughput_rps, *(one.throughput_rps for one in others)]
     table.add_row(
@@ -179,7 +182,7 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     return table
 
 
-def _capacity(chosen: Recommendation, capacity_rps: Estimate) -> str:
+def capacity_text(chosen: Recommendation, capacity_rps: Estimate) -> str:
     """Fresh runs that refute it leave no figure to promise; where nothing was missed it is at least so much."""
     if not chosen.promises:
         return f"below {number(capacity_rps.high)}" if math.isfinite(capacity_rps.high) else "not known"

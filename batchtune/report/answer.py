@@ -1,0 +1,189 @@
+"""How does a recommendation read in a dozen lines? What to use, what it gives, the SLO, why, what limits, how sure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final, TextIO
+
+from batchtune.batching import to_dict
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.recommend import Promise, Recommendation, Reference
+from batchtune.report.limits import limit_title
+from batchtune.report.statement import capacity_text, parameters, workload
+from batchtune.report.tables import console_on, paragraph, text_width
+from batchtune.report.units import interval, milliseconds, ratio
+from batchtune.scenario.spec import Scenario
+from batchtune.scenario.units import counted, percentage, rounded_duration
+
+INDENT: Final = " " * 7
+GAP: Final = 2
+
+DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
+"""Caveats that change what one would do; of a noisy host only where nothing is established."""
+
+_NAMES = {"no_batching": "no batching", "defaults": "the server's defaults"}
+
+
+def print_answer(
+    chosen: Recommendation,
+    *,
+    scenario: Scenario,
+    deployment: str | None,
+    run: str | None = None,
+    next_step: str | None = None,
+    why: str | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """At most fifteen lines of 80 columns where all is well; each line that may be long stands alone and whole.
+
+    `run` names the run and its age where nobody named it; `next_step` is the command that would establish what is
+    open; `deployment` the one that serves it, None where another dialect follows; `why` the one that tells more.
+    """
+    console, width = console_on(stream), text_width(stream)
+
+    def tell(label: str, text: str) -> None:
+        filled = paragraph(f"{label:<{len(INDENT)}}{text}", width=width, indent=INDENT)
+        console.print(filled, markup=False, soft_wrap=True)
+
+    if run is not None:
+        console.print(run, markup=False, soft_wrap=True)
+    tell(workload(scenario, chosen, with_slo=False), "")
+    console.print(
+        paragraph(f"{'Use':<{len(INDENT)}}{_use(chosen)}", width=width, indent=INDENT),
+        style="bold",
+        markup=False,
+        soft_wrap=True,
+    )
+    for line in _table(chosen):
+        console.print(line, markup=False, soft_wrap=True)
+    for label, text in (
+        ("SLO", " ".join(_slo(chosen))),
+        ("Why", _why(chosen)),
+        ("Limit", _limit(chosen)),
+        ("Sure?", " ".join(_sure(chosen))),
+        ("Mind", " ".join(_mind(chosen))),
+    ):
+        if text:
+            tell(label, text)
+    commands = [command for command in (deployment, next_step, why) if command is not None]
+    for label, command in zip(("Next", *("",) * len(commands)), commands, strict=False):
+        console.print(f"{label:<{len(INDENT)}}{command}", markup=False, soft_wrap=True)
+
+
+def _use(chosen: Recommendation) -> str:
+    """The parameters in one breath, and from what they cannot be told."""
+    configuration = chosen.configuration
+    named = ", ".join(f"{name} {value}".strip() for name, value in parameters(configuration))
+    if configuration.batching is None:
+        named = ", ".join(["no batching", *([named] if named else [])])
+    elif not to_dict(configuration.batching):
+        named = "the server's defaults"
+    other = _NAMES.get(chosen.little_better_than or chosen.indistinct_from or "")
+    if other is None:
+        return named
+    if named == other:
+        return f"{named}: nothing that was tuned is worth its parameters"
+    told = "hardly better than" if chosen.little_better_than is not None else "so far not to be told from"
+    return f"{named} ({told} {other})"
+
+
+def _table(chosen: Recommendation) -> list[str]:
+    """One line for the recommended configuration and for each reference point, in columns."""
+    others = [one for one in chosen.references if one.configuration != chosen.configuration]
+    quantile = _quantile(chosen)
+    rows = [
+        ("", "requests/s", f"{quantile} ms", "gain of this"),
+        ("this", interval(chosen.throughput_rps), milliseconds(chosen.latency_s.get(quantile)), ""),
+        *(_reference_row(chosen, one, quantile) for one in others),
+    ]
+    if not any(row[3] for row in rows[1:]):
+        rows = [(*row[:3], "") for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return [_aligned(row, widths) for row in rows]
+
+
+def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> tuple[str, str, str, str]:
+    gain = {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}[other.name]
+    name = {"no_batching": "no batching", "defaults": "defaults"}[other.name]
+    latency = milliseconds(other.latency_s.get(quantile))
+    return name, interval(other.throughput_rps), latency, "" if gain is None else ratio(gain)
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *figures = row
+    cells = (f"{text:>{width}}" for text, width in zip(figures, widths[1:], strict=True) if width)
+    return (INDENT + (" " * GAP).join([f"{first:<{widths[0]}}", *cells])).rstrip()
+
+
+def _quantile(chosen: Recommendation) -> str:
+    """The quantile that the SLO limits and that was measured; else p95."""
+    limited = (name for name in chosen.slo if name in chosen.latency_s)
+    return next(limited, "p95")
+
+
+def _slo(chosen: Recommendation) -> Iterator[str]:
+    if chosen.capacity_rps is not None:
+        yield f"Capacity {capacity_text(chosen, chosen.capacity_rps)} requests/s."
+    for promise in chosen.promises:
+        limit = f"{promise.name} ≤ {rounded_duration(promise.limit_s)}"
+        yield f"{limit}: {_kept(promise, chosen)}."
+
+
+def _kept(promise: Promise, chosen: Recommendation) -> str:
+    """What the fresh runs did, and how high another one may come."""
+    if not math.isfinite(promise.upper_bound_s):
+        return "how high a fresh run comes is not known"
+    highest = rounded_duration(promise.upper_bound_s)
+    if not chosen.established:
+        below = promise.spare_ratio >= 0.0
+        return f"{'a fresh run stays below' if below else 'may be missed, a fresh run may reach'} {highest}"
+    kept = f"kept in {counted(chosen.confirmations, 'fresh run')}"
+    if promise.spare_ratio >= 0.0:
+        return f"{kept}; another stays below {highest}"
+    return f"{kept}, as their mean does; a single one may reach {highest}"
+
+
+def _why(chosen: Recommendation) -> str:
+    """Whether batching helps, with the first fact of the reason where it does."""
+    if chosen.batching_helps == "yes":
+        return f"Batching helps: {chosen.reason.split('; ')[0]}."
+    told = {"no": "Batching does not help", "not distinguishable": "Whether batching helps is not known"}
+    return f"{told[chosen.batching_helps]}: {chosen.cannot_pay or chosen.reason}."
+
+
+def _limit(chosen: Recommendation) -> str:
+    if chosen.bottleneck is None:
+        return ""
+    title = limit_title(chosen.bottleneck)
+    return f"{title[:1].upper()}{title[1:]}: {chosen.bottleneck.text}. {_advice(chosen.bottleneck.advice)}."
+
+
+def _advice(advice: str) -> str:
+    """What to do, without the reason behind the colon."""
+    text = advice.split(": ", maxsplit=1)[0]
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _sure(chosen: Recommendation) -> Iterator[str]:
+    yield "Established." if chosen.established else f"Not established: {'; '.join(chosen.open_questions)}."
+    near = chosen.near_best
+    if near is None:
+        return
+    among = f"{near.count} {'tried' if near.of == 'measured' else 'points judged'}"
+    if near.probability >= 0.5:
+        yield f"None of the {among} is 5 % better ({_percentage(near.probability)} sure)."
+    else:
+        yield f"Of the {among} one is likely 5 % better ({_percentage(1.0 - near.probability)})."
+
+
+def _percentage(probability: float) -> str:
+    return "over 99 %" if probability > 0.99 else percentage(probability)
+
+
+def _mind(chosen: Recommendation) -> Iterator[str]:
+    codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
+    for caveat in chosen.caveats:
+        if caveat.code in codes:
+            advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
+            yield f"{caveat.text[:1].upper()}{caveat.text[1:]}{advice}."

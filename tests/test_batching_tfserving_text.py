@@ -18,6 +18,8 @@ from batchtune.batching import (
 )
 from batchtune.errors import BatchingParametersError
 
+pytestmark = pytest.mark.smoke
+
 _INT64, _BOOL, _STRING = (
     ".google.protobuf.Int64Value",
     ".google.protobuf.BoolValue",

@@ -212,7 +212,16 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
     assert "20 furlongs" in wrong.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        *(
+            pytest.param(number, marks=pytest.mark.slow)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+        ),
+    ],
+)
 def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     scenario: Path, number: signal.Signals
 ) -> None:
@@ -233,6 +242,7 @@ def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     assert not servers_of(scenario.parent)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was_and_says_what_was_lost(scenario: Path) -> None:
     process = start("sweep", scenario, cwd=scenario.parent)
     give_up = time.monotonic() + 60

@@ -12,6 +12,8 @@ from batchtune.cli.slo import in_place_of, promised, slo_overrides
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import parse_scenario
 
+pytestmark = pytest.mark.smoke
+
 SCENARIO = """\
 name: one
 target: {model: m}

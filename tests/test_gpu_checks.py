@@ -22,6 +22,7 @@ def run(out: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads((out / "gpu_checks.json").read_text()), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_says_why_and_the_next_ones_run(tmp_path: Path) -> None:
     """Before the models are exported there is nothing whose ceiling could be measured."""
     code, document, said = run(tmp_path, "--only", "ceiling,models,correctness")
@@ -38,6 +39,7 @@ def test_a_section_that_fails_says_why_and_the_next_ones_run(tmp_path: Path) -> 
     assert "no figure means anything" in (tmp_path / "gpu_checks.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_section_whose_servers_do_not_start_is_not_called_ok(tmp_path: Path) -> None:
     site = tmp_path / "site" / "httptools"
     site.mkdir(parents=True)

@@ -93,6 +93,7 @@ def test_the_imdb_experiment_is_the_one_of_the_cpu_but_for_sizes_threads_and_dev
         assert plain[0] == plain[1]
 
 
+@pytest.mark.slow
 def test_on_a_cpu_batches_of_the_transformer_fill_and_are_padded_to_allowed_sizes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     overrides = changed(
@@ -108,6 +109,7 @@ def test_on_a_cpu_batches_of_the_transformer_fill_and_are_padded_to_allowed_size
     assert {int(rows) for rows in server["batches_by_rows"]} <= {1, 2, 4, 8, 16, 32, 64}
 
 
+@pytest.mark.slow
 def test_on_a_cpu_the_recognisers_variants_are_compared(small: Path, tmp_path: Path) -> None:
     overrides = changed(*QUICK, f"target.model={small}", "target.framework=null")
     file = str(SCENARIOS / "text-recognition-gpu.yaml")

@@ -10,6 +10,8 @@ import pytest
 
 from batchtune.interrupts import INTERRUPTS, hear_interrupts, interrupts_noted
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture(autouse=True)
 def handlers_put_back() -> Iterator[None]:

@@ -16,6 +16,8 @@ from batchtune.load.samples import Status
 from batchtune.wire.rest_tensors import encode_predict_json
 from batchtune.wire.tensors import decode_predict_response, encode_predict_request
 
+pytestmark = pytest.mark.smoke
+
 INPUTS = [np.full((rows, 2), rows, np.float32) for rows in (1, 3)]
 
 

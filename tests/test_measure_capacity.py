@@ -73,6 +73,7 @@ def test_the_search_finds_the_exact_capacity_of_a_simulated_queue() -> None:
     assert max(seconds) <= 50
 
 
+@pytest.mark.slow
 def test_the_limit_that_is_missed_first_sets_the_capacity() -> None:
     """20 searches with fixed seeds for p95 within 10 ms and p50 within 4 ms, which long runs keep up to 1,300/s.
 

@@ -19,6 +19,8 @@ from batchtune.measure.server_settings import ServerSettings
 from batchtune.measure.steady_state import Window, mser5, warm_up_needed_s, window_of
 from batchtune.target.telemetry import ServerActivity
 
+pytestmark = pytest.mark.smoke
+
 EVENLY = np.arange(0, 5, 0.002)
 
 

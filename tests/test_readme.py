@@ -27,6 +27,11 @@ def console_commands() -> list[str]:
     return [command for command in commands if not command.startswith(SET_UP)]
 
 
+def is_quick(command: str) -> bool:
+    """Whether it needs no run of the sweep, nor is one: the others take two minutes together."""
+    return command.endswith("--help")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a user has, so that no run is left in the checkout."""
@@ -48,7 +53,13 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", console_commands())
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=() if is_quick(command) else pytest.mark.slow)
+        for command in console_commands()
+    ],
+)
 def test_console_line_runs(command: str, folder: Path) -> None:
     done = run(command, folder)
     print(done.stdout)
@@ -66,6 +77,7 @@ def test_console_line_runs(command: str, folder: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_the_quickstart_recommends_batching_for_the_real_model(folder: Path) -> None:
     if not (folder / "results").exists():
         pytest.skip("needs the sweep of the console line before it")

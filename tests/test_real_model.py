@@ -17,6 +17,7 @@ from batchtune.scenario.spec import TargetSpec
 from batchtune.target.telemetry import activity
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 
+pytestmark = pytest.mark.slow  # a small SavedModel gives the same proof in test_server_main.py
 ROWS = 5
 
 

@@ -21,6 +21,8 @@ from batchtune.tune.pool import pool
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Probe, Trial
 
+pytestmark = pytest.mark.smoke
+
 LABEL_14 = "max_batch_size=14 batch_timeout_micros=2000 num_batch_threads=1"
 SEARCH = {
     "budget": {"trials": 12},

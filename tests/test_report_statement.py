@@ -22,6 +22,8 @@ from batchtune.tune.pareto import Alternative
 from batchtune.tune.prediction import Promise
 from batchtune.tune.summary import SearchSummary
 
+pytestmark = pytest.mark.smoke
+
 GUIDED = SearchSummary(
     strategy="guided",
     stop_reason="all survivors lie within 5 % of each other",

@@ -24,6 +24,8 @@ from batchtune.scenario.spec import ListSpace, RangeSpace, Scenario
 from batchtune.scenario.specbase import require_cpus
 from batchtune.scenario.yaml_document import parse_override
 
+pytestmark = pytest.mark.smoke
+
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
 

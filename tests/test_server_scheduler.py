@@ -18,6 +18,8 @@ from batchtune.server.scheduler import (
     StatusError,
 )
 
+pytestmark = pytest.mark.smoke
+
 FULL = "The batch scheduling queue to which this task was submitted is full; "
 
 

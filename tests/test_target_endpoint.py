@@ -15,6 +15,8 @@ from batchtune.target.endpoint import Endpoint, read_signature, wait_until_ready
 from batchtune.target.external import external_signature
 from batchtune.target.tfserving import resolve_model
 
+pytestmark = pytest.mark.smoke
+
 # Shapes and spelling as in TensorFlow Serving's saved_model_half_plus_two_2_versions_metadata.json.
 METADATA = {
     "model_spec": {"name": "m", "signature_name": "", "version": "1"},

@@ -8,6 +8,8 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 from batchtune.batching import BatchingParameters, Configuration
 from batchtune.tune.bench import Bench, Plan
 
+pytestmark = pytest.mark.smoke
+
 NO_BATCHING = Configuration(batching=None)
 
 

@@ -78,7 +78,7 @@ def test_what_goes_on_between_trials_is_told():
     assert all(one.startswith("the twin is fitted to ") and one.endswith(" trials") for one in said)
 
 
-@pytest.mark.parametrize("time", ["10s", "15s"])
+@pytest.mark.parametrize("time", ["10s", pytest.param("15s", marks=pytest.mark.slow)])
 def test_in_haste_a_proposal_is_tried_at_the_rate_that_it_is_expected_to_take(time):
     """The server's defaults have more threads than the space, and the twin expects too much of them: no bar to set."""
     scenario = capacity_scenario(time=time, threads=1)
@@ -143,6 +143,7 @@ def test_it_ends_within_a_twentieth_of_the_true_best_on_a_serial_device(usual):
     assert regret(scenario, trials, device(serial=True)) <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("known", "threads", "p95"),
     [
@@ -157,6 +158,7 @@ def test_it_ends_within_a_twentieth_of_the_true_best_whatever_the_threads_share(
     assert regret(scenario, trials, known) <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [0.7, 1.3])
 def test_a_server_that_lies_about_its_times_does_not_lead_it_astray(lie):
     known, scenario = device(serial=True), capacity_scenario()
@@ -174,6 +176,7 @@ def test_time_proportional_to_rows_is_said_before_searching():
     assert recommend(trials, scenario=scenario, search=summary).batching_helps != "yes"
 
 
+@pytest.mark.slow
 def test_of_the_proposals_at_least_one_in_five_is_the_samplers_own():
     space = {"max_batch_size": [1, 2, 4, 8, 16, 32, 64], "batch_timeout_micros": [0, 1000, 2000, 5000]}
     trials, _ = searched(capacity_scenario(space=space, time="100s"), device(serial=True))
@@ -253,9 +256,8 @@ def test_a_bound_that_is_kept_says_nothing_and_one_that_is_broken_moves_neighbou
         assert side * told.expected[near] > side * told.expected[far] + 0.02 > 0.0
 
 
-def test_a_point_that_differs_in_the_timeout_alone_and_not_to_the_twin_is_settled():
-    scenario = capacity_scenario()
-    trials, _ = searched(scenario, device(serial=True))
+def test_a_point_that_differs_in_the_timeout_alone_and_not_to_the_twin_is_settled(usual):
+    scenario, trials, _ = usual
     driver = Driver(scenario)
     driver.trials.extend(one for one in trials if one.source in ("probe", "calibration", "guide"))
     insight = Insight(driver, Findings())

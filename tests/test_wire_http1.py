@@ -18,6 +18,8 @@ from batchtune.wire.http1 import (
     KnownHeads,
 )
 
+pytestmark = pytest.mark.smoke
+
 REQUEST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"
 
 

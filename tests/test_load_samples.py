@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from batchtune.load.job import LoadJob, split
 from batchtune.load.live import LiveView
 from batchtune.load.samples import NEVER_NS, Samples, Status, merge
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
+
+pytestmark = pytest.mark.smoke
 
 SECOND_NS = 1_000_000_000
 
@@ -176,8 +178,18 @@ def test_gathering_takes_what_was_issued_and_says_never_where_it_never_was(colum
     assert samples.send_lag_ns.tolist() == [1, 1, 1]
 
 
-def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(columns: Columns) -> None:
-    start_ns = time.monotonic_ns() - SECOND_NS
+@pytest.fixture
+def now_ns(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The instant of every look, however long this machine pauses in between."""
+    frozen_ns = 100 * SECOND_NS
+    monkeypatch.setattr("batchtune.load.live.time", SimpleNamespace(monotonic_ns=lambda: frozen_ns))
+    return frozen_ns
+
+
+def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(
+    columns: Columns, now_ns: int
+) -> None:
+    start_ns = now_ns - SECOND_NS
     view = LiveView([columns], start_ns=start_ns, overdue_after_s=0.1)
     assert view.look().sent == 0
     for index in range(20):
@@ -200,8 +212,7 @@ def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(col
     assert live.throughput_rps > 0
 
 
-def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns) -> None:
-    now_ns = time.monotonic_ns()
+def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns, now_ns: int) -> None:
     view = LiveView([columns], start_ns=now_ns - 10 * SECOND_NS, overdue_after_s=1.0)
     for index in range(10):
         columns.due[index] = now_ns - (5 * SECOND_NS if index < 5 else SECOND_NS // 10)

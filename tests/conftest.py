@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from batchtune.interrupts import INTERRUPTS
 
-# A shell's background job is started with Ctrl-C ignored, and would hand that on to what the tests interrupt.
+# A shell's background job is started with both of the keyboard's signals ignored, and would hand that on to what the
+# tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+# The tests start some hundred Pythons. Where nothing compiled may be written beside the sources, each would compile them
+# anew (0.4 s for a command); then it is kept in the user's cache.
+if sys.dont_write_bytecode:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    sys.pycache_prefix = str(cache / "batchtune" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    sys.dont_write_bytecode = False
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`pytest -m smoke` does not even import the other files: that takes as long as its tests."""
+    if config.getoption("markexpr") != "smoke" or not collection_path.name.startswith("test_"):
+        return None
+    return "pytest.mark.smoke" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(autouse=True)

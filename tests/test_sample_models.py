@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ from batchtune.sample_models.torch_models import FORMS, folded, torch_model, wri
 # in its features and classes); the transformer's is the Keras example's own count.
 PARAMETERS = {"imdb_transformer": 657_758, "text_recognition": 44_282_885, "resnet50": 25_557_032}
 CPU = BackendOptions(device="cpu", intra_op_threads=1)
+
+
+whole = cache(torch_model)
+"""Built once for those that do not change it: 44 million weights take seconds to draw."""
 
 
 def rows(name: str, count: int, seed: int = 3) -> np.ndarray:
@@ -51,12 +57,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_model_has_as_many_parameters_as_was_published(name: str) -> None:
-    assert sum(one.numel() for one in torch_model(name).parameters()) == PARAMETERS[name]
+    assert sum(one.numel() for one in whole(name).parameters()) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_folding_keeps_the_answers_and_leaves_no_normalisation(name: str) -> None:
-    module, given = torch_model(name), rows(name, 2)
+    module, given = deepcopy(whole(name)), rows(name, 2)
     plain = answers(module, given)
     assert plain.shape == (2, *FORMS[name].output_shape)
     lean = folded(module)
@@ -82,14 +88,14 @@ def test_the_server_loads_an_export_and_answers_any_number_of_rows(exported: Pat
     signature = model.signatures["serving_default"]
     assert signature.inputs == (TensorSpec(name="tokens", dtype="float32", shape=(None, 200)),)
     assert signature.outputs == (TensorSpec(name="scores", dtype="float32", shape=(None, 2)),)
-    run, plain = model.runs["serving_default"], torch_model("imdb_transformer")
+    run, plain = model.runs["serving_default"], whole("imdb_transformer")
     for count in (1, 2, 7):
         given = rows("imdb_transformer", count)
         np.testing.assert_allclose(run({"tokens": given})["scores"], answers(plain, given), rtol=1e-5)
 
 
 def test_a_word_that_the_transformer_does_not_know_counts_as_the_last_one() -> None:
-    module, given = torch_model("imdb_transformer"), rows("imdb_transformer", 1)
+    module, given = whole("imdb_transformer"), rows("imdb_transformer", 1)
     given[0, :3] = (-5.0, 20_000.0, 1e9)
     known = given.copy()
     known[0, :3] = (0.0, 19_999.0, 19_999.0)

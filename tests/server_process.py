@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,8 @@ from typing import Any, Self
 
 import httpx
 
+from batchtune.target.process import free_port
+
 EMULATED = """
 service_time: {base_ms: %(base_ms)s}
 inputs: {x: {dtype: float32, shape: [2]}}
@@ -22,14 +23,10 @@ outputs: {y: {dtype: float32, shape: [2]}}
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def write_emulated(base_path: Path, *, version: int = 1, base_ms: float = 0.0) -> Path:
@@ -68,13 +65,20 @@ class ServerProcess:
         self.rest = httpx.Client(base_url=f"http://127.0.0.1:{self.rest_port}", timeout=20, trust_env=False)
 
     def __enter__(self) -> Self:
-        if self._wait:
-            self.wait_until_ready()
+        try:
+            if self._wait:
+                self.wait_until_ready()
+        except BaseException:
+            self._end()  # or a later test is blamed for what this one left
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self.rest.close()
         if self._process.poll() is None:
             self._process.kill()

@@ -88,3 +88,20 @@ def test_a_short_program_that_fails_tells_why() -> None:
 
 def test_free_ports_differ_and_are_above_the_privileged_range() -> None:
     assert free_port() > 1023
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_to_connections() -> None:
+    """Someone's connection took it now and then before the server listened."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if first < 11_000:
+        pytest.skip("connections may have every port here")
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10
+    assert not [port for port in ports if first <= port <= last]
+
+
+def test_where_the_kernel_tells_no_range_any_free_port_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchtune.target.process._LOCAL_PORTS", tmp_path / "none")
+    assert free_port() > 1023

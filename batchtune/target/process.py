@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -17,6 +18,8 @@ from batchtune.errors import TargetError
 from batchtune.target.container import Container, tree_cpu_s, tree_listens
 
 _TAIL_BYTES = 16_384
+_FIRST_PORT = 10_000
+_LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @contextlib.contextmanager
@@ -160,12 +163,31 @@ class ServerProcess:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago."""
+    """A TCP port that was free a moment ago, and that no client's connection is given until the server listens.
+
+    The kernel takes the ports of connections from a range of its own; ours lies below that where there is room.
+    """
+    room = _first_port_of_connections() - _FIRST_PORT
+    for _ in range(20 if room > 0 else 0):
+        with contextlib.suppress(OSError):
+            return _bound(host, _FIRST_PORT + secrets.randbelow(room))
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> int:
+    """The port that a socket was bound to, and that it has left again."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
+
+
+def _first_port_of_connections() -> int:
+    """0 where the kernel does not tell."""
+    try:
+        return int(_LOCAL_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def run_to_end(command: Sequence[str], *, limit_s: float) -> str:

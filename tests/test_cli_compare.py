@@ -52,6 +52,7 @@ def measured(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     return done
 
 
+@pytest.mark.slow
 def test_a_comparison_says_that_batching_helps_an_emulated_device(scenario: Path) -> None:
     """One row takes 2.05 ms, sixteen take 2.8 ms: batching gives several times the throughput on any machine."""
     done = measured("compare", scenario, "--blocks", "6", "--json", cwd=scenario.parent)
@@ -140,6 +141,7 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     assert not servers_of(scenario.parent)
 
 
+@pytest.mark.slow
 def test_noise_states_the_smallest_change_that_can_be_told(scenario: Path) -> None:
     quick = ["--set", "fixed.max_batch_size=16", "--set", "load.duration=200ms"]
     done = measured("noise", scenario, "--blocks", "6", "--json", *quick, cwd=scenario.parent)

@@ -60,6 +60,7 @@ def test_a_load_ends_with_6_exactly_when_its_point_shows_the_client_or_the_host(
     assert "the device is emulated" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> None:
     done = batchtune(
         "load", scenario, "--concurrency", f"2,{FAR_TOO_MANY}", "--json", "-q", cwd=scenario.parent

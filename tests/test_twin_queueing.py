@@ -27,8 +27,6 @@ from batchtune.twin.queueing import (
     saturation_rows_per_s,
 )
 
-pytestmark = pytest.mark.smoke
-
 V100, P4 = (0.1438, 1.8874), (0.5833, 1.4284)
 # fit, load, exact mean latency, bound, mean batch, busy ratio, mean latency with b_max 8 and 64 (None: unstable)
 GOLDEN = [

@@ -18,6 +18,7 @@ from batchtune.server.scheduler import Batch, ManualClock, QueueOptions, SharedB
 from batchtune.twin.runs import OpenTraffic, run_open_by_events
 from batchtune.twin.simulate import Batcher, Device, SimulatedRun, simulate_open
 
+pytestmark = pytest.mark.smoke
 SEED = 20_261_121
 NEVER = 2**61
 

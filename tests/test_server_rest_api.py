@@ -334,7 +334,7 @@ def test_tuning_refuses_a_page_whose_name_was_made_to_point_here(host: bytes, st
     with running_rest(tuning=Control()) as rest:
         path = b"/v1/tuning/batching_parameters"
         for method in ("GET", "PUT"):
-            request = b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: 2\r\n\r\n{}" % (
+            request = b"%b %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}" % (
                 method.encode(),
                 path,
                 host,

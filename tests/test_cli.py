@@ -288,7 +288,7 @@ def test_loading_prints_one_row_a_point(scenario: Path) -> None:
     assert all(one["measurement"]["requests"] > 0 for one in points)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "rest"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("rest", marks=pytest.mark.slow)])
 def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: str) -> None:
     ports = {"grpc": free_port(), "rest": free_port()}
     command = [

@@ -88,6 +88,7 @@ def test_the_table_and_the_sentences_are_printed(scenario: Path) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_ends_with_the_targets_code_and_the_others_are_kept(scenario: Path) -> None:
     text = scenario.read_text() + "  broken: {target: {command: [no_such_model_server]}}\n"
     scenario.write_text(text)
@@ -127,6 +128,7 @@ def test_mistakes_are_named_before_anything_runs(
     assert not (scenario.parent / "results").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     process = start("compare", scenario, "--blocks", "100", cwd=scenario.parent)
     assert process.stderr is not None

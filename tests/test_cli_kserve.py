@@ -30,7 +30,7 @@ def scenario(tmp_path: Path) -> Path:
     ("protocol", "option"),
     [
         ("kserve_grpc", "--grpc-url=127.0.0.1:{0.grpc_port}"),
-        ("kserve_rest", "--rest-url=http://127.0.0.1:{0.rest_port}"),
+        pytest.param("kserve_rest", "--rest-url=http://127.0.0.1:{0.rest_port}", marks=pytest.mark.slow),
         ("kserve_rest_binary", "--rest-url=http://127.0.0.1:{0.rest_port}"),
     ],
 )

@@ -50,6 +50,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_load_ends_with_6_exactly_when_its_point_shows_the_client_or_the_host(scenario: Path) -> None:
     """Whether so many clients outrun the server before they outrun their own core is up to the machine."""
     done = batchtune("load", scenario, "--concurrency", str(FAR_TOO_MANY), cwd=scenario.parent)
@@ -107,6 +108,7 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     assert (named.returncode, "is a load test" in named.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_with_no_save(scenario: Path) -> None:
     done = batchtune("load", scenario, "--concurrency", "1", "--no-save", "--json", "-q", cwd=scenario.parent)
     assert json.loads(done.stdout)["run"] is None

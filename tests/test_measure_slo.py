@@ -101,7 +101,7 @@ def verdicts(rate_rps: float, miss_ratio: float, *, mode: str, streams: int) -> 
     return found
 
 
-@pytest.mark.parametrize("rate_rps", [700.0, 1500.0])
+@pytest.mark.parametrize("rate_rps", [pytest.param(700.0, marks=pytest.mark.slow), 1500.0])
 def test_wrong_verdicts_at_the_edge_stay_within_one_in_twenty(rate_rps: float) -> None:
     """150 batch-correlated streams a side; a true 5 % shows more than 12 (8 %) in 4 of 100; the seed is fixed."""
     assert verdicts(rate_rps, 0.07, mode="search", streams=150)["PASS"] <= 12

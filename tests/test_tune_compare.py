@@ -504,3 +504,12 @@ def test_the_most_clients_of_a_range_fill_the_batch_that_is_probed():
     pace = probed_pace(bench, variant.scenario, variant.configuration, clients=32)
     assert pace.batch_s(16) == pytest.approx(2.1, rel=0.05)
     assert leaves_duration_open(variant.scenario)
+
+
+def test_a_server_that_answers_no_lone_request_has_no_pace_and_the_loads_say_why():
+    variants = chosen_variants(slow_scenarios())
+    laboratory = Laboratory(refuses=lambda _configuration: "cannot start")
+    paces = probed_paces(variants, bench_of=laboratory.bench_of)
+    assert pace_text(variants[0], paces["off"]) == "off: a lone request was not answered"
+    trials = list(compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces))
+    assert {done.trial.failure for done in trials} == {"cannot start"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -61,6 +62,8 @@ def probed_paces(
 
 def pace_text(variant: Variant, pace: Pace) -> str:
     """`large: a batch takes 2.1 s, each run 12 s`: what its loads will take, before they are begun."""
+    if math.isnan(pace.lone_s):
+        return f"{variant.name}: a lone request was not answered"
     times = times_of(pace, variant.scenario, variant.configuration)
     what = "a request" if variant.configuration.batching is None else "a batch"
     run_s = rounded_duration(run_seconds(variant, pace))

@@ -15,10 +15,12 @@ from batchtune.server.json_answers import error_answer
 from batchtune.server.rest_message import CONTINUE, STATUS_LINES, Head, KnownHeads, Request
 from batchtune.server.rest_parser import RequestParser, RestLimits
 from batchtune.server.rest_routes import Route
+from batchtune.wire.shared_bytes import ClientBytes
 
 _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our answers
 _PIECE_BYTES = 1 << 14  # parsed at once: at most some 600 requests, which are answered before the next piece
 _ANSWERS_PER_TURN = 16  # of pipelined requests, before other connections have their turn
+_TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 _LINGER_S = 2.0  # for a client that still sends to read why it was refused
 
 
@@ -53,7 +55,10 @@ class RestService(Protocol):
 
 
 class RestConnection(asyncio.Protocol):
-    """One client; it is in `connections` while it lives, and `on_closed` is called when it no longer does."""
+    """One client; it is in `connections` while it lives, and `on_closed` is called when it no longer does.
+
+    `client_bytes`: what all clients make the server keep.
+    """
 
     def __init__(
         self,
@@ -62,11 +67,14 @@ class RestConnection(asyncio.Protocol):
         limits: RestLimits,
         connections: set[RestConnection],
         on_closed: Callable[[], None],
+        client_bytes: ClientBytes,
     ) -> None:
         self._service = service
         self._limits = limits
         self._connections = connections
         self._on_closed = on_closed
+        self._client_bytes = client_bytes
+        self._noted_bytes = 0  # as arriving
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None  # None before the connection and after it
         self._peer = ""
@@ -96,6 +104,31 @@ class RestConnection(asyncio.Protocol):
     def waiting_bytes(self) -> int:
         """What has arrived and is not parsed."""
         return len(self._unparsed)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What is held of requests that are not whole, and of those that wait for their turn."""
+        parser = self._parser
+        return len(self._unparsed) + (parser.arrived_bytes if parser.arriving else 0)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What is held of answers that the client has not taken."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def waits_for_us(self) -> bool:
+        """Whether an answer is under way, or not taken: nothing else is read meanwhile."""
+        return self._answering is not None or self._clogged
+
+    def refuse_arriving(self) -> None:
+        """Refuse the request that is not whole, or close where it is not its turn."""
+        if self._answering is not None or self._clogged or self._parser.ready:
+            self.abort()
+        else:
+            self._unparsed.clear()
+            self._parser.refuse(503, _TOO_MUCH)
+            self._advance()
 
     def drain(self) -> None:
         """Answer what has arrived, take no more, close."""
@@ -142,15 +175,18 @@ class RestConnection(asyncio.Protocol):
         self._unparsed.clear()
         self._parser.close()
         self._connections.discard(self)
+        self._client_bytes.forget(self)
         self._on_closed()
 
     def pause_writing(self) -> None:
         """Read and start no more requests of a client that does not read our answers."""
         self._clogged = True
         self._pause_reading()
+        self._client_bytes.unsent.note(self, self.unsent_bytes)
 
     def resume_writing(self) -> None:
         self._clogged = False
+        self._client_bytes.unsent.note(self, self.unsent_bytes)
         self._advance()
 
     def data_received(self, data: bytes) -> None:
@@ -161,6 +197,7 @@ class RestConnection(asyncio.Protocol):
             self._unparsed += data
             if len(self._unparsed) > _AHEAD_BYTES:
                 self._pause_reading()
+            self._note_arriving()
             return
         if not self._parser.arriving:
             end = data.find(b"\r\n\r\n") + 4
@@ -204,6 +241,12 @@ class RestConnection(asyncio.Protocol):
         if written and head.route is not None:
             self._service.known_heads.keep(written, head)
 
+    def _note_arriving(self) -> None:
+        arriving_bytes = self.arriving_bytes
+        if arriving_bytes != self._noted_bytes:
+            self._noted_bytes = arriving_bytes
+            self._client_bytes.arriving.note(self, arriving_bytes)
+
     def _is_busy(self) -> bool:
         """Whether what arrives has to wait for its turn."""
         return self._answering is not None or self._clogged or bool(self._unparsed or self._parser.ready)
@@ -217,6 +260,7 @@ class RestConnection(asyncio.Protocol):
             self._work_off()
         finally:
             self._advancing = False
+        self._note_arriving()
         transport, parser = self._transport, self._parser
         if transport is None or transport.is_closing() or self._closing:
             return

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httptools
 
 from batchtune.server.rest_message import NOTED_FIELDS, Head, Request, origin_form
+from batchtune.wire.shared_bytes import SharedLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestLimits:
     """What a connection may take: `idle_s` between two requests; `stalled_s` without a byte either way while one is
     under way; for a whole request `stalled_s`, and a second for every `bytes_per_s_min` bytes of it. A head may have
-    `head_bytes_max` bytes and `fields_max` fields."""
+    `head_bytes_max` bytes and `fields_max` fields.
+    `shared` bounds what all connections hold together."""
 
     idle_s: float = 3600.0
     stalled_s: float = 60.0
     bytes_per_s_min: int = 1_000
     head_bytes_max: int = 1 << 16
     fields_max: int = 256
+    shared: SharedLimits = field(default_factory=SharedLimits)
 
 
 class RequestParser:
@@ -74,6 +77,10 @@ class RequestParser:
         if self.arriving and self._quiet_bytes > self._limits.head_bytes_max:
             self._refuse(400, f"a line of the request exceeds {self._limits.head_bytes_max} bytes")
         return b""
+
+    def refuse(self, status: int, text: str) -> None:
+        """Answer the request that is arriving, if none was refused before, and take no more."""
+        self._refuse(status, text)
 
     def close(self) -> None:
         """Drop what has arrived; the parser refers back to us."""

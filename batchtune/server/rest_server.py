@@ -6,8 +6,7 @@ import asyncio
 
 from batchtune.server.rest_connection import RestConnection, RestService
 from batchtune.server.rest_parser import RestLimits
-
-_SWEEP_S = 5.0
+from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes
 
 
 class RestServer:
@@ -21,6 +20,7 @@ class RestServer:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._all_closed = asyncio.Event()
         self._port = 0
+        self._client_bytes = ClientBytes(limits.shared)
 
     @property
     def port(self) -> int:
@@ -37,7 +37,7 @@ class RestServer:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, host, port, backlog=backlog)
         self._port = int(self._listener.sockets[0].getsockname()[1])
-        self._sweep_timer = loop.call_later(_SWEEP_S, self._sweep_on)
+        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 
     async def drain(self, grace_s: float = 10.0) -> None:
         """Stop accepting, finish the requests under way, close; what is left after `grace_s` is cut off."""
@@ -56,9 +56,11 @@ class RestServer:
         self._service.close()
 
     def sweep(self) -> None:
-        """Close idle and stalled connections."""
-        for connection in list(self.open_connections):
+        """Close idle and stalled connections, and those that make us keep too much."""
+        connections = list(self.open_connections)
+        for connection in connections:
             connection.close_if_silent()
+        self._client_bytes.sweep(connections)
 
     def _connection(self) -> RestConnection:
         return RestConnection(
@@ -66,6 +68,7 @@ class RestServer:
             limits=self._limits,
             connections=self.open_connections,
             on_closed=self._note_closed,
+            client_bytes=self._client_bytes,
         )
 
     def _note_closed(self) -> None:
@@ -75,7 +78,7 @@ class RestServer:
             self._all_closed.set()
 
     def _sweep_on(self) -> None:
-        self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep_on)
+        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_on)
         self.sweep()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from batchtune.wire import http2_frames as h2
 from batchtune.wire.grpc_call import (
@@ -18,7 +19,7 @@ from batchtune.wire.http2_flow import OutgoingFlow
 from batchtune.wire.http2_frames import STREAM_ID, ErrorCode
 from batchtune.wire.server_limits import ServerLimits
 
-_WRITE_BUFFER_BYTES = 2**20
+_WRITE_BUFFER_BYTES = 2**16
 _TOO_SLOW = "too many answers wait for the client to read them"
 
 
@@ -30,6 +31,8 @@ class AnswerWriter:
         "_grants",
         "_limits",
         "_loop",
+        "_note_unsent",
+        "_noted",
         "_paused",
         "_progress",
         "_stall_timer",
@@ -42,7 +45,9 @@ class AnswerWriter:
         "zombies",
     )
 
-    def __init__(self, transport: asyncio.Transport, limits: ServerLimits) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, limits: ServerLimits, note_unsent: Callable[[int], None]
+    ) -> None:
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self.transport: asyncio.Transport | None = transport
         self.streams: dict[int, GrpcCall | GrpcStream] = {}
@@ -53,11 +58,24 @@ class AnswerWriter:
         self.held_bytes = 0  # of requests that are incomplete
         self._loop = asyncio.get_running_loop()
         self._limits = limits
+        self._note_unsent = note_unsent
+        self._noted = False  # that answers wait
         self._flow = OutgoingFlow()
         self._grants: dict[int, int] = {}  # WINDOW_UPDATEs of open streams that wait for nothing
         self._paused = False
         self._progress = 0
         self._stall_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Count what waits for the socket or for the client's windows."""
+        waiting = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return waiting + self._flow.queued_bytes
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether the socket is clogged, so that no more requests are read."""
+        return self._paused
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
         """Send an OK answer with its one message."""
@@ -179,6 +197,8 @@ class AnswerWriter:
         if self.out:
             transport.write(b"".join(self.out))
             self.out.clear()
+        if self._paused or self._noted or self._flow.queued_bytes:
+            self._note()
         if self.close_when_idle and not self.streams:
             transport.close()
 
@@ -188,6 +208,7 @@ class AnswerWriter:
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
         self._watch_stall()
+        self._note()
 
     def resume(self) -> None:
         """The socket takes data again."""
@@ -195,6 +216,7 @@ class AnswerWriter:
         self._progress += 1
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+        self._note()
 
     def abandon(self) -> None:
         """The connection is gone: cancel every call that was not answered."""
@@ -206,6 +228,11 @@ class AnswerWriter:
         for stream in streams:
             if not stream.answered:
                 stream.cancel()
+
+    def _note(self) -> None:
+        unsent_bytes = self.unsent_bytes
+        self._noted = unsent_bytes > 0
+        self._note_unsent(unsent_bytes)
 
     def _exceeds_socket(self, size: int) -> bool:
         """Whether too much would wait for a socket that is clogged, whatever the client's windows allow."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc_server_connection import Dispatch, GrpcServerConnection, StreamServices
 from batchtune.wire.server_limits import ServerLimits
+from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes
 
 __all__ = [
     "GrpcCall",
@@ -31,6 +32,8 @@ class GrpcServer:
         self._listener: asyncio.Server | None = None
         self._port = 0
         self._all_closed = asyncio.Event()
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._client_bytes = ClientBytes(limits.shared)
 
     @property
     def port(self) -> int:
@@ -42,6 +45,7 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, host, port, ssl=tls, backlog=backlog)
         self._port = int(self._listener.sockets[0].getsockname()[1])
+        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 
     async def drain(self, grace_s: float) -> bool:
         """Accept no one, let every client finish, close; after `grace_s` cut off who has not. True: none was."""
@@ -62,6 +66,10 @@ class GrpcServer:
         for connection in list(self.connections):
             connection.abort()
 
+    def sweep(self) -> None:
+        """Cut off clients that are slow for too long, or that make us keep too much."""
+        self._client_bytes.sweep(list(self.connections))
+
     def _connection(self) -> GrpcServerConnection:
         return GrpcServerConnection(
             self._dispatch,
@@ -69,6 +77,7 @@ class GrpcServer:
             connections=self.connections,
             streams=self._streams,
             on_closed=self._note_closed,
+            client_bytes=self._client_bytes,
         )
 
     def _note_closed(self) -> None:
@@ -80,6 +89,12 @@ class GrpcServer:
     def _close_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+
+    def _sweep_on(self) -> None:
+        self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep_on)
+        self.sweep()
 
 
 async def serve(

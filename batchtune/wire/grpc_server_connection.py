@@ -12,6 +12,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 import hpack
@@ -26,6 +27,7 @@ from batchtune.wire.http2_frames import FRAME, ErrorCode, PeerError
 from batchtune.wire.http2_input import HeaderBlock, PartialFrame
 from batchtune.wire.not_grpc import HTTP1_ANSWER, refuse
 from batchtune.wire.server_limits import RateLimit, ServerLimits, opening_frames
+from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
 
 Dispatch = Callable[[GrpcCall], None]
@@ -36,13 +38,17 @@ _ONE_MESSAGE = struct.Struct(">IBIBI")  # a DATA frame's header and the message 
 _SHAPE = h2.END_HEADERS | h2.PADDED
 _LINGER_S = 2.0  # for a client to read our last GOAWAY
 _DRAIN_PING = b"draining"
+_FEW_STREAMS = 1_024  # as many are no burden
+_STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
+_STREAM_BYTES = 300  # of one without data; by tracemalloc
+_TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 
 
 class GrpcServerConnection(asyncio.Protocol):
     """One client. `dispatch(call)` gets each unary call once its message is whole; StatusError ends the call.
 
     `streams` names the methods served as streams, by path. The connection is in `connections` while it lives, and
-    `on_closed` is called when it no longer does.
+    `on_closed` is called when it no longer does. `client_bytes`: what all clients make the server keep.
     """
 
     def __init__(
@@ -53,12 +59,15 @@ class GrpcServerConnection(asyncio.Protocol):
         connections: set[GrpcServerConnection] | None = None,
         streams: StreamServices | None = None,
         on_closed: Callable[[], None] | None = None,
+        client_bytes: ClientBytes | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._limits = limits or ServerLimits()
         self._connections = connections
         self._streams = streams or {}
         self._on_closed = on_closed
+        self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
+        self._arriving_noted = False
         self._writer: AnswerWriter | None = None  # None before the connection and after it
         self._preface = h2.PREFACE  # what of it has not arrived
         self._partial = PartialFrame()
@@ -95,7 +104,9 @@ class GrpcServerConnection(asyncio.Protocol):
             self._writer.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._writer = AnswerWriter(cast("asyncio.Transport", transport), self._limits)
+        self._writer = AnswerWriter(
+            cast("asyncio.Transport", transport), self._limits, partial(self._client_bytes.unsent.note, self)
+        )
         if self._connections is not None:
             self._connections.add(self)
 
@@ -105,6 +116,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._connections.discard(self)
         if writer is not None:
             writer.abandon()
+        self._client_bytes.forget(self)
         if self._on_closed is not None:
             self._on_closed()
 
@@ -129,10 +141,54 @@ class GrpcServerConnection(asyncio.Protocol):
             used = self._read_frames(writer, data)
             if used < len(data):
                 self._partial.keep(data, used)
+            if self._partial.held or writer.held_bytes or self._arriving_noted:
+                self._note_arriving()
         except PeerError as error:
             self._close(writer, error)
         finally:
             writer.flush()
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Count what is held of requests that are not whole."""
+        writer = self._writer
+        if writer is None:
+            return 0
+        streams = len(writer.streams)
+        if streams > _FEW_STREAMS:  # each takes memory before its first byte
+            streams = sum(not stream.half_closed for stream in writer.streams.values())
+        idle_bytes = streams * _STREAM_BYTES if streams > _FEW_STREAMS else 0
+        return len(self._partial.held) + self._block.held_bytes + writer.held_bytes + idle_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Count what is held of answers that the client has not taken."""
+        return 0 if self._writer is None else self._writer.unsent_bytes
+
+    @property
+    def waits_for_us(self) -> bool:
+        """Tell whether we read nothing, for the client takes none of our answers."""
+        return self._writer is not None and self._writer.is_paused
+
+    def refuse_arriving(self) -> None:
+        """End the requests that are not whole; the connection too, where a frame is not or they are very many."""
+        writer = self._writer
+        if writer is None:
+            return
+        begun = [stream for stream in writer.streams.values() if not stream.half_closed]
+        if len(begun) > _FEW_STREAMS or len(self._partial.held) > h2.DEFAULT_FRAME_BYTES:
+            self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+            return
+        for stream in begun:
+            if isinstance(stream, GrpcCall):
+                stream.fail("RESOURCE_EXHAUSTED", _TOO_MUCH)
+            elif stream.buffer is not None and stream.buffer.held_bytes:
+                stream.finish("RESOURCE_EXHAUSTED", _TOO_MUCH)
+
+    def _note_arriving(self) -> None:
+        arriving_bytes = self.arriving_bytes
+        self._arriving_noted = arriving_bytes > 0
+        self._client_bytes.arriving.note(self, arriving_bytes)
 
     def _close(self, writer: AnswerWriter, error: PeerError) -> None:
         writer.out.append(h2.goaway_frame(self._last_id, error.code, error.reason))
@@ -238,7 +294,7 @@ class GrpcServerConnection(asyncio.Protocol):
         elif head.http_status:
             refuse(writer, stream_id, head)
         elif self._streams and head.path in self._streams:
-            stream = GrpcStream(writer, stream_id, head, self._limits.max_message_bytes)
+            stream = GrpcStream(writer, stream_id, head, _STREAM_MESSAGE_BYTES_MAX)
             streams[stream_id] = stream
             self._streams[head.path](stream)
             if flags & h2.END_STREAM:

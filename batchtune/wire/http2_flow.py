@@ -44,7 +44,7 @@ class OutgoingFlow:
     def __init__(self) -> None:
         self.window = DEFAULT_WINDOW
         self.at_once = DEFAULT_FRAME_BYTES
-        self.queued_bytes = 0
+        self.queued_bytes = 0  # of bodies not entirely written; each is in memory to its last byte
         self.initial_window = DEFAULT_WINDOW
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self._waiting: dict[int, _Body] = {}
@@ -83,7 +83,7 @@ class OutgoingFlow:
         if body is None:
             return False
         self._ready.pop(stream_id, None)
-        self.queued_bytes -= len(body.data) - body.sent + sum(map(len, body.later or ()))
+        self.queued_bytes -= len(body.data) + sum(map(len, body.later or ()))
         self._set_at_once()
         return True
 
@@ -98,6 +98,7 @@ class OutgoingFlow:
             total = len(body.data)
             while True:
                 if body.sent == total and body.later:
+                    self.queued_bytes -= total
                     body.data, body.sent = memoryview(body.later.popleft()), 0
                     total = len(body.data)
                 size = min(total - body.sent, body.window, self.window, self._frame_bytes)
@@ -109,10 +110,10 @@ class OutgoingFlow:
                 body.sent += size
                 body.window -= size
                 self.window -= size
-                self.queued_bytes -= size
                 done = body.sent == total and not body.later
                 out.append(frame(DATA, END_STREAM if done and body.tail is None else 0, stream_id, chunk))
                 if done:
+                    self.queued_bytes -= total
                     out.append(body.tail or b"")
                     finished.append(stream_id)
                     break

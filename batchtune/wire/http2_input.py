@@ -59,6 +59,11 @@ class HeaderBlock:
         self._frames = 0
         self._block_bytes_max = block_bytes_max
 
+    @property
+    def held_bytes(self) -> int:
+        """Count the bytes of a block that is not whole."""
+        return len(self._block)
+
     def add(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bytes | None:
         """Take a HEADERS or CONTINUATION frame; the block once it is whole, else None.
 

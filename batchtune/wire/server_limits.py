@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchtune.wire import http2_frames as h2
 from batchtune.wire.http2_frames import Setting
+from batchtune.wire.shared_bytes import SharedLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,12 @@ class ServerLimits:
     windows, or for its socket, the next ones that have to wait fail; a single answer may be larger.
     `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
     SETTINGS frame may touch every answer that waits for a window, hence their own, low `max_settings_per_s`.
+    `shared` bounds what all connections hold together.
     """
 
     max_concurrent_streams: int = 65_536
     max_message_bytes: int = 2**31 - 1
-    max_buffered_bytes: int = 2**30
+    max_buffered_bytes: int = 2**28
     max_queued_bytes: int = 2**26
     max_queued_stream_bytes: int = 2**20
     max_header_list_bytes: int = 32_768
@@ -32,6 +34,7 @@ class ServerLimits:
     max_settings_per_s: int = 100
     max_resets_per_s: int = 50_000
     stall_s: float = 60.0
+    shared: SharedLimits = field(default_factory=SharedLimits)
 
 
 def opening_frames(limits: ServerLimits) -> bytes:

@@ -106,21 +106,27 @@ def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
 class MessageBuffer:
     """Cuts the DATA of one stream into gRPC messages, whatever the frames; for all but the one-frame fast path.
 
+    Compressed messages are inflated, unless the receiver does that itself: `inflates` False.
+
     `feed` raises StatusError when a message is larger than allowed, before its bytes are kept.
     """
 
     __slots__ = (
         "_data",
         "_encoding",
+        "_inflates",
         "_message_bytes_max",
         "completed",
+        "compressed",
         "retained_bytes",
         "unacknowledged_bytes",
     )
 
-    def __init__(self, encoding: str, message_bytes_max: int) -> None:
+    def __init__(self, encoding: str, message_bytes_max: int, *, inflates: bool = True) -> None:
         self._data = bytearray()
         self._encoding = encoding
+        self._inflates = inflates
+        self.compressed = False  # a message was, and is given as it came
         self._message_bytes_max = message_bytes_max
         self.completed = 0  # messages so far
         self.retained_bytes = 0  # of messages that the receiver keeps until the stream ends
@@ -153,9 +159,11 @@ class MessageBuffer:
                 break
             end = start + PREFIX_BYTES + size
             message = bytes(memoryview(held)[start + PREFIX_BYTES : end])
-            messages.append(
-                inflate(message, self._encoding, self._message_bytes_max) if compressed else message
-            )
+            if compressed and self._inflates:
+                message = inflate(message, self._encoding, self._message_bytes_max)
+            elif compressed:
+                self.compressed = True
+            messages.append(message)
             start = end
         del held[:start]
         self.completed += len(messages)

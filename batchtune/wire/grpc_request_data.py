@@ -7,6 +7,7 @@ from collections.abc import Callable
 from batchtune.wire import http2_frames as h2
 from batchtune.wire.grpc_answer_writer import AnswerWriter
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
+from batchtune.wire.grpc_inflating import inflate_call
 from batchtune.wire.grpc_messages import MessageBuffer
 from batchtune.wire.server_limits import ServerLimits
 from batchtune.wire.status import StatusError
@@ -28,7 +29,7 @@ def take_data(
         if isinstance(stream, GrpcStream):
             _feed_stream(stream, messages)
         else:
-            _take_unary(writer, stream, buffer, messages, dispatch)
+            _take_unary(writer, stream, buffer, messages, limits, dispatch)
     except StatusError as error:
         if isinstance(stream, GrpcStream):
             stream.finish(error.code, error.message)
@@ -41,7 +42,7 @@ def _cut(
 ) -> tuple[list[bytes], MessageBuffer]:
     """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
     if stream.buffer is None:
-        stream.buffer = MessageBuffer(stream.head.encoding, limits.max_message_bytes)
+        stream.buffer = MessageBuffer(stream.head.encoding, limits.max_message_bytes, inflates=False)
     buffer = stream.buffer
     held_bytes = buffer.held_bytes
     try:
@@ -65,6 +66,7 @@ def _take_unary(
     call: GrpcCall,
     buffer: MessageBuffer,
     messages: list[bytes],
+    limits: ServerLimits,
     dispatch: Callable[[GrpcCall], None],
 ) -> None:
     if buffer.completed > 1 or (call.half_closed and not buffer.completed):
@@ -74,7 +76,10 @@ def _take_unary(
     if call.half_closed:
         writer.held_bytes -= buffer.held_bytes
         call.buffer = None
-        dispatch(call)
+        if buffer.compressed:
+            inflate_call(call, min(limits.max_inflated_bytes, limits.max_message_bytes), dispatch)
+        else:
+            dispatch(call)
 
 
 def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:

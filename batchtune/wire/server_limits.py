@@ -16,7 +16,8 @@ class ServerLimits:
 
     `max_concurrent_streams` also counts cancelled calls that the service has not finished, so that opening and
     resetting streams quickly (CVE-2023-44487) gains nothing. `max_buffered_bytes` bounds the incomplete requests
-    of a connection together; one request alone may use `max_message_bytes`. `stall_s`: a client that takes no
+    of a connection together; one request alone may use `max_message_bytes`, one that comes compressed
+    `max_inflated_bytes`. `stall_s`: a client that takes no
     data for so long, though answers wait for it, is cut off. While answers of `max_queued_bytes` wait for the client's
     windows, or for its socket, the next ones that have to wait fail; a single answer may be larger.
     `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
@@ -26,6 +27,7 @@ class ServerLimits:
 
     max_concurrent_streams: int = 65_536
     max_message_bytes: int = 2**31 - 1
+    max_inflated_bytes: int = 2**26
     max_buffered_bytes: int = 2**28
     max_queued_bytes: int = 2**26
     max_queued_stream_bytes: int = 2**20

@@ -18,6 +18,8 @@ from batchtune.wire.tensors import Signature, signature_to_def
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"
 
+_EXAMPLES_MAX = 1 << 16  # of three bytes and more; they hold the event loop for 30 ms
+_CONTEXT_BYTES_MAX = 1 << 24  # put before examples: those of a message of 1 MB could have 125 GB
 _INPUTS = "inputs"
 _CLASSES = "classes"
 _SCORES = "scores"
@@ -79,6 +81,10 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
         context = message.example_list_with_context.context.SerializeToString()
     if not examples:
         raise _invalid("Input is empty.")
+    if len(examples) > _EXAMPLES_MAX or len(context) * len(examples) > _CONTEXT_BYTES_MAX:
+        raise StatusError(
+            "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
+        )
     rows = np.empty(len(examples), object)
     rows[:] = [context + example.SerializeToString() for example in examples]
     return {_INPUTS: rows}

@@ -129,11 +129,12 @@ class InferenceCalls:
 
     def _tasks(self, request: Any) -> tuple[Servable, list[_Task]]:
         """Check the tasks of a MultiInference request against their common model."""
-        specs = [read_model_spec(task.model_spec) for task in request.tasks]
-        name, version, label, _ = specs[0] if specs else ("", None, None, "")
+        first = request.tasks[0].model_spec if request.tasks else ModelSpec()
+        name, version, label, _ = read_model_spec(first)
         servable = find_servable(self._models, name, version, label)
         tasks: dict[str, _Task] = {}
-        for (own_name, _, _, given), task in zip(specs, request.tasks, strict=True):
+        for task in request.tasks:
+            own_name, _, _, given = read_model_spec(task.model_spec)
             signature_name = given or DEFAULT_SIGNATURE
             if not own_name:
                 raise StatusError("INVALID_ARGUMENT", "Found ModelSpec with an empty model name.")

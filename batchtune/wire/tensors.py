@@ -38,7 +38,10 @@ __all__ = [
 
 MAX_TENSOR_BYTES = 2**31 - 1
 """A tensor declared larger than a gRPC message can be is refused, however few values it carries."""
+_FILLED_BYTES_MAX = 2**24
+"""Of a tensor whose last value is repeated: filling so many takes 5 ms, and the message may have 30 bytes."""
 
+_SPLIT_STRINGS_MAX = 2**16  # they hold the event loop for 25 ms
 _MAX_RANK = 64  # numpy's
 
 # name of the DataType, numpy's name, field of the typed values
@@ -243,6 +246,8 @@ def _repeat_last(values: NDArray[Any], count: int, empty: Any) -> NDArray[Any]:
         single = np.empty(1, values.dtype)
         single[0] = last
         return np.broadcast_to(single, (count,))
+    if count * values.itemsize > max(_FILLED_BYTES_MAX, 2 * given * values.itemsize):
+        raise ValueError(f"{given} values are too few for {count}")
     full = np.empty(count, values.dtype)
     full[:given] = values
     full[given:] = values[-1]
@@ -257,6 +262,8 @@ def _object_array(values: Sequence[Any]) -> NDArray[Any]:
 
 def _split_strings(content: bytes, count: int) -> list[bytes]:
     """Decode strings in `tensor_content`: the lengths as varints, then all bytes (port::DecodeStringList)."""
+    if count > _SPLIT_STRINGS_MAX:
+        raise ValueError(f"{count} strings in tensor_content are too many; send them in string_val")
     sizes, position = [], 0
     for _ in range(count):
         size, shift = 0, 0

@@ -178,6 +178,19 @@ def test_large_gzipped_bodies_are_inflated_aside(rest: RunningRest) -> None:
     assert (broken.status_code, "cut short" in broken.json()["error"]) == (400, True)
 
 
+def test_gzipped_bodies_that_wait_to_be_inflated_are_bounded(rest: RunningRest) -> None:
+    packed = gzip.compress(np.random.default_rng(1).bytes(5_000))
+    statuses = []
+    for waiting_bytes in (1 << 26, 0):
+        rest.api._inflating_bytes = waiting_bytes
+        answer = requests.post(
+            rest.url + PREDICT, data=packed, headers={"Content-Encoding": "gzip"}, timeout=10
+        )
+        statuses.append(answer.status_code)
+        assert rest.api._inflating_bytes == waiting_bytes
+    assert statuses == [429, 400]
+
+
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_wrk_finds_no_error(rest: RunningRest, tmp_path: Path) -> None:
     (tmp_path / "post.lua").write_text("wrk.method = 'POST'\nwrk.body = '{\"instances\": [1.0]}'\n")

@@ -30,7 +30,8 @@ _GZIPPED = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
 _PATH_BYTES_MAX = 256  # of those whose route is remembered
 _DEFLATED_BYTES_MIN = 1_024  # a smaller answer fits in one packet as it is
 _DEFLATED_ON_LOOP_MAX = 1 << 16  # 2 ms of the event loop
-_INFLATED_ON_LOOP_MAX = 1 << 12  # gzip makes at most a thousand times as much of it: 4 MB, 5 ms
+_INFLATED_ON_LOOP_MAX = 1 << 10  # gzip makes at most a thousand times as much of it: 1 MB, 2 ms
+_INFLATING_BYTES_MAX = 1 << 26  # of gzip that waits for a thread; a lone body may be larger
 
 _logger = logging.getLogger(__name__)
 Respond = Callable[..., None]
@@ -77,6 +78,7 @@ class RestApi:
         cors = CORS_HEADERS if options.cors else ()
         self.header_lines = _JSON_TYPE + b"".join(b"%b: %b\r\n" % field for field in cors)
         self.tasks: set[asyncio.Task[None]] = set()
+        self._inflating_bytes = 0
         self._metrics = metrics
         self._monitoring_path = (options.monitoring_path or "").encode()
 
@@ -119,7 +121,13 @@ class RestApi:
             self._spawn(self._inflate_and_start(head, body, peer, respond), respond)
 
     async def _inflate_and_start(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
-        plain = await asyncio.to_thread(inflate, body, self._inflated_bytes_max)
+        if self._inflating_bytes and self._inflating_bytes + len(body) > _INFLATING_BYTES_MAX:
+            raise StatusError("RESOURCE_EXHAUSTED", "Too many gzipped bodies wait to be inflated")
+        self._inflating_bytes += len(body)
+        try:
+            plain = await asyncio.to_thread(inflate, body, self._inflated_bytes_max)
+        finally:
+            self._inflating_bytes -= len(body)
         self._start_call(head, plain, peer, respond)
 
     def _start_call(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:

@@ -31,6 +31,12 @@ SPEEDS = {
     "250 ms a row": (0.1, 0.15),
     "5 s a batch": (4.5, 0.5),
 }
+QUICK = (("40 ms", "throughput"), ("2 ms", "capacity"), ("5 s a batch", "latency"))
+ASKED = [
+    pytest.param(speed, objective, marks=() if (speed, objective) in QUICK else pytest.mark.slow)
+    for speed in SPEEDS
+    for objective in ("throughput", "capacity", "latency")
+]
 SPACE = {"max_batch_size": [1, 4, 16, 64], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1, 2]}
 
 
@@ -59,8 +65,7 @@ def scenario(objective: str, fixed_s: float, per_row_s: float, **search) -> Scen
     )
 
 
-@pytest.mark.parametrize("objective", ["throughput", "capacity", "latency"])
-@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize(("speed", "objective"), ASKED)
 def test_the_default_sweep_ends_with_a_recommendation_at_any_speed(speed, objective):
     asked = scenario(objective, *SPEEDS[speed])
     clock, target, fleet = simulated_server(device(*SPEEDS[speed]), noise=0.01)

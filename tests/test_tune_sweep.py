@@ -323,8 +323,15 @@ def test_what_a_sweep_thought_between_its_trials_counts_once_when_it_is_resumed(
     assert Trial.from_dict(first.to_dict()).elapsed_s == first.elapsed_s
 
 
-@pytest.mark.parametrize("strategy", ["optuna", "guided"])
-@pytest.mark.parametrize("objective", ["throughput", "capacity"])
+@pytest.mark.parametrize(
+    ("objective", "strategy"),
+    [
+        ("throughput", "optuna"),
+        ("capacity", "guided"),
+        pytest.param("capacity", "optuna", marks=pytest.mark.slow),
+        pytest.param("throughput", "guided", marks=pytest.mark.slow),
+    ],
+)
 def test_points_that_hold_flags_the_switch_and_fitted_sizes_are_searched_confirmed_and_recommended(
     objective, strategy
 ):

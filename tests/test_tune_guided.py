@@ -186,6 +186,7 @@ def test_of_the_proposals_at_least_one_in_five_is_the_samplers_own():
     assert counts["sampler"] >= len(proposed) // policy.PROPOSALS_BLOCK
 
 
+@pytest.mark.slow
 def test_a_resumed_search_measures_only_what_is_missing(usual):
     scenario, whole, _ = usual
     resumed, _ = searched(scenario, device(serial=True), finished=whole[:12])

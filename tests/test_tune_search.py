@@ -233,7 +233,9 @@ def test_a_space_of_one_value_or_of_one_point_is_no_trouble(kind):
     assert len(proposed(scenario_with({"max_batch_size": [8]}), kind, 5)) == 1
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("tpe", 8), pytest.param("gp", 2, marks=NEEDS_TORCH)])
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("tpe", 8), pytest.param("gp", 2, marks=(NEEDS_TORCH, pytest.mark.slow))]
+)
 def test_samplers_that_learn_leave_what_fails_alone(kind, seeds):
     """Sizes from 32 up fail, half of the space; with 16 points known, 3 of 4 proposals lie in the other half."""
     space = {

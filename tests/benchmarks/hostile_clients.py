@@ -1,6 +1,6 @@
 """What do clients that mean harm cost: memory that stays, and an innocent client's p99?
 
-    python tests/benchmarks/hostile_clients.py [--only unread_grpc] [--settle 12]
+    python tests/benchmarks/hostile_clients.py [--only unread_grpc] [--settle 25]
 
 For each attack a server of its own (its real process, emulated models of no device time) and an innocent client in a
 process of its own, one request of REST and one of gRPC every 10 ms. Printed: resident memory above that before the
@@ -48,7 +48,7 @@ PAUSE_S = 0.01
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--only", default="")
-    arguments.add_argument("--settle", type=float, default=12.0)
+    arguments.add_argument("--settle", type=float, default=25.0)
     arguments.add_argument("--innocent", nargs=2, type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.innocent:

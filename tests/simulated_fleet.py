@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from simulated_run import SimulatedRun, simulate_closed, simulate_open
 from tune_fakes import OURS, SESSION, FakeClock, FakeFleet, FakeTarget, _Played
 from twin_fakes import activity_of
 
@@ -20,15 +21,7 @@ from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.pace import rows_per_request
 from batchtune.tune.space import Space
-from batchtune.twin.simulate import (
-    Batcher,
-    Device,
-    SimulatedRun,
-    batcher_of,
-    open_summary,
-    simulate_closed,
-    simulate_open,
-)
+from batchtune.twin.simulate import Batcher, Device, batcher_of, open_summary
 
 UNBATCHED_THREADS = 8
 TRUTH_REQUESTS = 40_000

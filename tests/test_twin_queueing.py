@@ -6,11 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from batch_theory import BatchFormer, batch_chain, poisson
 from numpy.typing import NDArray
-
-from batchtune.errors import TwinError
-from batchtune.twin.batch_law import BatchFormer, batch_chain, poisson
-from batchtune.twin.queueing import (
+from queueing_theory import (
     GreedyServer,
     bulk_queue,
     busy_ratio,
@@ -26,6 +24,8 @@ from batchtune.twin.queueing import (
     mmc_wait_tail,
     saturation_rows_per_s,
 )
+
+from batchtune.errors import TwinError
 
 V100, P4 = (0.1438, 1.8874), (0.5833, 1.4284)
 # fit, load, exact mean latency, bound, mean batch, busy ratio, mean latency with b_max 8 and 64 (None: unstable)

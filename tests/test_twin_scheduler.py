@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from simulated_run import SimulatedRun, run_of, simulate_open
 
 from batchtune.server.padding import next_allowed_size
 from batchtune.server.scheduler import Batch, ManualClock, QueueOptions, SharedBatchScheduler, StatusError
 from batchtune.twin.runs import OpenTraffic, run_open_by_events
-from batchtune.twin.simulate import Batcher, Device, SimulatedRun, simulate_open
+from batchtune.twin.simulate import Batcher, Device
 
 pytestmark = pytest.mark.smoke
 SEED = 20_261_121
@@ -149,7 +150,7 @@ def simulated(trace: Trace) -> SimulatedRun:
     traffic = OpenTraffic(
         due_s=np.array(trace.due_micros, dtype=np.float64), rows=np.array(trace.rows, dtype=np.int32)
     )
-    return run_open_by_events(traffic, batcher_of(trace), device_of(trace)).run()
+    return run_of(run_open_by_events(traffic, batcher_of(trace), device_of(trace)))
 
 
 def random_trace(seed: int, *, one_row: bool = False) -> Trace:

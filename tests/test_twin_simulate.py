@@ -13,13 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from batch_theory import BatchFormer, batch_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-
-from batchtune.batching import BatchingParameters, Configuration
-from batchtune.twin.batch_law import BatchFormer, batch_chain
-from batchtune.twin.queueing import (
+from queueing_theory import (
     closed_loop_rps,
     md1_mean_wait_s,
     md1_wait_cdf,
@@ -27,17 +25,11 @@ from batchtune.twin.queueing import (
     mg1_mean_wait_s,
     saturation_rows_per_s,
 )
+from simulated_run import SimulatedRun, run_of, simulate_closed, simulate_open
+
+from batchtune.batching import BatchingParameters, Configuration
 from batchtune.twin.runs import OpenTraffic, run_open_by_events
-from batchtune.twin.simulate import (
-    Batcher,
-    Device,
-    SimulatedRun,
-    batcher_of,
-    closed_summary,
-    open_summary,
-    simulate_closed,
-    simulate_open,
-)
+from batchtune.twin.simulate import Batcher, Device, batcher_of, closed_summary, open_summary
 
 SEED = 20_261_121
 V100, P4 = (0.1438, 1.8874), (0.5833, 1.4284)
@@ -56,7 +48,7 @@ def by_events(
     due_s: NDArray[np.float64], batcher: Batcher, device: Device, *, rows: int = 1, replicas: int = 1
 ) -> SimulatedRun:
     traffic = OpenTraffic(due_s=due_s, rows=rows, replicas=replicas)
-    return run_open_by_events(traffic, batcher, device).run()
+    return run_of(run_open_by_events(traffic, batcher, device))
 
 
 # -- where theory knows --
@@ -464,7 +456,7 @@ def test_nonsense_is_refused_by_name() -> None:
 
 
 def test_types_of_the_simulator_load_without_the_compiler() -> None:
-    code = "import sys, batchtune.twin.simulate, batchtune.twin.batch_law; print('numba' in sys.modules)"
+    code = "import sys, batchtune.twin.simulate; print('numba' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

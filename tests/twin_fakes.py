@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from simulated_run import SimulatedRun, simulate_closed, simulate_open
 
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibrate import Observation
-from batchtune.twin.simulate import Batcher, Device, SimulatedRun, simulate_closed, simulate_open
+from batchtune.twin.simulate import Batcher, Device
 from batchtune.twin.traffic import Traffic
 
 

@@ -9,12 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.simulate import SimulatedRun, Summary, order_statistics
+from batchtune.twin.simulate import Summary, order_statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a kernel has written; columns as in SimulatedRun. busy_s: over all replicas, from `count_from_s` on."""
+    """What a kernel has written: every request and batch of one run.
+
+    due_s, latency_s [requests]: seconds; the latency of a refused request is inf.
+    batch [requests]: number of the batch that served it (its first part when it was split), -1 refused.
+    batch_rows, batch_start_s [batches]: rows before padding; when a thread began to run it (it may still have waited
+    for a serial device). Batches are numbered by when they were opened, with several replicas within each.
+    busy_s: over all replicas, from `count_from_s` on.
+    """
 
     due_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
@@ -24,16 +31,6 @@ class Outcome:
     busy_s: float
     last_done_s: float
     replicas: int
-
-    def run(self) -> SimulatedRun:
-        return SimulatedRun(
-            due_s=self.due_s,
-            latency_s=self.latency_s,
-            batch=self.batch,
-            batch_rows=self.batch_rows,
-            batch_start_s=self.batch_start_s,
-            duration_s=max(self.last_done_s, float(self.due_s[-1])) - float(self.due_s[0]),
-        )
 
 
 def summarise(outcomes: Iterable[Outcome], *, warm_up_s: float, quantiles: Sequence[float]) -> Summary:

@@ -90,48 +90,6 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRun:
-    """Every request and batch of one run.
-
-    due_s, latency_s [requests]: seconds; the latency of a refused request is inf.
-    batch [requests]: number of the batch that served it (its first part when it was split), -1 refused.
-    batch_rows, batch_start_s [batches]: rows before padding; when a thread began to run it (it may still have waited
-    for a serial device). Batches are numbered by when they were opened, with several replicas within each.
-    duration_s: from the first due time to the last answer.
-    """
-
-    due_s: NDArray[np.float64]
-    latency_s: NDArray[np.float64]
-    batch: NDArray[np.int32]
-    batch_rows: NDArray[np.int32]
-    batch_start_s: NDArray[np.float64]
-    duration_s: float
-
-    @property
-    def throughput_rps(self) -> float:
-        """Answered requests per second of the whole run, its ramp and tail included."""
-        return float(np.count_nonzero(np.isfinite(self.latency_s)) / self.duration_s)
-
-    @property
-    def error_ratio(self) -> float:
-        return float(np.mean(np.isinf(self.latency_s)))
-
-    @property
-    def mean_batch_rows(self) -> float:
-        return float(np.mean(self.batch_rows)) if len(self.batch_rows) else math.nan
-
-    @property
-    def mean_latency_s(self) -> float:
-        """Of the answered requests."""
-        answered = self.latency_s[np.isfinite(self.latency_s)]
-        return float(np.mean(answered)) if len(answered) else math.nan
-
-    def quantile(self, probability: float) -> float:
-        """Latency at rank ceil(n·p); refused requests count as inf, as in a measurement."""
-        return float(order_statistics(self.latency_s, (probability,))[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Figures of one traffic on several devices, [draws] each; latency_s [draws, quantiles], refused ones as inf.
 
@@ -172,50 +130,6 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
     )
 
 
-def simulate_open(
-    due_s: NDArray[np.float64],
-    rows: Rows,
-    batcher: Batcher,
-    device: Device,
-    *,
-    replicas: int = 1,
-    routing: Routing = "round_robin",
-    seed: int = 1,
-) -> SimulatedRun:
-    """Requests that come when they are due, whatever the server does.
-
-    due_s: [requests] ascending; rows: of each request. `seed` draws jitter and random routes. Raises ValueError for
-    due times out of order and for requests without rows.
-    """
-    from batchtune.twin.runs import OpenTraffic, run_open
-
-    traffic = OpenTraffic(due_s=due_s, rows=rows, replicas=replicas, routing=routing, seed=seed)
-    return run_open(traffic, batcher, device).run()
-
-
-def simulate_closed(
-    clients: int,
-    requests: int,
-    rows: Rows,
-    batcher: Batcher,
-    device: Device,
-    *,
-    replicas: int = 1,
-    routing: Routing = "round_robin",
-    seed: int = 1,
-) -> SimulatedRun:
-    """Clients that send at 0 and then each time they are answered, until `requests` were sent.
-
-    A refused client sends again after the front end and the delay, at the earliest after 0.1 ms.
-    """
-    from batchtune.twin.runs import ClosedTraffic, run_closed
-
-    traffic = ClosedTraffic(
-        clients=clients, requests=requests, rows=rows, replicas=replicas, routing=routing, seed=seed
-    )
-    return run_closed(traffic, batcher, device).run()
-
-
 def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     due_s: NDArray[np.float64],
     rows: Rows,
@@ -228,7 +142,11 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """`simulate_open` on each device, with the same draws for the jitter and the routes, summed up."""
+    """Requests that come when they are due, whatever the server does, summed up for each device.
+
+    due_s: [requests] ascending; rows: of each request. `seed` draws jitter and random routes, the same for each
+    device. Raises ValueError for due times out of order and for requests without rows.
+    """
     from batchtune.twin.run_summary import summarise
     from batchtune.twin.runs import OpenTraffic, run_open
 
@@ -251,7 +169,11 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """`simulate_closed` on each device, summed up; the clients begin one after another over `spread_s`."""
+    """Clients that send each time they are answered, until `requests` were sent, summed up for each device.
+
+    They begin one after another over `spread_s`. A refused client sends again after the front end and the delay, at
+    the earliest after 0.1 ms.
+    """
     from batchtune.twin.run_summary import summarise
     from batchtune.twin.runs import ClosedTraffic, run_closed
 

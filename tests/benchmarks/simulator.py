@@ -21,8 +21,10 @@ import numpy as np
 if "--fresh" in sys.argv:
     environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
 
+from simulated_run import simulate_closed, simulate_open
+
 from batchtune.twin.runs import OpenTraffic, run_open_by_events
-from batchtune.twin.simulate import Batcher, Device, open_summary, simulate_closed, simulate_open
+from batchtune.twin.simulate import Batcher, Device, open_summary
 
 REQUESTS = 1_000_000
 REPEATS = 9

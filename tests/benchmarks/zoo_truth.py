@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from record_table import TABLES, Cell, record
+from simulated_run import SimulatedRun, run_of, simulate_open
 from zoo_models import Emulated
 from zoo_target import ZooTarget
 
@@ -32,7 +33,7 @@ from batchtune.tune.references import reference_configurations, rows_per_request
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Trial
 from batchtune.twin.runs import ClosedTraffic, run_closed
-from batchtune.twin.simulate import Device, SimulatedRun, batcher_of, simulate_open
+from batchtune.twin.simulate import Device, batcher_of
 
 REQUESTS = 30_000
 """Of one simulated run: p95 is then known within 2 %, throughput and capacity within 1 %."""
@@ -193,7 +194,7 @@ def simulated(
                 )
                 for share in STARTS
             )
-            runs = [judged(run_closed(traffic, scheduler, device).run()) for traffic in starts]
+            runs = [judged(run_of(run_closed(traffic, scheduler, device))) for traffic in starts]
             return [(served_rps, excess) for served_rps, _, excess in runs]
         case "latency":
             _, p95_s, excess = at_rate(scenario.load.rate_rps or 1.0)

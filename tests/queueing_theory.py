@@ -1,7 +1,7 @@
 """What does queueing theory say without simulating? Closed forms for servers of batches and of single requests.
 
 One unit of time throughout, seconds by the names; rates are its inverse. Poisson arrivals of one row each unless said.
-A queue that grows without bound raises TwinError. `batch_law` holds the forms that need a chain or a distribution.
+A queue that grows without bound raises TwinError. `batch_theory` holds the forms that need a chain or a distribution.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from queueing_theory import check_stable
 
 from batchtune.errors import TwinError
-from batchtune.twin.queueing import check_stable
 
 _TAIL = 1e-12
 _STATES_MAX = 2048

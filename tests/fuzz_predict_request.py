@@ -14,7 +14,7 @@ import numpy as np
 from fuzz_mutations import Mutator, run
 from server_fakes import FakeModels, FakeServable, signature, spec
 
-from batchtune.server.grpc_api import GrpcOptions, make_dispatch
+from batchtune.server.grpc_api import GrpcOptions, make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.predict_requests import PredictRequests, decode_inputs
 from batchtune.wire.protos import ClassificationRequest, MultiInferenceRequest, PredictResponse
@@ -99,7 +99,9 @@ class Target:
             }
         )
         self._loop = asyncio.new_event_loop()
-        self._dispatch = make_dispatch(FakeModels(model), Metrics(), options=GrpcOptions(reflection=False))
+        self._dispatch = make_grpc_api(
+            FakeModels(model), Metrics(), options=GrpcOptions(reflection=False)
+        ).dispatch
         self._servable = model
         self._warm = PredictRequests()
 

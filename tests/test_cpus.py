@@ -53,7 +53,7 @@ def test_the_servers_threads_follow_the_cpus_that_it_may_run_on(monkeypatch: pyt
     assert default_num_batch_threads() == 2
     scheduler = SharedBatchScheduler()
     try:
-        assert scheduler.num_batch_threads == 2
+        assert scheduler._threads.count == 2
     finally:
         scheduler.close()
 

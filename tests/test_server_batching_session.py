@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from manual_clock import ManualClock
 from numpy.typing import NDArray
 
 from batchtune.server.batching_session import (
@@ -18,8 +19,10 @@ from batchtune.server.batching_session import (
     UnbatchedSession,
 )
 from batchtune.server.metrics import Metrics
+from batchtune.server.queue_options import QueueOptions
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.scheduler import ManualClock, QueueOptions, SharedBatchScheduler, StatusError
+from batchtune.server.scheduler import SharedBatchScheduler
+from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
@@ -443,30 +446,6 @@ def test_a_split_request_is_put_together_again_in_order(make: Callable[..., Sess
     assert sum(session.deliveries) == 2
 
 
-def test_a_request_that_is_split_twice_is_answered_once(make: Callable[..., Session]) -> None:
-    options = {"enable_large_batch_splitting": True, "max_batch_size": 8, "batch_timeout_micros": 10**9}
-    session = make(max_execution_batch_size=4, **options)
-    gate, entered = threading.Event(), threading.Semaphore(0)
-
-    def run(inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        entered.release()
-        gate.wait(10)
-        return double_and_sum(inputs)
-
-    session.runner = run
-    session.submit([8], [8], [8], [8])
-    assert entered.acquire(timeout=10)
-    session.submit([0])
-    large = session.submit([1], [2], [3], [4], [5], [6])
-    session.session.set_options(QueueOptions(max_execution_batch_size=2, **options))
-    gate.set()
-    session.run()
-    assert [one["x"].ravel().tolist() for one in session.seen[1:]] == [[0, 1], [2, 3], [4, 5], [6]]
-    assert large.outputs is not None
-    assert large.outputs["sum"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert large.times == 1
-
-
 def test_one_failing_part_fails_a_split_request_once_all_parts_are_done(make: Callable[..., Session]) -> None:
     def run(inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         if 3 in inputs["x"]:
@@ -515,28 +494,6 @@ def test_allowed_sizes_are_checked_as_the_model_server_does(
     make: Callable[..., Session], options: dict[str, Any], message: str
 ) -> None:
     assert refusal(lambda: make(**options)) == ("INVALID_ARGUMENT", message)
-    session = make()
-    assert refusal(lambda: session.session.set_options(QueueOptions(**options)))[1] == message
-
-
-def test_options_can_be_replaced_while_requests_wait(make: Callable[..., Session]) -> None:
-    session = make(batch_timeout_micros=10**9)
-    answers = [session.submit([number]) for number in range(5)]
-    session.session.set_options(
-        QueueOptions(
-            max_batch_size=2, allowed_batch_sizes=(2,), batch_timeout_micros=0, max_enqueued_batches=1
-        ),
-        length_padding="zero",
-    )
-    session.run()
-    assert [answer.outputs["sum"].tolist() for answer in answers if answer.outputs] == [
-        [0],
-        [1],
-        [2],
-        [3],
-        [4],
-    ]
-    assert [record.padded_rows for record in session.observer.records] == [2, 2, 2]
 
 
 def test_a_full_queue_is_retried_when_a_retrier_is_given(make: Callable[..., Session]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hostile_attacks import PREDICT, expanding
 from server_fakes import HALF_PLUS_TWO, FakeModels, FakeServable, signature, spec
 
-from batchtune.server.grpc_api import make_dispatch
+from batchtune.server.grpc_api import make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.tensors import encode_predict_request
@@ -56,7 +56,7 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
     run = (HALF_PLUS_TWO, nothing) if path == PREDICT else (CLASSIFIER, scores)
 
     async def scenario() -> None:
-        dispatch = make_dispatch(FakeModels(FakeServable({"serving_default": run})), Metrics())
+        dispatch = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics()).dispatch
         for _ in range(3):  # the second of a length may leave a template, which the third fits
             call, calls = Call(path, message), 0
 
@@ -87,7 +87,7 @@ def test_what_fits_is_still_read() -> None:
 
     async def scenario() -> None:
         servable = FakeServable({"serving_default": (wide, nothing)})
-        make_dispatch(FakeModels(servable), Metrics())(call)
+        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
         for _ in range(5):
             await asyncio.sleep(0)
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
-from batchtune.server.scheduler import (
-    Batch,
-    ManualClock,
-    MonotonicClock,
-    QueueOptions,
-    SharedBatchScheduler,
-    StatusError,
-)
+from batchtune.server.batch_queue import Batch
+from batchtune.server.clock import MonotonicClock
+from batchtune.server.queue_options import QueueOptions
+from batchtune.server.scheduler import SharedBatchScheduler
+from batchtune.wire.status import StatusError
 
 pytestmark = pytest.mark.smoke
 
@@ -111,6 +108,10 @@ def refusal(schedule: Callable[[Any], None], task: Piece) -> tuple[str, str]:
     return caught.value.code, caught.value.message
 
 
+def tasks_waiting(queue: Any) -> int:
+    return sum(len(batch.tasks) for batch in (*queue._waiting, queue._open))
+
+
 def test_the_public_example_of_the_scheduler_works() -> None:
     clock = ManualClock()
     scheduler = SharedBatchScheduler(num_batch_threads=2, clock=clock)
@@ -123,12 +124,11 @@ def test_the_public_example_of_the_scheduler_works() -> None:
             enable_large_batch_splitting=False,
             max_execution_batch_size=None,
             allowed_batch_sizes=(),
-            batch_padding_policy="PAD_UP",
         ),
         lambda batch: sizes.append(batch.size),
     )
     queue.schedule(Piece(3))
-    assert (queue.num_enqueued_tasks, queue.scheduling_capacity, queue.max_task_size) == (1, 17, 10)
+    assert (queue.num_enqueued_batches, queue.num_enqueued_rows) == (1, 3)
     clock.advance(10_000)
     assert clock.now_micros() == 10_000
     queue.close()
@@ -156,9 +156,9 @@ def test_the_timeout_counts_from_the_first_task_of_the_open_batch(bench: Bench) 
     bench.clock.advance(600)
     queue.schedule(Piece(1))
     bench.clock.advance(399)
-    assert queue.num_enqueued_tasks == 2
+    assert tasks_waiting(queue) == 2
     bench.clock.advance(1)
-    assert queue.num_enqueued_tasks == 0
+    assert tasks_waiting(queue) == 0
     assert bench.wait_for(1) == [2]
     assert (bench.batches[0].close_reason, bench.batches[0].opened_micros) == ("timeout", 0)
     assert bench.batches[0].enqueued_micros == [0, 600]
@@ -169,7 +169,7 @@ def test_a_later_batch_counts_its_own_timeout(bench: Bench) -> None:
     bench.clock.advance(700)
     queue.schedule(Piece(1))
     bench.clock.advance(999)
-    assert queue.num_enqueued_tasks == 1
+    assert tasks_waiting(queue) == 1
     bench.clock.advance(1)
     assert bench.wait_for(1) == [1]
 
@@ -187,9 +187,7 @@ def test_a_full_batch_stays_open_until_it_is_taken_or_another_task_comes(bench: 
     queue = bench.queue(max_batch_size=4, batch_timeout_micros=10**9, max_enqueued_batches=3)
     bench.occupy()
     queue.schedule(Piece(4))
-    assert queue.scheduling_capacity == 8
     queue.schedule(Piece(1))
-    assert queue.scheduling_capacity == 7
     bench.release()
     assert bench.wait_for(1)[0] == 4
 
@@ -201,7 +199,7 @@ def test_an_expired_batch_keeps_filling_while_every_thread_is_busy(bench: Bench)
     bench.clock.advance(5000)
     for _ in range(3):
         queue.schedule(Piece(1))
-    assert queue.num_enqueued_tasks == 4
+    assert tasks_waiting(queue) == 4
     bench.release()
     assert bench.wait_for(1) == [4]
 
@@ -241,18 +239,6 @@ def test_queues_are_served_in_turn_one_batch_each(bench: Bench) -> None:
     assert bench.names() == [["first0"], ["second0"], ["third0"], ["first1"], ["third1"], ["first2"]]
 
 
-def test_ranked_queues_are_served_by_the_age_of_their_batch(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(rank_queues=True)
-    queues = [bench.queue(max_batch_size=10) for _ in range(3)]
-    bench.occupy()
-    for index in (2, 0, 1):
-        queues[index].schedule(Piece(1, str(index)))
-        bench.clock.advance(10)
-    bench.release()
-    bench.wait_for(3)
-    assert bench.names() == [["2"], ["0"], ["1"]]
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_as_many_batches_run_at_once_as_there_are_threads(
     make_bench: Callable[..., Bench], threads: int
@@ -265,7 +251,7 @@ def test_as_many_batches_run_at_once_as_there_are_threads(
     for _ in range(threads):
         assert bench.entered.acquire(timeout=10)
     bench.clock.settle()
-    assert queue.num_enqueued_tasks == 5 - threads
+    assert tasks_waiting(queue) == 5 - threads
     assert len(bench.batches) == threads
     bench.release()
     bench.wait_for(5)
@@ -292,7 +278,7 @@ def test_without_splitting_the_queue_is_full_only_when_the_task_needs_another_ba
         "UNAVAILABLE",
         FULL + "currently 2 batches enqueued and max_enqueued_batches is 2",
     )
-    assert queue.num_enqueued_tasks == 3
+    assert tasks_waiting(queue) == 3
     bench.release()
     assert bench.wait_for(2) == [6, 10]
 
@@ -302,9 +288,7 @@ def test_running_batches_do_not_count_against_the_queue(bench: Bench) -> None:
     bench.gate.clear()
     queue.schedule(Piece(2))
     assert bench.entered.acquire(timeout=10)
-    assert queue.scheduling_capacity == 2
     queue.schedule(Piece(2))
-    assert queue.scheduling_capacity == 0
     bench.release()
 
 
@@ -317,9 +301,7 @@ def test_with_splitting_the_queue_is_full_when_the_rows_do_not_fit(bench: Bench)
         max_execution_batch_size=5,
     )
     bench.occupy()
-    assert queue.scheduling_capacity == 10
     queue.schedule(Piece(7))
-    assert queue.scheduling_capacity == 3
     assert refusal(queue.schedule, Piece(4)) == (
         "UNAVAILABLE",
         FULL
@@ -327,7 +309,6 @@ def test_with_splitting_the_queue_is_full_when_the_rows_do_not_fit(bench: Bench)
         "open_batch_size=2, max_execution_batch_size=5)",
     )
     queue.schedule(Piece(3))
-    assert queue.scheduling_capacity == 0
 
 
 def test_splitting_fills_the_open_batch_then_full_batches_then_the_rest(bench: Bench) -> None:
@@ -341,7 +322,7 @@ def test_splitting_fills_the_open_batch_then_full_batches_then_the_rest(bench: B
     queue.schedule(Piece(3, "a"))
     queue.schedule(Piece(14, "b"))
     queue.schedule(Piece(2, "c"))
-    assert queue.num_enqueued_tasks == 6
+    assert tasks_waiting(queue) == 6
     bench.release()
     bench.clock.advance(1000)
     assert bench.wait_for(4) == [5, 5, 5, 4]
@@ -373,18 +354,6 @@ def test_with_splitting_and_no_execution_size_batches_are_as_large_as_tasks_may_
     bench.release()
     bench.clock.advance(1000)
     assert bench.wait_for(2) == [6, 2]
-
-
-def test_splitting_needs_a_task_that_can_be_split(bench: Bench) -> None:
-    class Whole:
-        size = 4
-
-    queue = bench.queue(max_batch_size=4, enable_large_batch_splitting=True, max_execution_batch_size=2)
-    assert refusal(queue.schedule, Whole()) == (  # type: ignore[arg-type]
-        "INVALID_ARGUMENT",
-        "split_input_task_func must be specified when split_input_task is true: 1",
-    )
-    assert queue.num_enqueued_tasks == 0
 
 
 def test_max_execution_batch_size_is_ignored_without_splitting(bench: Bench) -> None:
@@ -427,7 +396,6 @@ def test_empty_batches_are_never_delivered(bench: Bench) -> None:
 def test_no_enqueued_batches_means_one_without_splitting(bench: Bench) -> None:
     queue = bench.queue(max_batch_size=4, max_enqueued_batches=0, batch_timeout_micros=1000)
     bench.occupy()
-    assert queue.scheduling_capacity == 4
     queue.schedule(Piece(4))
     assert (
         refusal(queue.schedule, Piece(1))[1]
@@ -487,91 +455,7 @@ def test_the_defaults_are_those_of_tf_serving() -> None:
         10,
     )
     assert (options.enable_large_batch_splitting, options.max_execution_batch_size) == (False, None)
-    assert (options.allowed_batch_sizes, options.batch_padding_policy) == ((), "PAD_UP")
-
-
-def test_batch_down_leaves_the_tasks_beyond_the_last_allowed_size_for_the_next_batch(bench: Bench) -> None:
-    queue = bench.queue(
-        max_batch_size=16,
-        batch_timeout_micros=1000,
-        allowed_batch_sizes=(4, 8, 16),
-        batch_padding_policy="BATCH_DOWN",
-    )
-    for index in range(10):
-        queue.schedule(Piece(1, str(index)))
-    bench.clock.advance(1000)
-    assert bench.wait_for(1) == [8]
-    assert queue.num_enqueued_tasks == 2
-    # 80 % of the rows went, so the two left count as opened at 80 % of the way to now.
-    bench.clock.advance(799)
-    assert queue.num_enqueued_tasks == 2
-    bench.clock.advance(1)
-    assert bench.wait_for(2) == [8, 2]
-    assert bench.names()[1] == ["8", "9"]
-
-
-@pytest.mark.parametrize(
-    ("policy", "sizes", "expected"),
-    [
-        ("PAD_UP", [1] * 10, 10),
-        ("BATCH_DOWN", [1] * 3, 3),  # nothing smaller is allowed
-        ("BATCH_DOWN", [1] * 8, 8),  # allowed as it is
-        ("BATCH_DOWN", [5, 5], 10),  # a task is never split to trim
-        ("BATCH_DOWN", [5, 3, 2], 8),
-    ],
-)
-def test_padding_policies_trim_whole_tasks_or_nothing(
-    bench: Bench, policy: str, sizes: list[int], expected: int
-) -> None:
-    queue = bench.queue(
-        max_batch_size=16,
-        batch_timeout_micros=1000,
-        allowed_batch_sizes=(4, 8, 16),
-        batch_padding_policy=policy,
-    )
-    for size in sizes:
-        queue.schedule(Piece(size))
-    bench.clock.advance(1000)
-    assert bench.wait_for(1)[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("costs", "expected"),
-    [
-        ({16: 18.0, 32: 18.0}, 18),  # 18/18 = 1 per row padded up, 18/16 trimmed: pad up
-        ({16: 16.0, 32: 18.0}, 16),  # a tie trims: the comparison is strict
-        ({16: 8.0, 32: 18.0}, 16),
-        ({16: 8.0}, 18),  # unknown: leave it
-    ],
-)
-def test_minimize_cost_compares_the_cost_per_row(
-    bench: Bench, costs: dict[int, float], expected: int
-) -> None:
-    queue = bench.queue(
-        max_batch_size=32,
-        batch_timeout_micros=1000,
-        allowed_batch_sizes=(16, 32),
-        batch_padding_policy="MINIMIZE_TPU_COST_PER_REQUEST",
-        mean_cost=costs.get,
-    )
-    for _ in range(18):
-        queue.schedule(Piece(1))
-    bench.clock.advance(1000)
-    assert bench.wait_for(1)[0] == expected
-
-
-def test_an_unknown_padding_policy_is_logged_once_and_pads_up(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = bench.queue(max_batch_size=4, allowed_batch_sizes=(2, 4), batch_padding_policy="SIDEWAYS")
-    with caplog.at_level(logging.ERROR):
-        for count in range(1, 3):
-            queue.schedule(Piece(3))
-            assert bench.wait_for(count)[-1] == 3
-            bench.clock.settle()
-    assert [record.message for record in caplog.records].count(
-        "Unsupported batch_padding_policy: SIDEWAYS, falling back on the PAD_UP policy."
-    ) == 1
+    assert options.allowed_batch_sizes == ()
 
 
 def test_a_callback_that_raises_does_not_end_its_thread(caplog: pytest.LogCaptureFixture) -> None:
@@ -592,69 +476,6 @@ def test_a_callback_that_raises_does_not_end_its_thread(caplog: pytest.LogCaptur
     assert "no such device" in caplog.text
 
 
-def test_threads_can_be_added_and_taken_away_while_batches_run(bench: Bench) -> None:
-    queue = bench.queue(max_batch_size=1, max_enqueued_batches=100)
-    bench.gate.clear()
-    bench.scheduler.set_num_batch_threads(3)
-    for _ in range(6):
-        queue.schedule(Piece(1))
-    for _ in range(3):
-        assert bench.entered.acquire(timeout=10)
-    bench.scheduler.set_num_batch_threads(1)
-    assert bench.scheduler.num_batch_threads == 1
-    bench.release()
-    assert bench.wait_for(6) == [1] * 6
-    with pytest.raises(StatusError, match="num_batch_threads must be positive; was 0"):
-        bench.scheduler.set_num_batch_threads(0)
-
-
-def test_one_thread_is_left_after_shrinking_to_one(bench: Bench) -> None:
-    bench.scheduler.set_num_batch_threads(4)
-    bench.scheduler.set_num_batch_threads(1)
-    queue = bench.queue(max_batch_size=1, max_enqueued_batches=10)
-    bench.clock.settle()
-    bench.gate.clear()
-    queue.schedule(Piece(1))
-    queue.schedule(Piece(1))
-    assert bench.entered.acquire(timeout=10)
-    bench.clock.settle()
-    assert queue.num_enqueued_tasks == 1
-    bench.release()
-
-
-def test_new_options_batch_anew_what_waits_and_lose_nothing(bench: Bench) -> None:
-    queue = bench.queue(max_batch_size=10, batch_timeout_micros=1000, max_enqueued_batches=10)
-    bench.occupy()
-    for name in "abcdefg":
-        queue.schedule(Piece(3, name))
-    queue.set_options(QueueOptions(max_batch_size=6, batch_timeout_micros=1000, max_enqueued_batches=1))
-    assert queue.num_enqueued_tasks == 7
-    assert queue.max_task_size == 6
-    assert queue.scheduling_capacity == 0
-    bench.clock.advance(1000)
-    bench.release()
-    assert bench.wait_for(4) == [6, 6, 6, 3]
-    assert [name for names in bench.names() for name in names] == list("abcdefg")
-
-
-def test_a_shorter_timeout_applies_to_what_waits_already(bench: Bench) -> None:
-    queue = bench.queue(max_batch_size=10, batch_timeout_micros=10**9)
-    queue.schedule(Piece(1))
-    bench.clock.advance(500)
-    queue.set_options(QueueOptions(max_batch_size=10, batch_timeout_micros=600))
-    bench.clock.advance(99)
-    assert queue.num_enqueued_tasks == 1
-    bench.clock.advance(1)
-    assert bench.wait_for(1) == [1]
-
-
-def test_bad_new_options_change_nothing(bench: Bench) -> None:
-    queue = bench.queue(max_batch_size=10, batch_timeout_micros=1000)
-    with pytest.raises(StatusError):
-        queue.set_options(QueueOptions(max_batch_size=0))
-    assert queue.max_task_size == 10
-
-
 def test_a_parked_thread_keeps_no_batch_alive() -> None:
     import gc
     import weakref
@@ -667,8 +488,6 @@ def test_a_parked_thread_keeps_no_batch_alive() -> None:
     queue.schedule(piece)
     del piece
     queue.close()
-    clock.settle()
-    scheduler.set_num_batch_threads(1)
     clock.settle()
     gc.collect()
     scheduler.close()
@@ -701,7 +520,7 @@ def test_two_queues_with_different_timeouts_share_one_timekeeper(make_bench: Cal
     fast.schedule(Piece(1, "fast"))
     bench.clock.advance(100)
     bench.wait_for(1)
-    assert (slow.num_enqueued_tasks, bench.names()) == (1, [["fast"]])
+    assert (tasks_waiting(slow), bench.names()) == (1, [["fast"]])
     bench.clock.advance(400)
     bench.wait_for(2)
     assert bench.names() == [["fast"], ["slow"]]

@@ -9,12 +9,14 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
 from batchtune.server.adaptive_scheduler import AdaptiveSharedBatchScheduler
-from batchtune.server.padding import next_allowed_size, previous_allowed_size, size_to_trim_to, tasks_within
-from batchtune.server.queue_options import split_sizes
-from batchtune.server.scheduler import Batch, ManualClock, QueueOptions, SharedBatchScheduler, StatusError
+from batchtune.server.batch_queue import Batch
+from batchtune.server.queue_options import QueueOptions, next_allowed_size, split_sizes
+from batchtune.server.scheduler import SharedBatchScheduler
 from batchtune.server.streaming_scheduler import StreamingBatchScheduler
+from batchtune.wire.status import StatusError
 
 SMALL = settings(max_examples=120, deadline=None)
 
@@ -64,7 +66,6 @@ def queue_options(draw: st.DrawFn) -> QueueOptions:
         enable_large_batch_splitting=splitting,
         max_execution_batch_size=draw(st.integers(1, max_batch_size)) if splitting else None,
         allowed_batch_sizes=tuple(sorted(draw(st.sets(st.integers(1, 12), max_size=3)))),
-        batch_padding_policy=draw(st.sampled_from(["PAD_UP", "BATCH_DOWN"])),
     )
 
 
@@ -98,7 +99,6 @@ class Trace:
                 if error.code not in ("UNAVAILABLE", "INVALID_ARGUMENT"):
                     raise
             first += arrival.size
-            assert self.queue.scheduling_capacity >= 0
             self.clock.advance(arrival.gap_micros)
         self.gate.set()
 
@@ -140,43 +140,6 @@ def test_several_threads_and_queues_lose_nothing(
 
 
 @SMALL
-@given(before=queue_options(), after=queue_options(), trace=arrivals)
-def test_new_options_under_load_lose_nothing_and_keep_the_order(
-    before: QueueOptions, after: QueueOptions, trace: list[Arrival]
-) -> None:
-    clock = ManualClock()
-    scheduler = SharedBatchScheduler(num_batch_threads=1, clock=clock)
-    play = Trace(scheduler, clock, before)
-    half = len(trace) // 2
-    play.play(trace[:half])
-    play.gate.clear()
-    before_change = len(play.batches)
-    play.queue.set_options(after)
-    play.play(trace[half:])
-    scheduler.close()
-    assert play.delivered() == play.accepted
-    if after.enable_large_batch_splitting:  # but for batches already on the thread
-        assert all(batch.size <= after.batch_size_limit for batch in play.batches[before_change + 2 :])
-
-
-@SMALL
-@given(options=queue_options(), trace=arrivals, threads=st.lists(st.integers(1, 4), max_size=6))
-def test_another_number_of_threads_under_load_loses_nothing(
-    options: QueueOptions, trace: list[Arrival], threads: list[int]
-) -> None:
-    clock = ManualClock()
-    scheduler = SharedBatchScheduler(num_batch_threads=2, clock=clock)
-    play = Trace(scheduler, clock, options)
-    for index, count in enumerate([2, *threads]):
-        play.play(trace[index :: len(threads) + 1])
-        play.gate.clear()
-        scheduler.set_num_batch_threads(count)
-    play.gate.set()
-    scheduler.close()
-    assert sorted(play.delivered()) == sorted(play.accepted)
-
-
-@SMALL
 @given(options=queue_options(), trace=arrivals)
 def test_capacity_counts_the_rows_that_full_batches_would_take(
     options: QueueOptions, trace: list[Arrival]
@@ -190,11 +153,17 @@ def test_capacity_counts_the_rows_that_full_batches_would_take(
     clock.settle()
     limit, open_size, closed = options.batch_size_limit, 0, 0
     for arrival in trace:
-        expected = (options.max_enqueued_batches - 1 - closed) * limit + limit - open_size
-        assert play.queue.scheduling_capacity == expected
+        capacity = (options.max_enqueued_batches - 1 - closed) * limit + limit - open_size
+        full = arrival.size > capacity
+        if not options.enable_large_batch_splitting:
+            full = open_size + arrival.size > limit and closed + 1 >= options.max_enqueued_batches
         try:
             play.queue.schedule(Rows(0, arrival.size))
+            refused = False
         except StatusError:
+            refused = True
+        assert refused == (full or arrival.size > options.max_batch_size)
+        if refused:
             continue
         if options.enable_large_batch_splitting:
             for size in split_sizes(arrival.size, limit - open_size, limit):
@@ -226,21 +195,9 @@ allowed_sizes = st.sets(st.integers(1, 64), max_size=6).map(sorted)
 
 
 @given(rows=st.integers(1, 80), sizes=allowed_sizes)
-def test_rounding_goes_to_the_nearest_allowed_size_on_each_side(rows: int, sizes: list[int]) -> None:
+def test_rounding_goes_up_to_the_nearest_allowed_size(rows: int, sizes: list[int]) -> None:
     larger = [size for size in sizes if size >= rows]
-    smaller = [size for size in sizes if size <= rows]
     assert next_allowed_size(rows, sizes) == (larger[0] if larger else rows)
-    assert previous_allowed_size(rows, sizes) == (smaller[-1] if smaller else rows)
-    assert size_to_trim_to(rows, sizes, "BATCH_DOWN", None) <= rows
-
-
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), rows=st.integers(0, 90))
-def test_whole_tasks_are_kept_up_to_exactly_the_wanted_rows(sizes: list[int], rows: int) -> None:
-    kept = tasks_within(sizes, rows)
-    prefixes = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
-    assert (kept is None) == (rows not in prefixes)
-    if kept is not None:
-        assert prefixes[kept] == rows
 
 
 @SMALL

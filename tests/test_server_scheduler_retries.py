@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from manual_clock import ManualClock
 
 from batchtune.server.concurrency_limit import ConcurrencyLimit
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.scheduler import ManualClock, StatusError
+from batchtune.wire.status import StatusError
 
 
 class Queue:
@@ -108,37 +109,11 @@ def test_closing_refuses_what_still_waits_and_what_comes_later() -> None:
     assert [error.code for error in errors] == ["UNAVAILABLE"] * 2
 
 
-def test_the_blocking_form_returns_when_the_task_is_taken_and_raises_when_time_is_up() -> None:
-    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=20_000, retry_delay_micros=50))
-    queue = Queue(["UNAVAILABLE"] * 3)
-    retrier.schedule(queue, "task")
-    assert (queue.attempts, queue.tasks) == (4, ["task"])
-    with pytest.raises(StatusError, match="INVALID_ARGUMENT"):
-        retrier.schedule(Queue(["INVALID_ARGUMENT"]), "task")
-    retrier.close()
-    hasty = BatchSchedulerRetrier(RetrierOptions(max_time_micros=0))
-    with pytest.raises(StatusError, match="attempt 1"):
-        hasty.schedule(Queue(["UNAVAILABLE"] * 9), "task")
-    hasty.close()
-
-
 @pytest.mark.parametrize("name", ["max_time_micros", "retry_delay_micros"])
 def test_negative_options_are_refused_with_the_reference_text(name: str) -> None:
     with pytest.raises(StatusError) as caught:
         BatchSchedulerRetrier(RetrierOptions(**{name: -1}))
     assert caught.value.message == f"{name} must be non-negative; was -1"
-
-
-def test_grpc_requests_beyond_the_limit_are_refused() -> None:
-    limit = ConcurrencyLimit(2)
-    limit.enter_or_refuse()
-    limit.enter_or_refuse()
-    with pytest.raises(StatusError) as caught:
-        limit.enter_or_refuse()
-    assert (caught.value.code, caught.value.message) == ("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
-    limit.leave()
-    limit.enter_or_refuse()
-    assert limit.inside == 2
 
 
 def test_rest_requests_beyond_the_limit_wait_in_order() -> None:
@@ -157,16 +132,15 @@ def test_rest_requests_beyond_the_limit_wait_in_order() -> None:
 def test_without_a_limit_everything_enters() -> None:
     limit = ConcurrencyLimit(None)
     for _ in range(1000):
-        limit.enter_or_refuse()
+        limit.enter_or_wait(lambda: None)
     assert limit.inside == 1000
 
 
 def test_a_cortex_replica_takes_processes_times_threads_requests() -> None:
     limit = ConcurrencyLimit.of_cortex(processes_per_replica=2, threads_per_process=2, max_batch_size=4)
-    for _ in range(4):
-        limit.enter_or_refuse()
-    with pytest.raises(StatusError, match="RESOURCE_EXHAUSTED"):
-        limit.enter_or_refuse()
+    for _ in range(5):
+        limit.enter_or_wait(lambda: None)
+    assert (limit.inside, limit.waiting) == (4, 1)
 
 
 def test_a_cortex_batch_that_could_never_fill_is_refused() -> None:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
-from batchtune.server.scheduler import Batch, ManualClock, QueueOptions, StatusError
+from batchtune.server.batch_queue import Batch
+from batchtune.server.queue_options import QueueOptions
 from batchtune.server.streaming_scheduler import StreamingBatchScheduler
+from batchtune.wire.status import StatusError
 
 BUSY = (
     "This task would start a fresh batch, but all batch threads are busy, so at present there is no processing "
@@ -66,7 +69,6 @@ def test_a_batch_closes_at_exactly_the_maximum_and_the_next_one_takes_a_thread(s
     stream.queue.schedule(Piece(4))
     stream.clock.settle()
     assert stream.batches == [(4, "full")]
-    assert stream.queue.scheduling_capacity == 0
     assert stream.refusal(1) == ("UNAVAILABLE", BUSY)
 
 
@@ -128,16 +130,6 @@ def test_a_thread_that_is_done_takes_new_tasks(streams: list[Stream]) -> None:
     assert stream.batches == [(4, "full")] * 5
 
 
-def test_capacity_is_idle_threads_and_the_room_in_the_open_batch(streams: list[Stream]) -> None:
-    stream = Stream(3, max_batch_size=5, batch_timeout_micros=1000)
-    streams.append(stream)
-    assert stream.queue.scheduling_capacity == 15
-    stream.queue.schedule(Piece(2))
-    assert stream.queue.scheduling_capacity == 13
-    assert stream.queue.num_enqueued_tasks == 0
-    assert stream.queue.max_task_size == 5
-
-
 def test_bad_sizes_are_refused_with_the_reference_texts(streams: list[Stream]) -> None:
     stream = Stream(1, max_batch_size=5)
     streams.append(stream)
@@ -146,16 +138,3 @@ def test_bad_sizes_are_refused_with_the_reference_texts(streams: list[Stream]) -
         stream.scheduler.add_queue(QueueOptions(max_batch_size=0), stream.process)
     with pytest.raises(StatusError, match="num_batch_threads must be positive; was 0"):
         StreamingBatchScheduler(num_batch_threads=0)
-
-
-def test_threads_and_options_can_be_replaced(streams: list[Stream]) -> None:
-    stream = Stream(1, max_batch_size=5, batch_timeout_micros=1000)
-    streams.append(stream)
-    stream.queue.schedule(Piece(3))
-    stream.queue.set_options(QueueOptions(max_batch_size=3, batch_timeout_micros=1000))
-    stream.clock.settle()
-    assert stream.batches == [(3, "full")]
-    assert stream.queue.scheduling_capacity == 0
-    stream.scheduler.set_num_batch_threads(3)
-    assert stream.queue.scheduling_capacity == 6
-    assert stream.queue.max_task_size == 3

@@ -19,7 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.scheduler import Batch, QueueOptions, SharedBatchScheduler, StatusError
+from batchtune.server.batch_queue import Batch
+from batchtune.server.queue_options import QueueOptions
+from batchtune.server.scheduler import SharedBatchScheduler
+from batchtune.wire.status import StatusError
 
 BLOCKER = -1
 QUIET_SAMPLES = 3
@@ -40,7 +43,6 @@ class Case:
     max_enqueued_batches: int = 100
     allowed_batch_sizes: tuple[int, ...] = ()
     splitting: bool = False
-    policy: str = "PAD_UP"
 
 
 def rows_of(case: Case) -> list[list[int]]:
@@ -86,7 +88,7 @@ class HeldFunction:
                 allowed_batch_sizes=list(case.allowed_batch_sizes),
                 shared_name=name,
                 enable_large_batch_splitting=case.splitting,
-                batch_padding_policy=case.policy,
+                batch_padding_policy="PAD_UP",
             )[0]
 
         self.call: Callable[[Any], Any] = batched.get_concrete_function()
@@ -173,7 +175,6 @@ def play_in_ours(case: Case) -> Outcome:
             enable_large_batch_splitting=case.splitting,
             max_execution_batch_size=limit,
             allowed_batch_sizes=case.allowed_batch_sizes,
-            batch_padding_policy=case.policy,
         ),
         process,
     )
@@ -231,13 +232,12 @@ def test_batches_and_refusals_are_those_of_tensorflow(
         assert message in theirs.refusals[index]
 
 
-@pytest.mark.parametrize("policy", ["PAD_UP", "BATCH_DOWN"])
 @pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 3), (2, 2, 1, 4, 1)], ids=str)
-def test_padding_policies_are_those_of_tensorflow(
-    tensorflow: Any, policy: str, sizes: tuple[int, ...], request: pytest.FixtureRequest
+def test_padding_is_that_of_tensorflow(
+    tensorflow: Any, sizes: tuple[int, ...], request: pytest.FixtureRequest
 ) -> None:
     # The scheduler of BatchFunction sees the allowed sizes only with splitting on.
-    case = Case(sizes, 16, allowed_batch_sizes=(4, 8, 16), splitting=True, policy=policy)
+    case = Case(sizes, 16, allowed_batch_sizes=(4, 8, 16), splitting=True)
     theirs = play_in_tensorflow(tensorflow, case, request.node.name)
     assert play_in_ours(case).batches == without_padding(theirs.batches)
 

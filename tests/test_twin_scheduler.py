@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from manual_clock import ManualClock
 from simulated_run import SimulatedRun, run_of, simulate_open
 
-from batchtune.server.padding import next_allowed_size
-from batchtune.server.scheduler import Batch, ManualClock, QueueOptions, SharedBatchScheduler, StatusError
+from batchtune.server.batch_queue import Batch
+from batchtune.server.queue_options import QueueOptions, next_allowed_size
+from batchtune.server.scheduler import SharedBatchScheduler
 from batchtune.twin.runs import OpenTraffic, run_open_by_events
 from batchtune.twin.simulate import Batcher, Device
+from batchtune.wire.status import StatusError
 
 pytestmark = pytest.mark.smoke
 SEED = 20_261_121

@@ -9,7 +9,7 @@ import pytest
 from wire_peers import H2Client, ServerUnderTest, grpc_message
 
 from batchtune.wire import grpc_inflating
-from batchtune.wire.grpc_server import ServerLimits
+from batchtune.wire.server_limits import ServerLimits
 
 
 @pytest.mark.parametrize("size", [100, 2_000_000])

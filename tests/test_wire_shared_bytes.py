@@ -11,7 +11,8 @@ from test_server_rest_http import REQUEST, count_answers, wait_until
 from wire_peers import H2Client, ServerUnderTest, frames_of, grpc_message, raw_frame
 
 from batchtune.server.rest_parser import RestLimits
-from batchtune.wire.grpc_server import GrpcServer, ServerLimits
+from batchtune.wire.grpc_server import GrpcServer
+from batchtune.wire.server_limits import ServerLimits
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
 
 LIMITS = SharedLimits(

@@ -75,7 +75,6 @@ class AdaptiveQueue(Generic[TaskT]):
         threads: BatchThreads[AdaptiveBatch[Any]],
         batches: WaitingBatches,
         on_gone: Callable[[AdaptiveQueue[TaskT]], None],
-        max_tasks_per_batch: int | None,
     ) -> None:
         self.process = process_batch
         self._options = options
@@ -83,21 +82,11 @@ class AdaptiveQueue(Generic[TaskT]):
         self._lock = threads.lock
         self._batches = batches
         self._on_gone = on_gone
-        self._max_tasks = max_tasks_per_batch
         self._open: AdaptiveBatch[TaskT] | None = None
         self._waiting: dict[AdaptiveBatch[TaskT], None] = {}
         self._running = 0
         self._closed = False
         self._done = threading.Event()
-
-    @property
-    def options(self) -> QueueOptions:
-        return self._options
-
-    @property
-    def num_enqueued_tasks(self) -> int:
-        with self._lock:
-            return sum(len(batch.tasks) for batch in self._waiting)
 
     @property
     def num_enqueued_rows(self) -> int:
@@ -108,17 +97,6 @@ class AdaptiveQueue(Generic[TaskT]):
     def num_enqueued_batches(self) -> int:
         with self._lock:
             return len(self._waiting)
-
-    @property
-    def scheduling_capacity(self) -> int:
-        """Rows that could still be scheduled."""
-        with self._lock:
-            return self._capacity()
-
-    @property
-    def max_task_size(self) -> int:
-        """Most rows of a batch: the reference's max_batch_size."""
-        return self._options.batch_size_limit
 
     def schedule(self, task: TaskT) -> None:
         """Put `task` into the open batch, or a new one; raises StatusError INVALID_ARGUMENT or UNAVAILABLE."""
@@ -133,13 +111,6 @@ class AdaptiveQueue(Generic[TaskT]):
             sizes = split_sizes(size, room if self._open is not None else 0, limit)
             for part, part_size in zip(task.split(sizes), sizes, strict=True):
                 self._enqueue(part, part_size)
-
-    def set_options(self, options: QueueOptions) -> None:
-        """Replace the options for the batches to come; those that wait are closed and keep their tasks."""
-        check_queue(options)
-        with self._lock:
-            self._options = options
-            self._close_open("full")
 
     def close(self) -> None:
         """Refuse new tasks, run at once what waits, return when it is processed."""
@@ -193,7 +164,7 @@ class AdaptiveQueue(Generic[TaskT]):
             self._waiting[batch] = None
             self._batches.add(batch)
         batch.add(task, size, now_micros)
-        if batch.size == limit or (self._max_tasks is not None and len(batch.tasks) >= self._max_tasks):
+        if batch.size == limit:
             self._close_open("full")
         elif len(batch.tasks) == 1:
             self._threads.wake_at(batch.due_micros)

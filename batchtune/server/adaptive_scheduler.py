@@ -18,7 +18,7 @@ from batchtune.server.batch_queue import Batch, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.clock import Clock, MonotonicClock
 from batchtune.server.in_flight_limit import InFlightLimit
-from batchtune.server.queue_options import QueueOptions, invalid_argument
+from batchtune.server.queue_options import QueueOptions
 from batchtune.wire.status import StatusError
 
 _DEFAULT_INITIAL_LIMIT = 3.0
@@ -28,21 +28,18 @@ _DEFAULT_INITIAL_LIMIT = 3.0
 class AdaptiveOptions:
     """The reference's options, with its defaults.
 
-    initial_in_flight_batches_limit: None means 3, or all threads where there are fewer; a fraction is a probability.
-    full_batch_scheduling_boost_micros: how much older a full batch counts. fifo_scheduling: strictly in order.
+    initial_in_flight_batches_limit: of 1 to all threads; None: 3, or all threads where there are fewer; a fraction
+    is a probability.
     """
 
-    min_in_flight_batches_limit: int = 1
     initial_in_flight_batches_limit: float | None = None
     batches_to_average_over: int = 1000
-    full_batch_scheduling_boost_micros: int = 0
-    fifo_scheduling: bool = False
 
 
 class AdaptiveSharedBatchScheduler:
     """One pool of threads, many queues, a learned limit on batches in flight.
 
-    Raises StatusError INVALID_ARGUMENT for options that break a rule. `rng` draws whether a fractional limit lets
+    Raises StatusError INVALID_ARGUMENT for less than one thread. `rng` draws whether a fractional limit lets
     one more batch run.
     """
 
@@ -56,22 +53,18 @@ class AdaptiveSharedBatchScheduler:
         rng: random.Random | None = None,
     ) -> None:
         count = default_num_batch_threads() if num_batch_threads is None else num_batch_threads
-        self._options = options or AdaptiveOptions()
-        initial = self._options.initial_in_flight_batches_limit
-        if initial is None:
-            initial = max(min(_DEFAULT_INITIAL_LIMIT, count), self._options.min_in_flight_batches_limit)
-        _check_scheduler(self._options, initial, count)
+        options = options or AdaptiveOptions()
+        initial = options.initial_in_flight_batches_limit
         self._limit = InFlightLimit(
-            initial=initial,
-            lowest=self._options.min_in_flight_batches_limit,
+            initial=min(_DEFAULT_INITIAL_LIMIT, count) if initial is None else initial,
+            lowest=1,
             highest=count,
-            batches_to_average_over=self._options.batches_to_average_over,
+            batches_to_average_over=options.batches_to_average_over,
         )
         self._rng = rng or random.Random()
         self._batches = WaitingBatches()
         self._queues: set[AdaptiveQueue[Any]] = set()
         self._regular = 0
-        self._express = 0
         self._threads: BatchThreads[AdaptiveBatch[Any]] = BatchThreads(
             count=count, clock=clock or MonotonicClock(), name=thread_pool_name, source=self
         )
@@ -81,26 +74,12 @@ class AdaptiveSharedBatchScheduler:
         return self._threads.clock
 
     @property
-    def num_batch_threads(self) -> int:
-        return self._threads.count
-
-    @property
     def in_flight_batches_limit(self) -> float:
         """How many regular batches may run at once, as learned so far."""
         return self._limit.value
 
-    def set_num_batch_threads(self, count: int) -> None:
-        """Grow or shrink the pool between batches; the limit stays within it."""
-        self._threads.resize(count)
-        with self._threads.lock:
-            self._limit.set_highest(count)
-
     def add_queue(
-        self,
-        options: QueueOptions,
-        process_batch: Callable[[Batch[TaskT]], None],
-        *,
-        max_tasks_per_batch: int | None = None,
+        self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
     ) -> AdaptiveQueue[TaskT]:
         """A new queue; raises StatusError INVALID_ARGUMENT for options that break a rule.
 
@@ -109,12 +88,7 @@ class AdaptiveSharedBatchScheduler:
         """
         check_queue(options)
         queue: AdaptiveQueue[TaskT] = AdaptiveQueue(
-            options,
-            process_batch,
-            self._threads,
-            self._batches,
-            self._queues.discard,
-            max_tasks_per_batch,
+            options, process_batch, self._threads, self._batches, self._queues.discard
         )
         with self._threads.lock:
             if self._threads.count == 0:
@@ -134,11 +108,10 @@ class AdaptiveSharedBatchScheduler:
         """For the pool: a regular batch if the limit allows, else an express one, else when to ask again."""
         batch = self._best_regular(now_micros) if self._may_run_regular() else None
         if batch is None:
-            batch = self._first_express()
+            batch = self._batches.first_closed()
             if batch is None:
                 return None, self._next_due_micros(now_micros)
             batch.express = True
-            self._express += 1
         else:
             self._regular += 1
         self._batches.remove(batch)
@@ -155,9 +128,7 @@ class AdaptiveSharedBatchScheduler:
 
     def finished(self, batch: AdaptiveBatch[Any]) -> None:
         """For the pool: count the batch out; a regular one teaches the limit its latency since creation."""
-        if batch.express:
-            self._express -= 1
-        else:
+        if not batch.express:
             self._regular -= 1
             self._limit.record(self.clock.now_micros() - batch.opened_micros)
         batch.queue.batch_finished()
@@ -167,56 +138,13 @@ class AdaptiveSharedBatchScheduler:
         return bool(self._batches) and spare > 0 and (spare >= 1 or self._rng.random() <= spare)
 
     def _best_regular(self, now_micros: int) -> AdaptiveBatch[Any] | None:
-        if self._options.fifo_scheduling:
-            first = next(iter(self._batches))
-            return first if first.due_micros <= now_micros else None
-        due = (one for one in self._batches if one.due_micros <= now_micros)
-        if self._options.full_batch_scheduling_boost_micros == 0:
-            return next(due, None)  # the order of creation is the order of scores
-        return min(due, key=self._score, default=None)
-
-    def _first_express(self) -> AdaptiveBatch[Any] | None:
-        if self._options.fifo_scheduling:
-            first = next(iter(self._batches), None)
-            return first if first is not None and first.closed else None
-        return self._batches.first_closed()
-
-    def _score(self, batch: AdaptiveBatch[Any]) -> float:
-        boost_micros = self._options.full_batch_scheduling_boost_micros
-        return batch.opened_micros - boost_micros * batch.size / batch.queue.max_task_size
+        return next((batch for batch in self._batches if batch.due_micros <= now_micros), None)
 
     def _next_due_micros(self, now_micros: int) -> int:
         """When a batch may become due; one that is held back by the limit runs when one in flight has ended."""
         if self._regular >= self._limit.value:
             return NEVER_MICROS
         return min(
-            (one.due_micros for one in self._batches if one.due_micros > now_micros), default=NEVER_MICROS
-        )
-
-
-def _check_scheduler(options: AdaptiveOptions, initial: float, count: int) -> None:
-    lowest = options.min_in_flight_batches_limit
-    if count < 1:
-        raise invalid_argument(f"num_batch_threads must be positive; was {count}")
-    if lowest < 1:
-        raise invalid_argument(f"min_in_flight_batches_limit must be >= 1; was {lowest}")
-    if lowest > count:
-        raise invalid_argument(
-            f"min_in_flight_batches_limit ({lowest}) must be <= num_batch_threads ({count})"
-        )
-    if options.full_batch_scheduling_boost_micros < 0:
-        boost = options.full_batch_scheduling_boost_micros
-        raise invalid_argument(f"full_batch_scheduling_boost_micros can't be negative; was {boost}")
-    if initial > count:
-        raise invalid_argument(
-            f"initial_in_flight_batches_limit ({initial:g}) should not be larger than num_batch_threads ({count})"
-        )
-    if initial < lowest:
-        raise invalid_argument(
-            f"initial_in_flight_batches_limit ({initial:g}must be >= min_in_flight_batches_limit ({lowest})"
-        )
-    if options.batches_to_average_over < 1:
-        average_over = options.batches_to_average_over
-        raise invalid_argument(
-            f"batches_to_average_over should be greater than or equal to 1; was {average_over}"
+            (batch.due_micros for batch in self._batches if batch.due_micros > now_micros),
+            default=NEVER_MICROS,
         )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.padding import PAD_UP, size_to_trim_to, tasks_within
 from batchtune.server.queue_options import QueueOptions, invalid_argument, split_sizes
 from batchtune.wire.status import StatusError
 
@@ -78,17 +77,11 @@ class BatchQueue(Generic[TaskT]):
         self._running = 0
         self._closed = False
         self._gone = threading.Event()
-        self._adopt(options)
-
-    @property
-    def options(self) -> QueueOptions:
-        return self._options
-
-    @property
-    def num_enqueued_tasks(self) -> int:
-        """Tasks, not rows, in all waiting batches."""
-        with self._lock:
-            return sum(len(batch.tasks) for batch in self._waiting) + len(self._open.tasks)
+        self._limit = options.batch_size_limit
+        self._task_limit = options.max_batch_size
+        self._timeout_micros = options.batch_timeout_micros
+        self._batches_max = max(options.max_enqueued_batches, 1)
+        self._splits = options.enable_large_batch_splitting
 
     @property
     def num_enqueued_rows(self) -> int:
@@ -100,16 +93,6 @@ class BatchQueue(Generic[TaskT]):
         """Waiting batches that hold a task."""
         with self._lock:
             return len(self._waiting) + bool(self._open.tasks)
-
-    @property
-    def scheduling_capacity(self) -> int:
-        """Rows that could still be scheduled; running batches do not count."""
-        with self._lock:
-            return self._capacity()
-
-    @property
-    def max_task_size(self) -> int:
-        return self._options.max_batch_size
 
     def schedule(self, task: TaskT) -> None:
         """Put `task` into the open batch, or its parts into several; never blocks.
@@ -140,22 +123,6 @@ class BatchQueue(Generic[TaskT]):
             else:
                 self._enqueue(task, size, self._now_micros())
 
-    def set_options(self, options: QueueOptions) -> None:
-        """Replace the options between batches; what waits is batched anew under them, in order, and none is lost."""
-        options.validate()
-        with self._lock:
-            batches = [*self._waiting, self._open]
-            self._waiting.clear()
-            self._open = Batch()
-            self._adopt(options)
-            for batch in batches:
-                for task, enqueued_micros in zip(batch.tasks, batch.enqueued_micros, strict=True):
-                    if self._splits:
-                        self._enqueue_parts(task, task.size, enqueued_micros)
-                    else:
-                        self._enqueue(task, task.size, enqueued_micros)
-            self._threads.wake_all()
-
     def close(self) -> None:
         """Refuse new tasks, run at once what waits, and return when all of it has been processed."""
         self.begin_close()
@@ -177,16 +144,8 @@ class BatchQueue(Generic[TaskT]):
         if not batch.tasks or not self._schedulable(batch, now_micros):
             return None
         self._open = Batch()
-        self._trim(batch, now_micros)
         self._running += 1
         return batch
-
-    def first_opened_micros(self, now_micros: int) -> int | None:
-        """When the batch that `take` would yield was opened; None where it would yield none."""
-        if self._waiting:
-            return self._waiting[0].opened_micros
-        batch = self._open
-        return batch.opened_micros if batch.tasks and self._schedulable(batch, now_micros) else None
 
     @property
     def due_micros(self) -> int:
@@ -201,18 +160,6 @@ class BatchQueue(Generic[TaskT]):
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
         self._running -= 1
         self._leave_if_done()
-
-    def _adopt(self, options: QueueOptions) -> None:
-        self._options = options
-        self._limit = options.batch_size_limit
-        self._task_limit = options.max_batch_size
-        self._timeout_micros = options.batch_timeout_micros
-        self._batches_max = max(options.max_enqueued_batches, 1)
-        self._splits = options.enable_large_batch_splitting
-
-    def _capacity(self) -> int:
-        free_batches = self._batches_max - len(self._waiting) - 1
-        return max(free_batches * self._limit + self._limit - self._open.size, 0)
 
     def _enqueue(self, task: TaskT, size: int, enqueued_micros: int) -> None:
         batch = self._open
@@ -232,26 +179,24 @@ class BatchQueue(Generic[TaskT]):
             self._threads.wake_at(enqueued_micros + self._timeout_micros)
 
     def _schedule_parts(self, task: TaskT, size: int) -> None:
-        if size > self._capacity():
+        room = self._limit - self._open.size
+        capacity = (self._batches_max - len(self._waiting) - 1) * self._limit + room
+        if size > capacity:
             raise StatusError(
                 "UNAVAILABLE",
                 "The batch scheduling queue to which this task was submitted is full; task size is "
-                f"{size} but scheduling capacity is only {self._capacity()} "
+                f"{size} but scheduling capacity is only {capacity} "
                 f"(num_enqueued_batches={len(self._waiting) + 1}, max_enqueued_batches={self._batches_max}, "
                 f"open_batch_size={self._open.size}, max_execution_batch_size={self._limit})",
             )
-        self._enqueue_parts(task, size, self._now_micros())
-
-    def _enqueue_parts(self, task: TaskT, size: int, enqueued_micros: int) -> None:
-        sizes = split_sizes(size, self._limit - self._open.size, self._limit)
+        sizes = split_sizes(size, room, self._limit)
         if len(sizes) == 1:
-            self._enqueue(task, size, enqueued_micros)
+            self._enqueue(task, size, self._now_micros())
             return
-        if not hasattr(task, "split"):
-            raise invalid_argument("split_input_task_func must be specified when split_input_task is true: 1")
+        now_micros = self._now_micros()
         parts: Sequence[TaskT] = task.split(sizes)
         for part, part_size in zip(parts, sizes, strict=True):
-            self._enqueue(part, part_size, enqueued_micros)
+            self._enqueue(part, part_size, now_micros)
 
     def _schedulable(self, batch: Batch[TaskT], now_micros: int) -> bool:
         if batch.size >= self._limit:
@@ -262,25 +207,6 @@ class BatchQueue(Generic[TaskT]):
             return True
         batch.close_reason = "closed"
         return self._closed
-
-    def _trim(self, batch: Batch[TaskT], now_micros: int) -> None:
-        """Move whole tasks from the end of `batch` to the new open batch, where the padding policy wants it."""
-        options = self._options
-        if options.batch_padding_policy == PAD_UP or not options.allowed_batch_sizes:
-            return
-        rows = size_to_trim_to(
-            batch.size, options.allowed_batch_sizes, options.batch_padding_policy, options.mean_cost
-        )
-        kept = tasks_within([task.size for task in batch.tasks], rows)
-        if rows == batch.size or kept is None:
-            return
-        left = self._open
-        for task, enqueued_micros in zip(batch.tasks[kept:], batch.enqueued_micros[kept:], strict=True):
-            left.add(task, task.size, enqueued_micros)
-        # As if the rows had come at a steady rate since the batch was opened (shared_batch_scheduler.h).
-        left.opened_micros = batch.opened_micros + int((now_micros - batch.opened_micros) * rows / batch.size)
-        del batch.tasks[kept:], batch.enqueued_micros[kept:]
-        batch.size = rows
 
     def _leave_if_done(self) -> None:
         if self._closed and not self._running and not self.pending and not self._gone.is_set():

@@ -44,12 +44,12 @@ class BatchSource(Protocol[BatchT]):
 
 class _Worker:
     __slots__ = ("counted", "idle", "parker", "thread")
+    thread: threading.Thread
 
     def __init__(self, parker: Parker) -> None:
         self.parker = parker
         self.idle = False
         self.counted = True  # woken, and has not looked at the source since
-        self.thread: threading.Thread | None = None
 
 
 class BatchThreads(Generic[BatchT]):
@@ -60,30 +60,21 @@ class BatchThreads(Generic[BatchT]):
         self.clock = clock
         self._name = name
         self._source = source
-        self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._count = 0
-        self._started = 0
+        self._count = count
         self._timekeeper: _Worker | None = None
         self._timer_micros = NEVER_MICROS
-        self._unsettled = 0
-        self.resize(count)
+        self._unsettled = count
+        if count < 1:
+            raise StatusError("INVALID_ARGUMENT", f"num_batch_threads must be positive; was {count}")
         clock.watch(self._settled)
+        self._workers = [self._new_worker(index) for index in range(count)]
+        for worker in self._workers:
+            worker.thread.start()
 
     @property
     def count(self) -> int:
         return self._count
-
-    def resize(self, count: int) -> None:
-        """Have `count` threads; a surplus thread ends after the batch that it runs."""
-        if count < 1:
-            raise StatusError("INVALID_ARGUMENT", f"num_batch_threads must be positive; was {count}")
-        with self.lock:
-            self._count = count
-            new = [self._add_worker() for _ in range(count - len(self._workers))]
-            self.wake_all()
-        for thread in new:
-            thread.start()
 
     def wake(self) -> None:
         """(locked) Wake one idle thread, if there is one, to look at the source."""
@@ -113,29 +104,25 @@ class BatchThreads(Generic[BatchT]):
         with self.lock:
             self._count = 0
             self.wake_all()
-            threads = [worker.thread for worker in self._workers]
-        for thread in threads:
-            if thread is not None and thread is not threading.current_thread():
-                thread.join()
+        for worker in self._workers:
+            if worker.thread is not threading.current_thread():
+                worker.thread.join()
         self.clock.unwatch(self._settled)
 
-    def _add_worker(self) -> threading.Thread:
+    def _new_worker(self, index: int) -> _Worker:
         worker = _Worker(self.clock.parker())
         worker.thread = threading.Thread(
-            target=self._run, args=(worker,), name=f"{self._name}_{self._started}", daemon=True
+            target=self._run, args=(worker,), name=f"{self._name}_{index}", daemon=True
         )
-        self._started += 1
-        self._unsettled += 1
-        self._workers.append(worker)
-        return worker.thread
+        return worker
 
     def _run(self, worker: _Worker) -> None:
         lower_timer_slack()
         while True:
             with self.lock:
                 self._get_up(worker)
-                if len(self._workers) > self._count:
-                    self._leave(worker)
+                if not self._count:
+                    self._unsettled -= worker.counted
                     return
                 job, due_micros = self._source.take(self.clock.now_micros())
                 until_micros = self._lie_down(worker, due_micros) if job is None else None
@@ -175,12 +162,6 @@ class BatchThreads(Generic[BatchT]):
             if worker is self._timekeeper:
                 self._timekeeper = None
                 self._timer_micros = NEVER_MICROS
-
-    def _leave(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        if worker.counted:
-            self._unsettled -= 1
-        self.wake()  # it may have been woken for work that another thread has to do now
 
     def _settled(self) -> bool:
         with self.lock:

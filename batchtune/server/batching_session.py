@@ -20,8 +20,7 @@ from batchtune.server.batch_record import BatchObserver, BatchRecord
 from batchtune.server.clock import Clock
 from batchtune.server.input_shapes import InputShape
 from batchtune.server.loaded_model import Runner, Tensors
-from batchtune.server.padding import next_allowed_size
-from batchtune.server.queue_options import QueueOptions, invalid_argument
+from batchtune.server.queue_options import QueueOptions, invalid_argument, next_allowed_size
 from batchtune.server.retrier import BatchSchedulerRetrier
 from batchtune.server.session_request import (
     EXPIRED_IN_QUEUE,
@@ -70,7 +69,6 @@ class SessionQueue(Protocol):
     @property
     def num_enqueued_batches(self) -> int: ...
     def schedule(self, task: Any, /) -> None: ...
-    def set_options(self, options: QueueOptions, /) -> None: ...
     def close(self) -> None: ...
 
 
@@ -164,15 +162,6 @@ class BatchingSession:
             raise
         return request
 
-    def set_options(self, options: QueueOptions, *, length_padding: LengthPadding | None = None) -> None:
-        """Replace the batching options between batches; no request is lost."""
-        check_allowed_sizes(options)
-        for queue in list(self._queues.values()):
-            queue.set_options(options)
-        self._options = options
-        if length_padding is not None:
-            self._length_padding = length_padding
-
     def close(self) -> None:
         """Refuse new requests and return when all queued ones are answered; keeps nothing of the model.
 
@@ -254,7 +243,7 @@ class BatchingSession:
         for task in tasks:
             task.taken = True
             if task.join is not None:
-                task.join.whole.take()
+                task.join.whole.taken = True
         start_micros = self._now_micros()
         if _all_expired(tasks, start_micros * 1000):
             for _ in tasks:

@@ -50,12 +50,6 @@ class ConcurrencyLimit:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def enter_or_refuse(self) -> None:
-        """Enter, or raise StatusError RESOURCE_EXHAUSTED as TF Serving's gRPC server does."""
-        if self._limit is not None and self._inside >= self._limit:
-            raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
-        self._inside += 1
-
     def enter_or_wait(self, start: Callable[[], None]) -> None:
         """Enter and call `start` now, or as soon as those before it have left; in order of arrival."""
         if self._limit is not None and self._inside >= self._limit:

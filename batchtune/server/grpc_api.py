@@ -102,10 +102,3 @@ def make_grpc_api(
             fail_call(call, StatusError("INTERNAL", FAULT))
 
     return GrpcApi(dispatch=dispatch, streams=streams, announce_stop=health.stop)
-
-
-def make_dispatch(
-    repository: Models, metrics: ReadableMetrics, *, options: GrpcOptions | None = None
-) -> Callable[[GrpcCall], None]:
-    """Make the function that the wire calls with each unary call, for whoever wants no streams."""
-    return make_grpc_api(repository, metrics, options=options).dispatch

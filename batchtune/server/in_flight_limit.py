@@ -26,11 +26,6 @@ class InFlightLimit:
         self._direction = 1
         self._step_ratio = _LONGEST_STEP_RATIO
 
-    def set_highest(self, highest: int) -> None:
-        """Another number of threads."""
-        self._highest = highest
-        self.value = max(min(self.value, highest), min(self._lowest, highest))
-
     def record(self, latency_micros: int) -> None:
         """One regular batch took so long from its creation to its end."""
         self._batches += 1

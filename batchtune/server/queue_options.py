@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchtune.server.padding import PAD_UP
 from batchtune.wire.status import StatusError
 
 
@@ -17,7 +16,6 @@ class QueueOptions:
     batch_timeout_micros: from the first task of the open batch; 0 means as soon as a thread is free.
     max_enqueued_batches: waiting batches, the open one included; 0 is taken as 1 where splitting is off.
     max_execution_batch_size: most rows of a batch when splitting is on (None: max_batch_size); else ignored.
-    mean_cost: the mean cost of a batch of so many rows, for MINIMIZE_TPU_COST_PER_REQUEST.
     """
 
     max_batch_size: int = 1000
@@ -26,8 +24,6 @@ class QueueOptions:
     enable_large_batch_splitting: bool = False
     max_execution_batch_size: int | None = None
     allowed_batch_sizes: tuple[int, ...] = ()
-    batch_padding_policy: str = PAD_UP
-    mean_cost: Callable[[int], float | None] | None = None
 
     @property
     def batch_size_limit(self) -> int:
@@ -66,6 +62,11 @@ def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
     if rest % limit or not sizes:
         sizes.append(rest % limit)
     return sizes
+
+
+def next_allowed_size(rows: int, allowed_sizes: Sequence[int]) -> int:
+    """The rows that a batch of `rows` runs with: the first allowed size that holds them, else `rows` itself."""
+    return next((size for size in allowed_sizes if size >= rows), rows)
 
 
 def invalid_argument(message: str) -> StatusError:

@@ -67,20 +67,6 @@ class BatchSchedulerRetrier:
         """Whether the time allowed holds even one pause."""
         return self._options.retry_delay_micros < self._options.max_time_micros
 
-    def schedule(self, queue: RetriedQueue, task: Any) -> None:
-        """Schedule `task`, blocking the caller between attempts; raises the last StatusError when time is up."""
-        parker = self._clock.parker()
-        started_micros = self._clock.now_micros()
-        while True:
-            try:
-                queue.schedule(task)
-                return
-            except StatusError as error:
-                now_micros = self._clock.now_micros()
-                if error.code != "UNAVAILABLE" or not self._may_retry(started_micros, now_micros):
-                    raise
-                parker.park(now_micros + self._options.retry_delay_micros)
-
     def schedule_later(
         self, queue: RetriedQueue, task: Any, on_refused: Callable[[StatusError], None]
     ) -> None:

@@ -1,8 +1,8 @@
 """Which batch runs next, on which thread? TensorFlow's SharedBatchScheduler: many queues, one pool of threads.
 
-Semantics: `tensorflow/core/kernels/batching_util/shared_batch_scheduler.h` of TF 2.21, but for three things: a
-thread sleeps until the earliest timeout instead of polling every millisecond; a task without rows is delivered
-instead of hanging; the number of threads and the options of a queue can be replaced while it works.
+Semantics: `tensorflow/core/kernels/batching_util/shared_batch_scheduler.h` of TF 2.21, but for two things: a
+thread sleeps until the earliest timeout instead of polling every millisecond, and a task without rows is delivered
+instead of hanging.
 """
 
 from __future__ import annotations
@@ -11,31 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from batchtune.batching import default_num_batch_threads
-from batchtune.server.batch_queue import Batch, BatchQueue, CloseReason, Task, TaskT
+from batchtune.server.batch_queue import Batch, BatchQueue, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.clock import Clock, ManualClock, MonotonicClock
+from batchtune.server.clock import Clock, MonotonicClock
 from batchtune.server.queue_options import QueueOptions
 from batchtune.wire.status import StatusError
-
-__all__ = [
-    "Batch",
-    "BatchQueue",
-    "Clock",
-    "CloseReason",
-    "ManualClock",
-    "MonotonicClock",
-    "QueueOptions",
-    "SharedBatchScheduler",
-    "StatusError",
-    "Task",
-]
 
 
 class SharedBatchScheduler:
     """A pool of batch threads that serves its queues in turn, one batch per queue per round.
 
-    rank_queues: take the batch that was opened first instead. Raises StatusError INVALID_ARGUMENT for less than one
-    thread.
+    Raises StatusError INVALID_ARGUMENT for less than one thread.
     """
 
     def __init__(
@@ -44,11 +30,9 @@ class SharedBatchScheduler:
         num_batch_threads: int | None = None,
         clock: Clock | None = None,
         thread_pool_name: str = "batch_threads",
-        rank_queues: bool = False,
     ) -> None:
         self._queues: list[BatchQueue[Any]] = []
         self._next = 0
-        self._rank_queues = rank_queues
         self._threads: BatchThreads[Batch[Any]] = BatchThreads(
             count=default_num_batch_threads() if num_batch_threads is None else num_batch_threads,
             clock=clock or MonotonicClock(),
@@ -59,14 +43,6 @@ class SharedBatchScheduler:
     @property
     def clock(self) -> Clock:
         return self._threads.clock
-
-    @property
-    def num_batch_threads(self) -> int:
-        return self._threads.count
-
-    def set_num_batch_threads(self, count: int) -> None:
-        """Grow or shrink the pool between batches; returns at once, a surplus thread ends after its batch."""
-        self._threads.resize(count)
 
     def add_queue(
         self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
@@ -95,8 +71,6 @@ class SharedBatchScheduler:
 
     def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
         """For the pool: the next batch and its queue, or when to ask again."""
-        if self._rank_queues:
-            self._start_with_the_oldest(now_micros)
         due_micros = NEVER_MICROS
         for _ in range(len(self._queues)):
             queue = self._queues[self._next]
@@ -110,12 +84,6 @@ class SharedBatchScheduler:
     def pending(self) -> bool:
         """For the pool: whether any task waits."""
         return any(queue.pending for queue in self._queues)
-
-    def _start_with_the_oldest(self, now_micros: int) -> None:
-        opened = [(queue.first_opened_micros(now_micros), index) for index, queue in enumerate(self._queues)]
-        self._next = min(((micros, index) for micros, index in opened if micros is not None), default=(0, 0))[
-            1
-        ]
 
     def _forget(self, queue: BatchQueue[Any]) -> None:
         index = self._queues.index(queue)

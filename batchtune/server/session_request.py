@@ -53,16 +53,9 @@ def completions_of(
         start = stop
         if task.join is None:
             completions.append((task.done, pieces, error))
-            continue
-        completion = _complete(task, pieces, error)
-        if completion is not None:
+        elif (completion := task.join.add(task.part, pieces, error)) is not None:
             completions.append(completion)
     return completions
-
-
-def _complete(task: Request, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
-    """The completion that the answer to `task` brings about, if any: a part of a request may be one of several."""
-    return (task.done, outputs, error) if task.join is None else task.join.add(task.part, outputs, error)
 
 
 class Request:
@@ -85,12 +78,6 @@ class Request:
         self.part = 0
         self.taken = False
 
-    def take(self) -> None:
-        """Note that a batch thread has it."""
-        self.taken = True
-        if self.join is not None:
-            self.join.whole.take()
-
     def split(self, sizes: Sequence[int]) -> list[Request]:
         """Parts of these sizes, whose answers are put together again."""
         pieces = {name: split_tensor(array, sizes) for name, array in self.inputs.items()}
@@ -106,7 +93,7 @@ class Request:
 
 
 class _Join:
-    """The answers of a split request; complete when every part has one. A part may be split again."""
+    """The answers of a split request; complete when every part has one."""
 
     __slots__ = ("_error", "_lock", "_missing", "_outputs", "whole")
 
@@ -126,12 +113,12 @@ class _Join:
             if self._missing:
                 return None
         if self._error is not None:
-            return _complete(self.whole, None, self._error)
+            return self.whole.done, None, self._error
         try:
-            return _complete(self.whole, self._concatenated(), None)
+            return self.whole.done, self._concatenated(), None
         except (ValueError, MemoryError) as failure:
             error = StatusError("INTERNAL", f"Tensor concat operation failed: {failure}")
-            return _complete(self.whole, None, error)
+            return self.whole.done, None, error
 
     def _concatenated(self) -> Outputs:
         parts = [outputs for outputs in self._outputs if outputs is not None]

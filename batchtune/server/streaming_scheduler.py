@@ -40,18 +40,8 @@ class StreamingBatchScheduler:
         self._name = thread_pool_name
         self._queues: set[StreamingQueue[Any]] = set()
         self._closed = False
-        _check_threads(self._count)
-
-    @property
-    def num_batch_threads(self) -> int:
-        return self._count
-
-    def set_num_batch_threads(self, count: int) -> None:
-        """Grow or shrink each queue's threads between batches."""
-        _check_threads(count)
-        self._count = count
-        for queue in list(self._queues):
-            queue.resize(count)
+        if self._count < 1:
+            raise invalid_argument(f"num_batch_threads must be positive; was {self._count}")
 
     def add_queue(
         self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
@@ -105,31 +95,7 @@ class StreamingQueue(Generic[TaskT]):
         self._lock = self._threads.lock
         self._now_micros = clock.now_micros
 
-    @property
-    def options(self) -> QueueOptions:
-        return self._options
-
-    @property
-    def num_enqueued_tasks(self) -> int:
-        """Always 0: every task belongs to a batch that has a thread."""
-        return 0
-
-    num_enqueued_rows = num_enqueued_tasks
-    num_enqueued_batches = num_enqueued_tasks
-
-    @property
-    def scheduling_capacity(self) -> int:
-        """Rows that could still be scheduled; 0 while a batch waits for a thread."""
-        with self._lock:
-            idle_threads = self._threads.count - self._in_progress
-            if idle_threads < 0:
-                return 0
-            room = 0 if self._open is None else max(self._options.max_batch_size - self._open.size, 0)
-            return idle_threads * self._options.max_batch_size + room
-
-    @property
-    def max_task_size(self) -> int:
-        return self._options.max_batch_size
+    num_enqueued_rows = num_enqueued_batches = 0  # every task belongs to a batch that has a thread
 
     def schedule(self, task: TaskT) -> None:
         """Put `task` into the open batch, or into a new one if a thread is free.
@@ -161,19 +127,6 @@ class StreamingQueue(Generic[TaskT]):
                 self._threads.wake()
             elif first and self._options.batch_timeout_micros > 0:
                 self._threads.wake_at(self._due_micros())
-
-    def set_options(self, options: QueueOptions) -> None:
-        """Replace the options; a batch that is larger than the new maximum is closed."""
-        _check(options)
-        with self._lock:
-            self._options = options
-            if self._open is not None and self._open.size >= options.max_batch_size:
-                self._start_batch("full")
-            self._threads.wake_all()
-
-    def resize(self, count: int) -> None:
-        """Have `count` threads from the next batch on."""
-        self._threads.resize(count)
 
     def close(self) -> None:
         """Close the open batch at once and return when every batch has been processed."""
@@ -230,11 +183,6 @@ class StreamingQueue(Generic[TaskT]):
     def _finish_if_done(self) -> None:
         if self._closed and self._in_progress == 0:
             self._done.set()
-
-
-def _check_threads(count: int) -> None:
-    if count < 1:
-        raise invalid_argument(f"num_batch_threads must be positive; was {count}")
 
 
 def _check(options: QueueOptions) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from batchtune.server.adaptive_scheduler import AdaptiveSharedBatchScheduler
+from batchtune.server.batch_queue import Batch
 from batchtune.server.batching_session import BatchingSession, BatchRecord, Completion
-from batchtune.server.scheduler import Batch, QueueOptions, SharedBatchScheduler
+from batchtune.server.queue_options import QueueOptions
+from batchtune.server.scheduler import SharedBatchScheduler
 from batchtune.wire.tensors import Signature, TensorSpec
 
 ROWS = 64

@@ -1,11 +1,11 @@
 """Which batching parameters are meant, are they legal, and how does each server write them down?
 
 `parameters` holds the values and TF Serving's rules; `text_proto` the protobuf text grammar;
-`tfserving`, `triton`, `cortex` and `flags` each read and write one dialect.
+`tfserving` reads and writes its file, `triton`, `cortex` and `flags` write their dialects.
 """
 
-from batchtune.batching.cortex import format_cortex, parse_cortex
-from batchtune.batching.flags import format_flags, parse_flags
+from batchtune.batching.cortex import format_cortex
+from batchtune.batching.flags import format_flags
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
@@ -19,7 +19,7 @@ from batchtune.batching.parameters import (
     validate,
 )
 from batchtune.batching.tfserving import format_tfserving_text, parse_tfserving_text
-from batchtune.batching.triton import format_triton, parse_triton
+from batchtune.batching.triton import format_triton
 
 __all__ = [
     "DEFAULT_BATCH_TIMEOUT_MICROS",
@@ -34,10 +34,7 @@ __all__ = [
     "format_tfserving_text",
     "format_triton",
     "from_dict",
-    "parse_cortex",
-    "parse_flags",
     "parse_tfserving_text",
-    "parse_triton",
     "to_dict",
     "validate",
 ]

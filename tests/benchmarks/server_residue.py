@@ -1,0 +1,69 @@
+"""What does a server process hold (memory, threads, descriptors), and does that grow?"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residue:
+    """At one instant; `at_s` on the caller's clock, megabytes of 10^6 bytes."""
+
+    at_s: float
+    resident_mb: float
+    threads: int
+    descriptors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """Growth per unit of the first axis, with the 95 % interval of a regression."""
+
+    per_unit: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.per_unit:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+
+
+def residue_of(pid: int, at_s: float) -> Residue:
+    """What /proc says of the process now."""
+    process = Path(f"/proc/{pid}")
+    return Residue(
+        at_s=at_s,
+        resident_mb=int((process / "statm").read_text().split()[1]) * _PAGE_BYTES / 1e6,
+        threads=sum(1 for _ in (process / "task").iterdir()),
+        descriptors=sum(1 for _ in (process / "fd").iterdir()),
+    )
+
+
+def forget_peak(pid: int) -> None:
+    """Begin a new peak of resident memory (/proc/PID/clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_mb(pid: int) -> float:
+    """The highest resident memory since `forget_peak`."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
+
+
+def slope_of(at: list[float], values: list[float], *, blocks: int = 20) -> Slope:
+    """Least squares over the means of so many blocks: values one after the other are too alike for an interval."""
+    count = min(blocks, len(at))
+    x, y = (
+        np.array([part.mean() for part in np.array_split(np.array(axis), count)]) for axis in (at, values)
+    )
+    if np.ptp(y) == 0.0:
+        return Slope(per_unit=0.0, low=0.0, high=0.0)
+    fit = stats.linregress(x, y)
+    half = stats.t.ppf(0.975, count - 2) * fit.stderr
+    return Slope(per_unit=fit.slope, low=fit.slope - half, high=fit.slope + half)

@@ -13,6 +13,7 @@ from fuzz_mutations import Mutator, run
 
 from batchtune.server.json_answers import error_answer
 from batchtune.server.json_examples import parse_examples
+from batchtune.server.json_floats import FloatRows
 from batchtune.server.json_tensors import parse_predict
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import Signature, TensorSpec
@@ -73,6 +74,7 @@ SIGNATURES = [
     signature("float32", "object"),
     signature("object", "int64"),
 ]
+FLOAT_ROWS = FloatRows()
 
 
 def check(body: bytes) -> None:
@@ -89,6 +91,10 @@ def check(body: bytes) -> None:
         parse_examples(body)[1].SerializeToString()
     except StatusError as error:
         check_error(error)
+    rows = FLOAT_ROWS.read(body)
+    if rows is not None:
+        expected = parse_predict(body, lambda _name: SIGNATURES[0]).inputs["x"]
+        assert (rows.shape, rows.tobytes()) == (expected.shape, expected.tobytes())
 
 
 def check_error(error: StatusError) -> None:

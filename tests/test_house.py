@@ -30,6 +30,7 @@ OWNERS = {
     "hpack": ("wire/",),
     "httptools": ("wire/", "server/rest_parser.py", "server/rest_message.py"),
     "numba": ("twin/",),
+    "simdjson": ("server/json_floats.py",),
 }
 NEVER = ("pickle", "shelve", "marshal", "dill", "cloudpickle")
 

@@ -9,7 +9,9 @@ import asyncio
 import json
 import logging
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from batchtune.server.classification import (
 )
 from batchtune.server.json_answers import error_answer, predict_answer
 from batchtune.server.json_examples import classification_answer, parse_examples, regression_answer
+from batchtune.server.json_floats import FloatRows, takes_float_rows
 from batchtune.server.json_process import (
     EXAMPLES_ON_LOOP_BYTES_MAX,
     PREDICT_ON_LOOP_BYTES_MAX,
@@ -33,11 +36,12 @@ from batchtune.server.json_process import (
 from batchtune.server.json_tensors import parse_request_object, read_inputs, signature_name
 from batchtune.server.pending_call import (
     DEFAULT_SIGNATURE,
+    PREDICT_METHODS,
     PendingCall,
     PendingCalls,
     check_predict_method,
 )
-from batchtune.server.request_counts import CallKind, RequestMetrics
+from batchtune.server.request_counts import CallKind, ModelTimes, RequestMetrics
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.protos import SignatureDefMap
@@ -52,6 +56,7 @@ Respond = Callable[[int, bytes], None]
 _PREDICT = CallKind(api="predict", runtime_api="Predict")
 _CLASSIFY = CallKind(api="classify", runtime_api="Classify")
 _REGRESS = CallKind(api="regress", runtime_api="Regress")
+_BINDINGS_MAX = 1024
 
 
 class _Http:
@@ -80,6 +85,8 @@ class RestCalls:
         self._check_methods = check_methods
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
+        self._float_rows = FloatRows()
+        self._bindings: dict[int, _Binding] = {}
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
         """Start a predict, classify or regress call."""
@@ -92,7 +99,8 @@ class RestCalls:
             return
         try:
             if is_predict:
-                self._predict(route, body, respond, started_ns)
+                if not self._predict_float_rows(route, body, respond, started_ns):
+                    self._predict(route, body, respond, started_ns)
             else:
                 name, message = parse_examples(body)
                 self._run_examples(route, name, lambda: example_inputs(message), respond, started_ns)
@@ -134,6 +142,41 @@ class RestCalls:
             signatures = dict(servable.signatures)
         self._check_method(servable.signatures[name])
         self._submit_predict(route, servable, name, inputs, by_row, respond, started_ns)
+
+    def _predict_float_rows(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> bool:
+        """Start a call whose body is a matrix of floats, where the model takes just that; False: it is another."""
+        try:
+            servable = self._models.find(route.model_name, version=route.version, label=route.label)
+        except StatusError:  # what is wrong with the body is told first
+            return False
+        binding = self._bindings.get(id(servable))
+        if binding is None or binding.servable() is not servable:
+            binding = self._bind(servable)
+        rows = self._float_rows.read(body) if binding.input_name else None
+        if rows is None:
+            return False
+        deadline_ns = started_ns + self._timeout_ns if self._timeout_ns else None
+        call = PendingCall(self._pending, binding.times, respond, started_ns, deadline_ns, _answer_by_row)
+        call.submit(servable, DEFAULT_SIGNATURE, {binding.input_name: rows}, None)
+        return True
+
+    def _bind(self, servable: Servable) -> _Binding:
+        signature = servable.signatures.get(DEFAULT_SIGNATURE)
+        input_name = ""
+        if (
+            signature is not None
+            and takes_float_rows(signature.inputs)
+            and (not self._check_methods or signature.method_name in PREDICT_METHODS)
+        ):
+            input_name = signature.inputs[0].name
+        if len(self._bindings) >= _BINDINGS_MAX:
+            self._bindings.clear()
+        binding = self._bindings[id(servable)] = _Binding(
+            servable=weakref.ref(servable),
+            input_name=input_name,
+            times=self._pending.counts.times(servable.name, _PREDICT),
+        )
+        return binding
 
     def _predict(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
         document = parse_request_object(body)
@@ -250,6 +293,16 @@ class RestCalls:
             raise
         self._pending.counts.answered(route.model_name)
         return body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Binding:
+    """What calls on a version have in common; it keeps no version alive. `input_name`: of the default signature's
+    only input, if that is a matrix of floats, else ""."""
+
+    servable: weakref.ref[Servable]
+    input_name: str
+    times: ModelTimes
 
 
 def _answer_by_row(outputs: Outputs) -> bytes:

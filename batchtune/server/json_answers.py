@@ -22,6 +22,7 @@ from batchtune.wire.status import StatusError
 
 # numpy's type characters of what json_tensor.cc writes: no half, no uint16. (dtype.name costs a microsecond.)
 _WRITABLE = frozenset("fdihbBOlq?ILQ")
+_NUMBERS = frozenset("fdilq")
 _BYTES_SUFFIX = "_bytes"
 _STEP = b"    "
 _LINE = orjson.OPT_SERIALIZE_NUMPY
@@ -36,6 +37,11 @@ def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> 
     Raises:
         StatusError: INVALID_ARGUMENT when there is no output, a dtype has no JSON, or rows do not agree in number.
     """
+    if row_format and len(outputs) == 1:
+        (tensor,) = outputs.values()
+        text = _plain_rows(tensor)
+        if text is not None:
+            return b'{\n    "predictions": ' + text + b"\n    ]\n}"
     if not outputs:
         raise _invalid("Cannot convert empty tensor map to JSON")
     for tensor in outputs.values():
@@ -70,6 +76,17 @@ def _by_row(outputs: Mapping[str, NDArray[Any]]) -> bytes:
     ((name, tensor),) = outputs.items()
     text = _line(tensor, name)
     return b'{\n    "predictions": ' + text[:-1] + b"\n    ]\n}"
+
+
+def _plain_rows(tensor: NDArray[Any]) -> bytes | None:
+    """The rows of a tensor without their last bracket, in half the time, where all is as it mostly is; else None."""
+    if tensor.dtype.char not in _NUMBERS or not tensor.ndim or not tensor.size:
+        return None
+    try:
+        text = orjson.dumps(tensor, option=_LINE)
+    except TypeError:  # not contiguous
+        return None
+    return text[:-1].replace(b",", b", ") if text.find(b"n") < 0 else None
 
 
 def _common_rows(outputs: Mapping[str, NDArray[Any]]) -> int:

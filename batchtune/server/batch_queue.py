@@ -102,6 +102,12 @@ class BatchQueue(Generic[TaskT]):
         """
         size = task.size
         with self._lock:
+            batch = self._open
+            if batch.tasks and batch.size + size < self._limit and not self._closed:
+                batch.tasks.append(task)  # neither opens the batch nor fills it: nobody need be woken
+                batch.enqueued_micros.append(self._now_micros())
+                batch.size += size
+                return
             if self._closed:
                 raise StatusError(
                     "UNAVAILABLE", "The batch scheduling queue to which this task was submitted is closed"

@@ -71,6 +71,7 @@ class ModelRepository:
         self._options = options
         self._wanted = {model.name: model for model in models}
         self._book = VersionBook()
+        self.find = self._book.find  # asked for by every request
         self._complaints: dict[str, str] = {}
         self._rounds_begun = 0
         self._rounds_done = 0
@@ -81,14 +82,6 @@ class ModelRepository:
         self._reconfiguring = threading.Lock()
         self._loaders = ThreadPoolExecutor(max_workers=options.load_threads, thread_name_prefix="load")
         self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
-
-    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
-        """The servable of a request: the latest AVAILABLE version unless one is named.
-
-        Raises:
-            StatusError: NOT_FOUND, or INVALID_ARGUMENT for an unknown label.
-        """
-        return self._book.find(name, version=version, label=label)
 
     def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
         """The states of a model's versions, newest first, or of one version.

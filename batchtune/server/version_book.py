@@ -48,7 +48,7 @@ class VersionBook:
         self._available: Mapping[str, Mapping[int, Servable]] = {}
         self._latest: Mapping[str, Servable] = {}
 
-    def find(self, name: str, *, version: int | None, label: str | None) -> Servable:
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
         """The AVAILABLE version that is named or labelled, else the latest.
 
         Raises:

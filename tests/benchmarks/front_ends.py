@@ -1,9 +1,10 @@
 """CPU per request of the whole server, REST and gRPC, and the share of the device's limit that it reaches.
 
-python tests/benchmarks/front_ends.py [--seconds 3] [--only echo]
+python tests/benchmarks/front_ends.py [--seconds 3] [--only echo] [--beside OTHER_CHECKOUT --rounds 4]
 The server (its real process, an emulated device, one batch thread) on core 0, h2load or wrk on core 1; requests of one
-row of 200 float32, answers of 2. Bars: echo ≥ 40,000/s gRPC and ≥ 20,000/s REST; CPU ≤ 16 µs gRPC, ≤ 32 µs REST; where
-a batch of b rows takes 2.0 ms + 0.05 ms × b, ≥ 95 % of b/τ(b); one client: p50 ≤ τ(1) + 0.25 ms.
+row of 200 float32, answers of 2. Bars: echo ≥ 110,000/s gRPC and ≥ 50,000/s REST; CPU ≤ 14 µs gRPC, ≤ 25 µs REST; where
+a batch of b rows takes 2.0 ms + 0.05 ms × b, ≥ 95 % of b/τ(b); one client: p50 ≤ τ(1) + 0.2 ms.
+With --beside this checkout and the other one take turns, and the medians of each are printed with their ranges.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,29 +63,64 @@ CASES = [
 ]
 
 
+HERE = Path(__file__).parents[2]
+FIGURES = {"requests/s": 2, "CPU µs/request": -4, "p50 ms": -3}  # and their places in a row
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--seconds", type=int, default=3)
     arguments.add_argument("--only", default="")
+    arguments.add_argument("--beside", type=Path)
+    arguments.add_argument("--rounds", type=int, default=4)
     options = arguments.parse_args()
+    cases = [case for case in CASES if options.only in {"", case.name}]
+    if options.beside is not None:
+        compare(cases, options.seconds, options.rounds, (options.beside.resolve(), HERE))
+        return
     print(
         f"{'case':6}{'':6}{'requests/s':>12}{'of limit':>10}{'CPU µs/request':>16}{'p50 ms':>9}{'p99 ms':>9}  failed"
     )
-    for case in CASES:
-        if options.only in {"", case.name}:
-            run_case(case, options.seconds)
+    for case in cases:
+        for row in run_case(case, options.seconds, HERE):
+            print(row, flush=True)
 
 
-def run_case(case: Case, seconds: int) -> None:
-    with served(case) as (ports, pid, base):
+def run_case(case: Case, seconds: int, checkout: Path) -> list[str]:
+    with served(case, checkout) as (ports, pid, base):
+        rows = []
         for protocol, port in ports.items():
             load(case, protocol, port, pid, 1, base)  # warms up
-            print(load(case, protocol, port, pid, seconds, base), flush=True)
+            rows.append(load(case, protocol, port, pid, seconds, base))
+        return rows
+
+
+def compare(cases: list[Case], seconds: int, rounds: int, checkouts: tuple[Path, Path]) -> None:
+    """Print the medians of both checkouts, each with its range; their turns are mirrored from round to round."""
+    print(f"{'case':6}{'':6}{'':6}" + "".join(f"{name:>28}" for name in FIGURES) + "  failed")
+    for case in cases:
+        rows: dict[tuple[str, str], list[list[str]]] = {}
+        for number in range(rounds):
+            turns = list(zip(("old", "new"), checkouts, strict=True))
+            for name, checkout in turns if number % 2 == 0 else turns[::-1]:
+                for row in run_case(case, seconds, checkout):
+                    rows.setdefault((row.split()[1], name), []).append(row.split())
+        for (protocol, name), runs in sorted(rows.items()):
+            columns = [[float(run[place].replace(",", "")) for run in runs] for place in FIGURES.values()]
+            failed = sum(int(run[-1]) for run in runs)
+            shown = "".join(f"{spread(column):>28}" for column in columns)
+            print(f"{case.name:6}{protocol:6}{name:6}{shown}  {failed}", flush=True)
+
+
+def spread(values: list[float]) -> str:
+    digits = 0 if values[0] >= 1000 else 2
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:,.{digits}f} [{low:,.{digits}f}-{high:,.{digits}f}]"
 
 
 @contextmanager
-def served(case: Case) -> Iterator[tuple[dict[str, int], int, Path]]:
-    """The server for a case: its port for each protocol, its process id, a scratch directory."""
+def served(case: Case, checkout: Path = HERE) -> Iterator[tuple[dict[str, int], int, Path]]:
+    """The server of a checkout for a case: its port for each protocol, its process id, a scratch directory."""
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         (base / "model" / "1").mkdir(parents=True)
@@ -106,7 +143,8 @@ def served(case: Case) -> Iterator[tuple[dict[str, int], int, Path]]:
         command += [f"--model_base_path={base / 'model'}", "--enable_batching"]
         command += [f"--batching_parameters_file={base / 'batching.txt'}"]
         command += [f"--port={ports['gRPC']}", f"--rest_api_port={ports['REST']}"]
-        server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        server = subprocess.Popen(command, env=environment, cwd=directory, stderr=subprocess.DEVNULL)
         try:
             wait_until_ready(ports["REST"])
             yield ports, server.pid, base

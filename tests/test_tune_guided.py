@@ -237,6 +237,47 @@ def test_what_was_measured_moves_what_is_believed_of_neighbours():
     assert beliefs.expected[near] < beliefs.expected[far] - 0.02 < 0.0
 
 
+def test_no_point_is_hoped_to_do_more_than_its_full_batches_unless_it_was_seen_to():
+    """A point did far more than the twin expected of it; what its neighbour can do at most is known all the same."""
+    space, found = cells(capacity_scenario())
+    predicted = np.zeros((len(found), 8))
+    neighbour = int(np.argsort([space.distance(found[0].point, one.point) for one in found])[1])
+    most = np.full(len(found), np.inf)
+    most[[0, neighbour]] = 0.0
+
+    def believed(ceiling) -> Beliefs:
+        return Beliefs(
+            Kinship(found, space),
+            predicted=predicted,
+            measured={0: Measured(merit=0.3, sd=0.01)},
+            seed=1,
+            error=0.2,
+            most=ceiling,
+        )
+
+    free, cut = believed(None), believed(most)
+    assert free.expected[neighbour] > 0.1
+    assert cut.merits[neighbour].max() <= policy.BOUND_SD
+    assert cut.expected[0] == pytest.approx(0.3, abs=0.02)
+    assert cut.near_best(0) > free.near_best(0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_where_a_size_that_no_probe_saw_is_the_best_its_own_runs_say_so(seed):
+    """Above 32 rows each costs four times as much: the twin, probed at 24 and 64, expects too little of 32, and what it
+    was wrong by there says nothing of 24, whose full batches were seen."""
+    space = {"max_batch_size": [1, 4, 8, 16, 24, 32, 40, 48, 64], "batch_timeout_micros": [0, 1000, 5000]}
+    scenario = capacity_scenario(space=space, time="90s", p95="50ms", threads=2, seed=seed)
+    rows = np.arange(1025)
+    known = Device(
+        tau_s=(3.0 + 0.2 * rows + 0.6 * np.maximum(rows - 32, 0)) / 1e3, delay_s=0.0003, serial=True
+    )
+    trials, summary = searched(scenario, known, noise=0.015, seed=seed)
+    chosen = recommend(trials, scenario=scenario, search=summary)
+    assert chosen.configuration.batching.max_batch_size == 32
+    assert chosen.near_best.probability > 0.2
+
+
 def test_a_bound_that_is_kept_says_nothing_and_one_that_is_broken_moves_neighbours_too():
     space, found = cells(capacity_scenario())
     predicted = np.zeros((len(found), 8))

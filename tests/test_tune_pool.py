@@ -215,6 +215,21 @@ def test_no_configuration_takes_more_under_a_stricter_slo(rows, limit_s, share, 
     assert all(strict[one] <= loose[one] * (1 + 1e-9) for one in loose)
 
 
+def test_a_reference_of_a_capacity_takes_no_run_that_the_claim_needs():
+    trials = [capacity_found(1, 2000.0), capacity_found(2, 1980.0, batch=16), fresh_at(3, 2000.0, 0.045)]
+    pooled = pool(trials, scenario=CAPACITY)
+    reference = trials[1].configuration
+
+    def arms(runs_affordable):
+        asked = confirmation_arms(
+            pooled, scenario=CAPACITY, references=[reference], runs_affordable=runs_affordable
+        )
+        return [one.batching.max_batch_size for one in asked]
+
+    assert arms(3) == [8, 16]
+    assert arms(2) == [8]
+
+
 def test_a_rival_whose_fresh_run_missed_stays_at_a_lower_claim_while_it_may_still_win():
     trials = [
         capacity_found(1, 2000.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -211,6 +212,18 @@ def test_when_all_miss_the_first_rate_the_ladder_steps_down():
     _, reason = run_race(Outlook(scenario), survivors(4, 8), answer, rate_rps=1200.0)
     assert min(one.rate_rps for one in asked) < 1000.0
     assert reason == "one survivor is left"
+
+
+def test_a_first_rate_that_all_miss_is_tried_once_and_one_above_what_was_held_twice():
+    scenario = scenario_of(load={"arrivals": "poisson"}, objective="capacity")
+    asked: list = []
+    answer = capacity_answer({4: 985.0, 8: 1000.0}, asked)
+    run_race(Outlook(scenario), survivors(4, 8), answer, rate_rps=1200.0)
+    runs = Counter(round(ask.rate_rps) for ask in asked)
+    assert runs[1200] == 2
+    held = max(ask.rate_rps for ask in asked if ask.rate_rps <= 985.0)
+    above = min(ask.rate_rps for ask in asked if ask.rate_rps > held)
+    assert runs[round(above)] >= 3
 
 
 def test_after_all_missed_by_far_the_ladder_steps_down_by_more():

@@ -170,7 +170,10 @@ def test_a_fresh_run_at_a_capacity_lasts_as_long_as_a_slow_queue_takes_to_show()
     searched = times_of(pace, asked, configuration, rate_rps=380.0)
     fresh = times_of(pace, asked, configuration, rate_rps=380.0, fresh=True)
     assert searched.duration_s == 2.0
-    assert fresh.duration_s == pytest.approx(40 * 0.168)
+    assert fresh.duration_s == pytest.approx(10.0)  # of 100 batches, 16.8 s, what the budget allows
+    quick = Pace(lone_s=0.009, lone_rows=1, batch_s_by_rows={16: 0.018, 64: 0.046})
+    fresh = times_of(quick, asked, configuration, rate_rps=1150.0, fresh=True)
+    assert fresh.duration_s == pytest.approx(policy.FRESH_BATCHES * 0.046)
     brief = asked.model_copy(
         update={
             "search": asked.search.model_copy(

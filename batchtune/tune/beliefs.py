@@ -84,7 +84,8 @@ class Beliefs:
     """Draws of the merit of every cell, shape (cells, draws).
 
     `predicted` are the twin's merits of the same shape; None: the twin is off. `measured` maps cells, by their place,
-    to what was measured there. `error` is how far the twin is thought to be off, in logs.
+    to what was measured there. `error` is how far the twin is thought to be off, in logs. `most` is the merit that each
+    cell has at most, whatever its neighbours show.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Beliefs:
         seed: int,
         error: float | None = None,
         barred: Collection[int] = (),
+        most: NDArray[np.float64] | None = None,
         draws: int = 256,
     ) -> None:
         self.cells = kinship.cells
@@ -111,8 +113,17 @@ class Beliefs:
         )
         self.error = self._scale(prior, predicted, usual)
         self.merits = self._posterior(prior, self.error)
+        if most is not None:
+            self._cut(most)
         if barred:
             self.merits[list(barred)] = self.merits.min() + policy.NO_RATE_MERIT
+
+    def _cut(self, most: NDArray[np.float64]) -> None:
+        """No draw lies above what a cell can do at most, unless it was measured there."""
+        held = [at for at, one in self._measured.items() if one.says != "at most"]
+        ceilings = most + policy.BOUND_SD
+        ceilings[held] = np.inf
+        self.merits = np.minimum(self.merits, ceilings[:, np.newaxis])
 
     def _prior(
         self, predicted: NDArray[np.float64] | None, merits: NDArray[np.float64], draws: int

@@ -105,6 +105,9 @@ def confirmation_arms(
         and (scenario.objective != "capacity" or _may_win(one, claims[-1], pooled, scenario=scenario))
         and _gain_is_open(one, claims[-1], pooled=pooled, scenario=scenario)
     ]
+    lacking = sum(max(policy.CONFIRMATIONS - one.confirmations, 0) for one in claims)
+    if scenario.objective == "capacity" and runs_affordable < lacking + len(compared):
+        compared = []  # the claim first: without its fresh runs nothing is established
     close = sorted(
         (one for one in others if _may_win(one, claims[-1], pooled, scenario=scenario)),
         key=lambda one: merit(one.value, scenario),

@@ -113,7 +113,7 @@ def _located(
     if scenario.objective != "capacity" or not insight.predicts or insight.hopeless(at):
         yield ask
         return
-    rate_rps = policy.RATE_SHARE * math.exp(insight.expected(at))
+    rate_rps = policy.RATE_SHARE * min(math.exp(insight.expected(at)), insight.most_rps(at))
     near = insight.expected(at) > float(insight.believed.expected.max()) - policy.FAR_BEHIND
     seen: list[Trial] = []
     for _ in range(runs):
@@ -266,9 +266,11 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
         return "nothing keeps the SLO"
     rate_rps = None
     if is_capacity:
-        rate_rps = policy.RACE_START_SHARE * max(
+        hoped_rps = max(
             math.exp(insight.expected(insight.leader())), insight.claim_rps(), insight.nearly_held_rps()
         )
+        most_rps = max(insight.most_rps(at) for at in racing)
+        rate_rps = policy.RACE_START_SHARE * min(hoped_rps, most_rps)
     return (yield from race(outlook, survivors, rate_rps=rate_rps))
 
 
@@ -295,9 +297,10 @@ def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:
     measured = insight.is_measured(insight.cells[leader].configuration)
     if not insight.predicts and not measured:
         return ask
-    bar = insight.expected(leader)
-    hoped = bar if own is None else insight.expected(own)
+    most_rps = math.inf if own is None else insight.most_rps(own)
+    bar_rps = max(math.exp(insight.expected(leader)), min(insight.held_rps(), most_rps))
+    hoped_rps = bar_rps if own is None else math.exp(insight.expected(own))
     if measured:
         # A leader that is only believed in sets no bar: it may be wrong, and all would fail at its rate.
-        hoped = max(bar, min(hoped, bar + policy.STEP_UP[insight.trust]))
-    return _one_rate(outlook, ask, policy.RATE_SHARE * math.exp(hoped))
+        hoped_rps = max(bar_rps, min(hoped_rps, bar_rps * math.exp(policy.STEP_UP[insight.trust])))
+    return _one_rate(outlook, ask, policy.RATE_SHARE * min(hoped_rps, max(most_rps, bar_rps)))

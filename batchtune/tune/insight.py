@@ -20,7 +20,7 @@ from batchtune.tune.space import in_force, lies_inside
 from batchtune.tune.strategy import Outlook
 from batchtune.tune.summary import Findings, Trust
 from batchtune.tune.trial import NO_CANDIDATES
-from batchtune.tune.twin_view import calibrated, measured_merits, predicted_merits
+from batchtune.tune.twin_view import calibrated, measured_merits, most_merits, predicted_merits
 from batchtune.twin.model import Twin
 
 TIMEOUT = "batch_timeout_micros"
@@ -43,6 +43,7 @@ class Insight:
         self._kinship = Kinship(self.cells, outlook.space)
         self.twin: Twin | None = None
         self._predicted: NDArray[np.float64] | None = None
+        self._most: NDArray[np.float64] | None = None
         self._look_s = 0.0
         self.look()
 
@@ -63,9 +64,13 @@ class Insight:
         if found is not None and self.twin is not None and not test:
             found = replace(found, error=self.twin.error)
         self.twin = found
+        stale = self._stale()
         before, self._predicted = self._predicted, None
+        self._most = None
+        if found is not None and self._scenario.objective == "capacity":
+            self._most = most_merits(found, self._scenario, self.cells)
         if found is not None and found.trust != "off":
-            merits = predicted_merits(found, self._scenario, self.cells, before=before)
+            merits = predicted_merits(found, self._scenario, self.cells, before=before, stale=stale)
             # Where no point keeps the SLO at any rate there is no rate to try a point at: the trials find theirs.
             self._predicted = merits if np.isfinite(merits).any() else None
         self._tell()
@@ -81,8 +86,18 @@ class Insight:
             measured=measured_merits(self._outlook.trials, self._scenario, self.cells, fresh=fresh),
             error=None if self.twin is None else policy.ERROR_SHARE * self.twin.error.mape,
             barred=self.barred(),
+            most=self._most,
             seed=self._scenario.search.seed,
         )
+
+    def _stale(self) -> frozenset[int]:
+        """The cells that were far behind the best when the twin was asked last, and are still believed to be."""
+        if self._predicted is None:
+            return frozenset()
+        expected = self.believed.expected  # cells that were added since are hoped to be the best
+        predicted = self._predicted[: len(expected), 0]
+        far = [merits < merits.max() - policy.STALE_MERIT for merits in (predicted, expected)]
+        return frozenset(np.flatnonzero(far[0] & far[1]).tolist())
 
     def _add_cells(self) -> None:
         """Take in the points of the space that were measured but not drawn: else nobody would judge them.
@@ -101,6 +116,8 @@ class Insight:
             return
         self.cells += more.values()
         self._kinship = Kinship(self.cells, self._outlook.space)
+        if self._most is not None:
+            self._most = np.append(self._most, np.full(len(more), np.inf))
         if self._predicted is not None:
             best = self._predicted.max(axis=0)
             self._predicted = np.vstack([self._predicted, *[best] * len(more)])
@@ -174,6 +191,15 @@ class Insight:
     def _pooled_inside(self) -> list[Pooled]:
         pooled = pool(self._outlook.trials, scenario=self._scenario)
         return [one for one in pooled if is_inside(one, self._scenario)]
+
+    def most_rps(self, at: int) -> float:
+        """What the full batches of a cell can answer at most, by the twin; inf where nothing tells."""
+        return math.inf if self._most is None else math.exp(float(self._most[at]))
+
+    def held_rps(self) -> float:
+        """As `claim_rps`, of whatever was measured, also outside the space: so much the device can do."""
+        pooled = pool(self._outlook.trials, scenario=self._scenario)
+        return max((measured.value for measured in pooled if measured.feasible), default=0.0)
 
     def nearly_held_rps(self) -> float:
         """The highest capacity that runs near the limit point to, held or missed by little; 0 without one."""

@@ -57,10 +57,10 @@ RUN_BATCHES = 5
 RUN_BATCHES_MIN = 2
 """The same where the budget of time leaves no room for more."""
 
-FRESH_BATCHES = 40
+FRESH_BATCHES = 100
 """Batches in a fresh run at the capacity claimed: some per cent above what the server sustains its queue grows so
-slowly that a run of a dozen batches keeps the limit (tests/benchmarks/capacity_coverage.py, 40 + 2·b ms: 5 % too much
-with 12 batches)."""
+slowly that a short run keeps the limit (tests/benchmarks/capacity_coverage.py: of 8 + 0.6·b ms 1 % too much was
+established with 40 batches, of 40 + 2·b ms 5 % with 12)."""
 
 RUN_SHARE = 1 / 12
 """A load that is longer than the scenario's takes at most this share of the budget: a race of a few and its
@@ -347,7 +347,8 @@ CLOSE_POINTS_MAX = 12
 """and at most so many."""
 
 STALE_MERIT = 0.15
-"""Points that were this far behind the best when the twin was calibrated last are not looked at again."""
+"""Points that were this far behind the best when the twin was asked last, and are believed to be, are not asked about
+again."""
 
 MOST_OVER = 2.0
 """An open loop whose watched quantile exceeds its limit more than this tells the twin nothing."""

@@ -163,7 +163,7 @@ def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Rac
         if not _time_for(outlook, len(climb.alive)):
             reason = f"the time for the race was spent with {len(climb.alive)} survivors"
             break
-        missed, margins = yield from _rung(outlook, climb, rate_rps)
+        missed, margins = yield from _rung(outlook, climb, rate_rps, forgives=held_once)
         if len(missed) == len(climb.alive):
             if held_once:
                 reason = f"the last {len(missed)} survivors fail at the same rate, {policy.RUNG:g} times what they held"
@@ -183,11 +183,11 @@ def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Rac
 
 
 def _rung(
-    outlook: Outlook, climb: _Climb, rate_rps: float
+    outlook: Outlook, climb: _Climb, rate_rps: float, *, forgives: bool
 ) -> Generator[Ask, Trial, tuple[list[Survivor], list[float]]]:
     """All survivors at one rate; those that miss are seen again, and only a second miss counts.
 
-    Where the time ends before, those not seen again stay.
+    Where the time ends before, those not seen again stay. Unless it `forgives`, a rate that all miss is too high.
     """
     block = _next_block(outlook)
     margins, doubtful = [], []
@@ -200,6 +200,8 @@ def _rung(
             doubtful.append(survivor)
         if rung is not None:
             margins.append(rung.margin)
+    if len(doubtful) == len(climb.alive) and not forgives:
+        return doubtful, margins
     missed = []
     for survivor in doubtful:
         if not _time_for(outlook, 1):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ from batchtune.tune.ranking import merit
 from batchtune.tune.trial import NO_CANDIDATES, Trial
 from batchtune.twin.calibrate import Observation, calibrate, observation_of
 from batchtune.twin.model import Twin, traffic_of
-from batchtune.twin.simulate import batcher_of
+from batchtune.twin.simulate import Batcher, batcher_of
+from batchtune.twin.traffic import Traffic
 
 
 def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: bool = True) -> Twin | None:
@@ -39,16 +41,21 @@ def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: 
 
 
 def predicted_merits(
-    twin: Twin, scenario: Scenario, cells: Sequence[Cell], *, before: NDArray[np.float64] | None = None
+    twin: Twin,
+    scenario: Scenario,
+    cells: Sequence[Cell],
+    *,
+    before: NDArray[np.float64] | None = None,
+    stale: Collection[int] = (),
 ) -> NDArray[np.float64]:
     """Merit of each cell by each reading, shape (cells, readings); -inf where no rate keeps the SLO.
 
-    One reading looks at every cell, all readings at those near the best; the others follow these on the mean. `before`
-    is what was predicted last time.
+    One reading looks at every cell, all readings at those near the best; the others follow these on the mean. Of those
+    that are `stale`, hopeless by all that is known, what was predicted `before` stands.
     """
     rough = np.full(len(cells), -np.inf)
     for at, cell in enumerate(cells):
-        if before is not None and before[at, 0] < before[:, 0].max() - policy.STALE_MERIT:
+        if before is not None and at in stale:
             rough[at] = before[at, 0]
         else:
             rough[at] = _merits(twin, scenario, cell.configuration, readings=1)[0]
@@ -66,6 +73,37 @@ def predicted_merits(
     for at in close:
         found[at] = seen[at]
     return found
+
+
+def most_merits(twin: Twin, scenario: Scenario, cells: Sequence[Cell]) -> NDArray[np.float64]:
+    """The merit that each cell has at most, of a capacity: the rate at which all its batches are full.
+
+    Above that a run keeps a limit only until its queue has grown. Told by the sizes that were seen, where the twin is
+    right; one that was not seen takes no less time than the next smaller one. inf where nothing tells.
+    """
+    traffic = traffic_of(scenario)
+    most_rps: dict[Batcher, float] = {}
+    batchers = [_unwaiting(batcher_of(cell.configuration, cpus=scenario.target.cpus)) for cell in cells]
+    for batcher in batchers:
+        if batcher not in most_rps:
+            most_rps[batcher] = _most_rps(twin, batcher, traffic)
+    return np.asarray(np.log([most_rps[batcher] for batcher in batchers]), dtype=np.float64)
+
+
+def _unwaiting(batcher: Batcher) -> Batcher:
+    """The same without timeout and queue, which full batches do not need."""
+    return replace(batcher, batch_timeout_s=0.0, max_enqueued_batches=None)
+
+
+def _most_rps(twin: Twin, batcher: Batcher, traffic: Traffic) -> float:
+    size = batcher.max_batch_size
+    if size is None or batcher.allowed_batch_sizes or batcher.max_execution_batch_size:
+        return math.inf
+    seen = [int(rows) for rows in twin.best_fit.service_time.rows if traffic.rows_most <= rows <= size]
+    if not seen:
+        return math.inf
+    rates_rps = [twin.saturation_rps(replace(batcher, max_batch_size=rows), traffic) for rows in seen]
+    return max(*rates_rps, rates_rps[-1] * size / seen[-1])
 
 
 def _kept_up(measured: Measurement, scenario: Scenario) -> bool:

@@ -45,7 +45,7 @@ def test_trials_come_back_as_they_were_kept(tmp_path, finished):
     run = new_run(tmp_path)
     for one in finished:
         run.append(one.trial, one.samples)
-    back = Run(run.path).trials()
+    back = Run(run.path).ledger()
     assert json.dumps([one.to_dict() for one in back]) == json.dumps(
         [one.trial.to_dict() for one in finished]
     )
@@ -58,7 +58,7 @@ def test_every_request_of_a_trial_is_kept(tmp_path, finished):
         finished[0], samples=replace(finished[0].samples, pauses_ns=((5, 6_000_000), (9, 7_000_000)))
     )
     run.append(one.trial, one.samples)
-    back = run.samples(one.trial.number)
+    back = run.requests(one.trial.number)
     assert back.pauses_ns == one.samples.pauses_ns
     for name in ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows"):
         kept, given = getattr(back, name), getattr(one.samples, name)
@@ -76,14 +76,14 @@ def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
     with pytest.raises(ArchiveError, match=r"trial 2 cannot be kept: .*exists") as raised:
         run.append(finished[1].trial, finished[1].samples)
     assert raised.value.hint.endswith(f"--resume {run.path}")
-    assert [one.number for one in run.trials()] == [1]
+    assert [one.number for one in run.ledger()] == [1]
 
 
 def test_a_run_whose_samples_were_removed_goes_on(tmp_path, finished):
     run = new_run(tmp_path)
     (run.path / "samples").rmdir()
     run.append(finished[1].trial, finished[1].samples)
-    assert run.samples(finished[1].trial.number).rows.sum() > 0
+    assert run.requests(finished[1].trial.number).rows.sum() > 0
 
 
 def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
@@ -96,7 +96,7 @@ def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
     for corrupt in (b"", b"no parquet", whole[:100], whole[:-1], foreign.getvalue().to_pybytes()):
         kept.write_bytes(corrupt)
         with pytest.raises(ArchiveError, match=kept.name):
-            run.samples(finished[0].trial.number)
+            run.requests(finished[0].trial.number)
 
 
 def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished):
@@ -108,12 +108,12 @@ def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, 
     start = whole.rstrip(b"\n").rfind(b"\n") + 1
     for length in range(start, len(whole)):
         ledger.write_bytes(whole[:length])
-        assert [one.number for one in run.trials()] == [1, 2]
+        assert [one.number for one in run.ledger()] == [1, 2]
         assert len(run.notes) == (1 if length > start else 0)
     assert f"{LEDGER}:3" in run.notes[0]
     run.append(finished[2].trial, None)
     assert ledger.read_bytes() == whole
-    assert run.trials()[2].number == 3
+    assert run.ledger()[2].number == 3
 
 
 def test_a_run_is_read_from_anywhere_also_when_its_files_are_gone(tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):
     ):
         ledger.write_bytes(b"\n".join([lines[0], corrupt, *lines[2:]]))
         with pytest.raises(ArchiveError, match=rf"{LEDGER}:2: not a trial"):
-            run.trials()
+            run.ledger()
 
 
 def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
@@ -165,7 +165,7 @@ def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
     run.append(finished[0].trial, None)
     script = (
         "import sys; from pathlib import Path; from batchtune.archive import Run\n"
-        "run = Run(Path(sys.argv[1])); trial = run.trials()[0]\n"
+        "run = Run(Path(sys.argv[1])); trial = run.ledger()[0]\n"
         "print('ready', flush=True)\n"
         "while True: run.append(trial, None)\n"
     )
@@ -176,7 +176,7 @@ def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
             while (run.path / LEDGER).stat().st_size == before:
                 pass
             writer.kill()
-        trials = run.trials()
+        trials = run.ledger()
         assert len(trials) >= 2
         assert all(one.number == 1 for one in trials)
 
@@ -233,7 +233,7 @@ def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished
         "import sys; from pathlib import Path; from batchtune.archive import open_run\n"
         "from tune_fakes import scenario_of\n"
         "from batchtune.recommend import recommend\n"
-        "run = open_run(Path(sys.argv[1])); run.write_recommendation(recommend(run.trials(), scenario=scenario_of()))\n"
+        "run = open_run(Path(sys.argv[1])); run.write_recommendation(recommend(run.ledger(), scenario=scenario_of()))\n"
         "print(sorted({'optuna', 'pandas', 'pyarrow', 'tensorflow', 'scipy', 'rich'} & set(sys.modules)))\n"
     )
     done = subprocess.run(

@@ -95,10 +95,10 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     document = json.loads(done.stdout)
     run = Run(scenario.parent / document["run"])
     assert run.path.name.endswith("-load")
-    assert [(trial.source, trial.concurrency) for trial in run.trials()] == [("load", 1), ("load", 2)]
-    assert {trial.configuration.batching.max_batch_size for trial in run.trials()} == {8}
+    assert [(trial.source, trial.concurrency) for trial in run.ledger()] == [("load", 1), ("load", 2)]
+    assert {trial.configuration.batching.max_batch_size for trial in run.ledger()} == {8}
     assert run.scenario().name == "emulated"
-    assert len(run.samples(2).status) >= run.trials()[1].measurement.requests
+    assert len(run.requests(2).status) >= run.ledger()[1].measurement.requests
     assert run.provenance()
     latest = batchtune("recommend", cwd=scenario.parent)
     assert (latest.returncode, "no run under results" in latest.stderr) == (2, True)

@@ -121,7 +121,7 @@ def test_simulate_agrees_with_what_was_measured(ask: Ask, results: Path) -> None
     run = Run(next(results.glob("fake/*")))
     measured = next(
         one.measurement
-        for one in run.trials()
+        for one in run.ledger()
         if one.configuration == configuration_of(16) and one.measurement
     )
     assert point["throughput_rps"]["value"] == pytest.approx(measured.throughput_rps.value, rel=0.1)

@@ -21,6 +21,8 @@ from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import Trial
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from batchtune.load.samples import Samples
 
 LEDGER = "trials.jsonl"
@@ -33,7 +35,8 @@ SERVER_LOG = "server.log"
 LOCK = "lock"
 BATCHING_PARAMETERS = "batching_parameters.txt"
 
-_RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+"""Of a sweep; a run of another kind has its kind behind that."""
 _NOT_RUNS = "reference"
 
 
@@ -98,8 +101,8 @@ class Run:
                 hint=f"all before it is; when there is room: --resume {self.path}",
             ) from error
 
-    def trials(self) -> list[Trial]:
-        """Every finished trial, in order.
+    def ledger(self) -> list[Trial]:
+        """Every finished trial, in order; `trials` has them as a table.
 
         A last line without its newline is the trial that was being written when the run was killed: left out, and
         noted in `notes`.
@@ -134,8 +137,24 @@ class Run:
         """
         return _json_object(self.path / PROVENANCE)
 
-    def samples(self, number: int) -> Samples:
-        """Every request of one trial.
+    def trials(self) -> DataFrame:
+        """The ledger as a pandas frame, a row a trial: see `archive.table.TRIAL_COLUMNS`."""
+        from batchtune.archive.table import trials_frame
+
+        return trials_frame(self.ledger())
+
+    def samples(self, number: int) -> DataFrame:
+        """Every request of one trial as a pandas frame: see `archive.table.samples_frame`.
+
+        Raises:
+            ArchiveError: missing, corrupt or of another schema.
+        """
+        from batchtune.archive.table import samples_frame
+
+        return samples_frame(self.requests(number))
+
+    def requests(self, number: int) -> Samples:
+        """Every request of one trial, as they were loaded.
 
         Raises:
             ArchiveError: missing, corrupt or of another schema.
@@ -248,7 +267,7 @@ def create_run(
     return Run(path)
 
 
-def open_run(path: Path | None = None, root: Path = Path("results")) -> Run:
+def open_run(path: Path | str | None = None, root: Path = Path("results")) -> Run:
     """The run in `path`, or the newest in that folder of runs; None: the latest under `root`, whatever its scenario.
 
     Raises:
@@ -256,6 +275,7 @@ def open_run(path: Path | None = None, root: Path = Path("results")) -> Run:
     """
     if path is None:
         return latest_run(root)
+    path = Path(path)
     if (path / LEDGER).is_file():
         return Run(path)
     inside = _runs_in(path, "*")
@@ -282,7 +302,7 @@ def _runs_in(root: Path, pattern: str) -> list[Path]:
     return [
         ledger.parent
         for ledger in root.glob(f"{pattern}/{LEDGER}")
-        if _RUN_NAME.fullmatch(ledger.parent.name) and ledger.parent.parent.name != _NOT_RUNS
+        if RUN_NAME.fullmatch(ledger.parent.name) and ledger.parent.parent.name != _NOT_RUNS
     ]
 
 

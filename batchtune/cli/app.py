@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -26,6 +26,7 @@ from batchtune.cli.options import (
     ScenarioArgument,
     SetOption,
     Strategy,
+    TableFormat,
     WhyOption,
     examples,
     takes_slo,
@@ -341,6 +342,37 @@ def plan(
         quiet=quiet,
     )
     raise typer.Exit(code)
+
+
+@app.command(epilog=examples("runs", "runs --results results/quickstart --json"))
+def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> None:
+    """List the runs that are kept, the newest first."""
+    from batchtune.cli.listing import run_runs
+
+    raise typer.Exit(run_runs(results, json=json))
+
+
+@app.command(epilog=examples("trials --sort p95", "trials --csv > trials.csv"))
+def trials(
+    run: RunArgument = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="p95, throughput, or a column of --csv; best first.")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Every column as CSV.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a pull request.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Every column as Parquet, for a file.")] = False,
+    json: JsonOption = False,
+    results: RootOption = Path("results"),
+) -> None:
+    """Show the trials of a run as a table."""
+    from batchtune.cli.listing import run_trials
+
+    wanted = {"csv": csv, "markdown": markdown, "parquet": parquet, "json": json}
+    asked: list[TableFormat] = [name for name in get_args(TableFormat) if wanted.get(name)]
+    if len(asked) > 1:
+        formats = " and ".join(f"--{name}" for name in asked)
+        raise UsageError(f"{formats} exclude each other", hint="give one of them")
+    raise typer.Exit(run_trials(run, sort=sort, output=asked[0] if asked else "table", results=results))
 
 
 @app.command(

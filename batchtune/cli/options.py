@@ -50,6 +50,7 @@ RunArgument = Annotated[
 ]
 Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
+TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]
 
 

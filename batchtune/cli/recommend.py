@@ -81,7 +81,7 @@ def run_recommend(
 
 def kept_trials(run: Run) -> list[Trial]:
     """The trials of a run; what could not be read of it is told on stderr."""
-    trials = run.trials()
+    trials = run.ledger()
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)
     return trials

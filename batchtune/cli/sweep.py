@@ -174,7 +174,7 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     """
     run = open_run(path)
     run.hold()
-    if any(trial.source in ("load", "variant") for trial in run.trials()):
+    if any(trial.source in ("load", "variant") for trial in run.ledger()):
         raise UsageError(
             f"{path} is no sweep: it cannot be gone on with", hint="start a new run without --resume"
         )

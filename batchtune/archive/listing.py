@@ -1,0 +1,99 @@
+"""Which runs are there, what did each ask, and what came of it?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from batchtune.archive.run import COMPARISON, LEDGER, RECOMMENDATION, RUN_NAME, Run
+from batchtune.errors import BatchtuneError
+
+Kind = Literal["sweep", "load", "compare", "noise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEntry:
+    """One run. `verdict` is a word: established, open, unfinished; of a load test how many points passed, or missed.
+
+    `recommended` is the configuration in one line, None where there is none. `target` is the model that was asked for.
+    A run that cannot be read has its error in `verdict`.
+    """
+
+    path: Path
+    scenario: str
+    started: datetime
+    kind: Kind
+    trials: int
+    verdict: str
+    recommended: str | None
+    target: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        return {
+            "run": str(self.path),
+            "id": self.path.name,
+            "scenario": self.scenario,
+            "when_utc": self.started.isoformat(),
+            "kind": self.kind,
+            "trials": self.trials,
+            "verdict": self.verdict,
+            "recommended": self.recommended,
+            "target": self.target,
+        }
+
+
+def runs_under(root: Path = Path("results")) -> list[RunEntry]:
+    """All runs of this folder of results, or of one scenario's folder in it, the newest first."""
+    ledgers = [*root.glob(f"*/{LEDGER}"), *root.glob(f"*/*/{LEDGER}")]
+    entries = [entry for ledger in ledgers for entry in _entries(Run(ledger.parent))]
+    return sorted(entries, key=lambda entry: entry.path.name, reverse=True)
+
+
+def _entries(run: Run) -> Iterator[RunEntry]:
+    """One, or none for a folder that is no run of its own."""
+    name = RUN_NAME.match(run.path.name)
+    if name is None:
+        return
+    kind: Kind = "sweep"
+    for other in ("load", "compare", "noise"):
+        if run.path.name.endswith(f"-{other}"):
+            kind = other
+    scenario, target, recommended, trials = run.path.parent.name, None, None, 0
+    try:
+        trials = (run.path / LEDGER).read_bytes().count(b"\n")
+        asked = run.scenario()
+        scenario, target = asked.name, asked.target.model
+        verdict, recommended = _outcome(run, kind)
+    except BatchtuneError as error:
+        verdict = f"unreadable: {error.message}"
+    yield RunEntry(
+        path=run.path,
+        scenario=scenario,
+        started=datetime.strptime(run.path.name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC),
+        kind=kind,
+        trials=trials,
+        verdict=verdict,
+        recommended=recommended,
+        target=target,
+    )
+
+
+def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
+    """The verdict, and what is recommended."""
+    if kind == "load":
+        verdicts = Counter(
+            "not judged" if trial.measurement is None else trial.measurement.verdict or "not judged"
+            for trial in run.ledger()
+        )
+        return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "unfinished", None
+    if kind in ("compare", "noise"):
+        return "done" if (run.path / COMPARISON).is_file() else "unfinished", None
+    if not (run.path / RECOMMENDATION).is_file():
+        return "no recommendation", None
+    chosen = run.recommendation()
+    return "established" if chosen.established else "open", chosen.configuration.label()

@@ -1,0 +1,155 @@
+"""What does a run look like as a table: a row a trial, or a row a request, with the unit in each column's name?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from batchtune.batching import PARAMETER_NAMES, to_dict
+from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.quantiles import QUANTILES, UNDEFINED, Estimate
+from batchtune.tune.trial import Trial
+
+_HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
+_ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")
+_BOUNDED: Final = ("throughput_rps", "throughput_rows_per_s", *(f"{name}_ms" for name in QUANTILES))
+_FIGURES: Final = (
+    "latency_mean_ms",
+    "goodput_rps",
+    "error_ratio",
+    "requests",
+    "window_s",
+    "mean_batch_rows",
+    "queue_ms",
+    "compute_ms",
+    "device_busy_ratio",
+    "send_lag_p99_ms",
+    "client_cpu_ratio",
+    "verdict",
+    "caveats",
+    "emulated",
+)
+
+_WHOLE: Final = (
+    "max_batch_size",
+    "batch_timeout_micros",
+    "max_enqueued_batches",
+    "num_batch_threads",
+    "max_execution_batch_size",
+    "concurrency",
+    "block",
+    "repeat_of",
+    "requests",
+)
+"""Whole numbers that may be missing."""
+
+TRIAL_COLUMNS: Final = (
+    *_HEAD,
+    *PARAMETER_NAMES,
+    *_ASKED,
+    "objective",
+    "objective_low",
+    "objective_high",
+    "feasible",
+    *(f"{name}{end}" for name in _BOUNDED for end in ("", "_low", "_high")),
+    *_FIGURES,
+)
+"""Of `trials_frame`. `batching` is False without batching; a parameter that a trial left to the server is missing.
+
+`_low` and `_high` are the ends of the 95 % interval of that one run. `objective` is in requests/s, of the objective
+latency p95 in seconds. `caveats` are codes, divided by spaces. A server flag has a column `--flag` behind these.
+"""
+
+HIGHER_IS_BETTER: Final = frozenset(
+    ("throughput_rps", "throughput_rows_per_s", "goodput_rps", "mean_batch_rows")
+)
+
+
+def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
+    """A row a trial, in order, with TRIAL_COLUMNS."""
+    rows = [_trial_row(trial) for trial in trials]
+    flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
+    frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *flags])
+    whole = [name for name in _WHOLE if frame[name].notna().any()]
+    return frame.astype(dict.fromkeys(whole, "Int64"))
+
+
+def samples_frame(samples: Samples) -> pd.DataFrame:
+    """A row a request, in the order of due times, which are seconds since the run's start.
+
+    `latency_ms` runs from due to done, missing for a request that never ended; `send_lag_ms` is the client's own
+    delay; `status` is OK or the class of the error.
+    """
+    never = samples.sent_ns == NEVER_NS
+    latency_ms = np.where(samples.latency_ns == NEVER_NS, np.nan, samples.latency_ns / 1e6)
+    lag_ns = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
+    names = [status.name for status in Status]
+    return pd.DataFrame(
+        {
+            "due_s": samples.due_ns / 1e9,
+            "latency_ms": latency_ms,
+            "connection_wait_ms": samples.connection_wait_ns / 1e6,
+            "send_lag_ms": np.where(never, np.nan, lag_ns / 1e6),
+            "status": pd.Categorical(np.array(names)[samples.status], categories=names),
+            "rows": samples.rows,
+        }
+    )
+
+
+def _trial_row(trial: Trial) -> dict[str, Any]:
+    batching = trial.configuration.batching
+    known = trial.configuration.known
+    row: dict[str, Any] = {name: getattr(trial, name) for name in ("number", "source", "reason", "state")}
+    row |= {name: getattr(trial, name) for name in ("failure", "feasible", *_ASKED)}
+    row |= {"configuration": trial.configuration.label(), "batching": batching is not None if known else None}
+    row |= {} if batching is None else _parameters(to_dict(batching))
+    row |= {f"--{name}": value for name, value in trial.configuration.flags}
+    row |= _bounded("objective", trial.objective, 1.0)
+    return row if trial.measurement is None else row | _figures(trial.measurement)
+
+
+def _parameters(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        for name, value in values.items()
+    }
+
+
+def _figures(measured: Measurement) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in ("throughput_rps", "throughput_rows_per_s"):
+        row |= _bounded(name, getattr(measured, name), 1.0)
+    for name in QUANTILES:
+        row |= _bounded(f"{name}_ms", measured.latency_s.get(name, UNDEFINED), 1e3)
+    server = measured.server
+    return row | {
+        "latency_mean_ms": measured.latency_mean_s * 1e3,
+        "goodput_rps": measured.goodput_rps,
+        "error_ratio": measured.error_ratio,
+        "requests": measured.requests,
+        "window_s": measured.window_s,
+        "mean_batch_rows": None if server is None else server.mean_batch_rows,
+        "queue_ms": _times_1000(measured.queue_mean_s),
+        "compute_ms": _times_1000(measured.compute_mean_s),
+        "device_busy_ratio": None if server is None else server.device_busy_ratio,
+        "send_lag_p99_ms": measured.send_lag_p99_s * 1e3,
+        "client_cpu_ratio": measured.client_cpu_ratio,
+        "verdict": measured.verdict,
+        "caveats": " ".join(noted.code for noted in measured.caveats),
+        "emulated": server is not None and server.emulated,
+    }
+
+
+def _bounded(name: str, estimate: Estimate | None, scale: float) -> dict[str, float]:
+    if estimate is None:
+        return {}
+    ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+    return {f"{name}{end}": value * scale for end, value in ends.items()}
+
+
+def _times_1000(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

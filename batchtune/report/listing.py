@@ -1,0 +1,164 @@
+"""How do runs, and the trials of one, read: as a table, as JSON, CSV, Markdown or Parquet?"""
+
+from __future__ import annotations
+
+import io
+import json as json_text
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal, TextIO
+
+from batchtune.archive.listing import RunEntry
+from batchtune.archive.table import HIGHER_IS_BETTER
+from batchtune.errors import UsageError
+from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
+from batchtune.report.units import number
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
+
+_SHORT: Final = {"throughput": "throughput_rps", "capacity": "objective", "time": "started_utc"}
+_SHOWN: Final = {
+    "number": "trial",
+    "source": "source",
+    "configuration": "configuration",
+    "concurrency": "clients",
+    "rate_rps": "offered /s",
+    "throughput_rps": "requests/s",
+    "p50_ms": "p50 ms",
+    "p95_ms": "p95 ms",
+    "p99_ms": "p99 ms",
+    "error_ratio": "errors",
+    "mean_batch_rows": "mean batch",
+    "verdict": "SLO",
+}
+_DISPENSABLE: Final = ("p50 ms", "mean batch", "p99 ms", "errors", "source")
+_NAMES: Final = {
+    "max_batch_size": "size",
+    "batch_timeout_micros": "µs",
+    "num_batch_threads": "threads",
+    "max_enqueued_batches": "queue",
+}
+
+
+def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None = None) -> None:
+    """One line a run, the newest first."""
+    if json:
+        document = {"runs": [entry.to_dict() for entry in entries]}
+        print(json_text.dumps(document, indent=2), file=stream or sys.stdout)
+        return
+    console = console_on(stream)
+    table = table_of("run", "scenario", "started (UTC)", "trials", "verdict", "recommended", "target")
+    for column in table.columns:
+        column.justify = "left"
+    for entry in entries:
+        table.add_row(
+            entry.path.name,
+            entry.scenario,
+            f"{entry.started:%Y-%m-%d %H:%M}",
+            str(entry.trials),
+            entry.verdict,
+            short_label(entry.recommended) or "–",
+            entry.target or "–",
+        )
+    print_table(console, table)
+
+
+def print_trials(
+    frame: DataFrame, *, sort: str | None, output: TableFormat, stream: TextIO | None = None
+) -> None:
+    """The trials, sorted by a column (best first), as whatever is wanted.
+
+    Raises:
+        UsageError: no such column, or Parquet to a terminal.
+    """
+    ordered = frame if sort is None else sorted_by(frame, sort)
+    out = stream or sys.stdout
+    match output:
+        case "csv":
+            ordered.to_csv(out, index=False)
+        case "json":
+            print(ordered.to_json(orient="records", indent=2, force_ascii=False), file=out)
+        case "parquet":
+            _write_parquet(ordered, out)
+        case "markdown":
+            _print_markdown(_cells(ordered), out)
+        case "table":
+            rows = _cells(ordered)
+            dispensable = [rows[0].index(name) for name in _DISPENSABLE if name in rows[0]]
+            shown = rows_that_fit(rows, width=width_of(stream), dispensable=dispensable)
+            table = table_of(*shown[0])
+            for row in shown[1:]:
+                table.add_row(*row)
+            print_table(console_on(stream), table)
+
+
+def sorted_by(frame: DataFrame, name: str) -> DataFrame:
+    """By a column of the frame, or `p95`, `throughput`: the best first, what has no value last.
+
+    Raises:
+        UsageError: no such column.
+    """
+    column = _SHORT.get(name, name)
+    if column not in frame.columns and f"{column}_ms" in frame.columns:
+        column = f"{column}_ms"
+    if column not in frame.columns:
+        raise UsageError(
+            f"--sort {name}: no such column", hint=f"one of: {', '.join(map(str, frame.columns))}"
+        )
+    return frame.sort_values(column, ascending=column not in HIGHER_IS_BETTER, kind="stable")
+
+
+def short_label(label: str | None) -> str:
+    """`size 8 · 500 µs · 2 threads` of a configuration's label, for a table."""
+    words = []
+    for word in (label or "").split(" "):
+        name, equals, value = word.partition("=")
+        short = _NAMES.get(name, name)
+        words.append(
+            f"{value} {short}" if short in ("µs", "threads") else f"{short} {value}" if equals else word
+        )
+    return (" · " if "=" in (label or "") else " ").join(words)
+
+
+def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:
+    for row in (rows[0], ["---", *("---:" for _ in rows[0][1:])], *rows[1:]):
+        cells = " | ".join(cell.replace("|", "\\|") for cell in row)
+        print(f"| {cells} |", file=out)
+
+
+def _cells(frame: DataFrame) -> list[list[str]]:
+    """Head and rows; columns without any value stay away."""
+    names = [name for name in _SHOWN if not frame[name].isna().all()]
+    rows = [[_SHOWN[name] for name in names]]
+    rows += [
+        [_cell(name, value) for name, value in zip(names, values, strict=True)]
+        for values in frame[names].itertuples(index=False)
+    ]
+    return rows
+
+
+def _cell(name: str, value: object) -> str:
+    if name == "configuration":
+        return short_label(str(value))
+    if value is None or value != value:
+        return "–"
+    if name == "error_ratio" and isinstance(value, float):
+        return f"{number(100 * value)} %"
+    if isinstance(value, float):
+        return number(value)
+    return str(value)
+
+
+def _write_parquet(frame: DataFrame, out: TextIO) -> None:
+    if out.isatty():
+        raise UsageError(
+            "--parquet is no text for a terminal", hint="batchtune trials --parquet > trials.parquet"
+        )
+    content = io.BytesIO()
+    frame.to_parquet(content, index=False)
+    out.flush()
+    out.buffer.write(content.getvalue())
+    out.buffer.flush()

@@ -184,7 +184,7 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
     assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
     document = json.loads(done.stdout)
     run = Path(scenario.parent / document["run"])
-    assert {"scenario.yaml", "provenance.json", "trials.jsonl", "recommendation.json"} <= {
+    assert {"scenario.yaml", "provenance.json", "trials.jsonl", "recommendation.json", "report.html"} <= {
         one.name for one in run.iterdir()
     }
     assert (run / "batching_parameters.txt").read_text().startswith(f"# batchtune: {document['label']}\n")

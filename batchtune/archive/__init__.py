@@ -7,6 +7,7 @@
         samples/NNNN.parquet     every request of trial NNNN, written before its line
         search.json              what the search says of itself, written when it ends
         recommendation.json, batching_parameters.txt
+        report.html              the run as a page
         server.log               what the launched server said, its start and its end
         lock                     held by the process that measures, with its pid
 

@@ -375,6 +375,21 @@ def trials(
     raise typer.Exit(run_trials(run, sort=sort, output=asked[0] if asked else "table", results=results))
 
 
+@app.command(epilog=examples("report", "report results/quickstart --output quickstart.html"))
+def report(
+    run: RunArgument = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page there. Default: report.html of the run."),
+    ] = None,
+    results: RootOption = Path("results"),
+) -> None:
+    """Write a sweep as one HTML file to show: what to deploy, what it gains, how sure, and the figures."""
+    from batchtune.cli.report import run_report
+
+    raise typer.Exit(run_report(run, output=output, results=results))
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,

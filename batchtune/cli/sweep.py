@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive import SCENARIO, SERVER_LOG, Run, create_run, open_run
 from batchtune.cli.recommend import conclude, kept_trials
+from batchtune.cli.report import report_of_sweep
 from batchtune.errors import ArchiveError, BatchtuneError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
@@ -108,6 +109,9 @@ def _concluded(
         if fault is None:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
+    finally:
+        if trials:
+            report_of_sweep(run)
     if fault is None:
         return code
     return fault.exit_code if isinstance(fault, BatchtuneError) else 130

@@ -33,7 +33,7 @@ _HELPS = {
     "no": "Batching does not help here",
     "not distinguishable": "Whether batching helps here cannot be told from these measurements",
 }
-_PROTOCOLS = {
+PROTOCOLS = {
     "grpc": "gRPC",
     "rest": "REST",
     "kserve_grpc": "KServe gRPC",
@@ -125,7 +125,7 @@ def workload(scenario: Scenario, chosen: Recommendation, *, with_slo: bool = Tru
         traffic = f"{counted(chosen.concurrency, 'client')} in a closed loop"
     else:
         traffic = f"{scenario.load.arrivals} arrivals"
-    protocol = _PROTOCOLS[scenario.request.protocol]
+    protocol = PROTOCOLS[scenario.request.protocol]
     limits = ", ".join(
         f"{name} ≤ {rounded_duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
     )

@@ -1,0 +1,155 @@
+"""What to deploy, what does it gain, how sure is that, what limits it now: the first screen?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from batchtune.measure.quantiles import Estimate
+from batchtune.recommend import Promise, Recommendation
+from batchtune.report.html.account import ROLES, Account
+from batchtune.report.html.drawing import parameters_of
+from batchtune.report.limits import limit_title
+from batchtune.report.units import interval, latency, number
+from batchtune.scenario.units import counted, percentage, rounded_duration
+from batchtune.tune.confidence import NearBest
+
+_GAINED = {"throughput": "throughput", "capacity": "capacity", "latency": "lower p95"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
+
+    question: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    tone: str = ""
+
+
+def answers_of(account: Account) -> tuple[Answer, ...]:
+    """The four."""
+    chosen = account.chosen
+    if chosen is None:
+        return (
+            Answer(
+                question="What to deploy?",
+                headline="Nothing yet",
+                lines=(_sentence(account.refusal),),
+                tone="bad",
+            ),
+            Answer(question="What does it gain?", headline="–", lines=("There is nothing to compare.",)),
+            Answer(
+                question="How sure is that?",
+                headline=counted(len(account.trials), "trial"),
+                lines=("All of them are below.",),
+            ),
+            Answer(question="What now?", headline="Next", lines=(_sentence(account.advice),)),
+        )
+    return (
+        _deploy(chosen),
+        _gain(chosen),
+        _sure(chosen),
+        _limit(chosen),
+    )
+
+
+def _deploy(chosen: Recommendation) -> Answer:
+    pairs = parameters_of(chosen.configuration)
+    if chosen.configuration.batching is None:
+        return Answer(question="What to deploy?", headline="No batching", pairs=tuple(pairs))
+    if not pairs:
+        return Answer(question="What to deploy?", headline="The server's defaults")
+    return Answer(question="What to deploy?", headline="Batching with", pairs=tuple(pairs))
+
+
+def _gain(chosen: Recommendation) -> Answer:
+    over = {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}
+    own = {each.name for each in chosen.references if each.configuration == chosen.configuration}
+    gains = [(name, gain) for name, gain in over.items() if gain is not None and name not in own]
+    headline = "Not known"
+    lines: list[str] = []
+    if gains:
+        name, gain = gains[0]
+        headline = f"{_factor(gain)} {_GAINED[chosen.objective]}"
+        lines.append(f"over {ROLES[name]}{_ends(gain)}")
+        lines += [f"{_factor(gain)} over {ROLES[name]}{_ends(gain)}" for name, gain in gains[1:]]
+    elif own:
+        headline = "Nothing to set"
+        lines.append("What was tuned is not better beyond doubt.")
+    if chosen.capacity_rps is not None:
+        lines.append(f"capacity {interval(chosen.capacity_rps)} requests/s")
+    else:
+        lines.append(f"{interval(chosen.throughput_rps)} requests/s")
+    lines.append(f"p95 {latency(chosen.latency_s.get('p95'))}")
+    return Answer(question="What does it gain?", headline=headline, lines=tuple(lines))
+
+
+def _sure(chosen: Recommendation) -> Answer:
+    lines = [*(_promise(promise) for promise in chosen.promises)]
+    if not chosen.established:
+        lines += [_sentence(question) for question in chosen.open_questions[:2]]
+    if chosen.near_best is not None:
+        lines.append(_better(chosen.near_best))
+    basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'fresh run')} of this"
+    headline = "Established" if chosen.established else "Not established"
+    return Answer(
+        question="How sure is that?",
+        headline=headline,
+        lines=(*lines, f"{basis}."),
+        tone="good" if chosen.established else "open",
+    )
+
+
+def _limit(chosen: Recommendation) -> Answer:
+    limited = chosen.bottleneck
+    if limited is None:
+        return Answer(
+            question="What limits it?", headline="Not known", lines=("The server tells too little.",)
+        )
+    title = limit_title(limited)
+    return Answer(
+        question="What limits it?",
+        headline=f"{title[:1].upper()}{title[1:]}",
+        lines=(_sentence(limited.text), _sentence(limited.advice)),
+    )
+
+
+def _promise(promise: Promise) -> str:
+    limit = rounded_duration(promise.limit_s)
+    if not math.isfinite(promise.upper_bound_s):
+        return f"{promise.name} ≤ {limit}: how high a fresh run comes is not known."
+    bound = rounded_duration(promise.upper_bound_s)
+    kept = "kept" if promise.spare_ratio >= 0.0 else "may be missed by a single run"
+    return f"SLO {promise.name} ≤ {limit}: {kept}, at most {bound} in a fresh run."
+
+
+def _better(near: NearBest) -> str:
+    chance = f"Chance that something is 5 % better: {percentage(1.0 - near.probability)}"
+    return f"{chance}." if near.probability >= 0.5 else f"{chance}; more time may find it."
+
+
+def _factor(gain: Estimate) -> str:
+    return f"at least ×{number(gain.value)}" if math.isinf(gain.high) else f"×{number(gain.value)}"
+
+
+def _ends(gain: Estimate) -> str:
+    if not (math.isfinite(gain.low) and math.isfinite(gain.high)):
+        return ""
+    none = ": may be none" if gain.low <= 1.0 <= gain.high else ""
+    return f" [{number(gain.low)}, {number(gain.high)}{none}]"
+
+
+def _sentence(text: str) -> str:
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def notes_of(chosen: Recommendation) -> Iterator[str]:
+    """What else a reader should know: why, and what weakens it."""
+    yield _sentence(chosen.reason)
+    if chosen.cannot_pay is not None:
+        yield _sentence(chosen.cannot_pay)
+    yield from map(_sentence, chosen.notes)

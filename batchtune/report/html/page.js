@@ -1,0 +1,165 @@
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("document").textContent);
+  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendChartToCloud"] };
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+
+  // A role such as "@chosen" becomes the colour that it has in this theme.
+  const coloured = (value) => {
+    if (typeof value === "string") return value[0] === "@" ? colour(value.slice(1)) || value : value;
+    if (Array.isArray(value)) return value.map(coloured);
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, coloured(each)]));
+    }
+    return value;
+  };
+
+  // Where a logarithmic axis is marked: 1, 2, 5, 10, …, more of them where it spans little.
+  const ticks = (span) => {
+    const steps = span < 8 ? [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8] : span < 300 ? [1, 2, 5] : [1];
+    const tickvals = [-3, -2, -1, 0, 1, 2, 3, 4, 5, 6].flatMap((power) => steps.map((step) => step * 10 ** power));
+    return { tickvals, ticktext: tickvals.map((value) => parseFloat(value.toPrecision(2)).toLocaleString("en-US")) };
+  };
+
+  const themed = (layout, narrow) => {
+    const ink = colour("ink"), muted = colour("muted"), grid = colour("grid"), surface = colour("surface");
+    const drawn = {
+      paper_bgcolor: surface, plot_bgcolor: surface,
+      font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 12.5, color: ink },
+      margin: { l: 60, r: 16, t: 30, b: 48 },
+      hoverlabel: { bgcolor: surface, bordercolor: muted, font: { color: ink } },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
+      ...coloured(layout),
+    };
+    for (const key of Object.keys(drawn).concat(["xaxis", "yaxis"])) {
+      if (/^[xy]axis\d*$/.test(key)) {
+        const { span, ...given } = drawn[key] || {};
+        drawn[key] = { gridcolor: grid, zerolinecolor: grid, linecolor: muted, tickcolor: muted, ...given };
+        if (drawn[key].type === "log" && !drawn[key].tickvals) Object.assign(drawn[key], ticks(span));
+      }
+    }
+    if (narrow && drawn.grid && drawn.grid.columns > 1) {
+      drawn.grid = { ...drawn.grid, rows: drawn.grid.columns, columns: 1 };
+    }
+    return drawn;
+  };
+
+  const draw = (place) => {
+    const figure = page.figures[place.dataset.figure];
+    const narrow = place.clientWidth < 560;
+    if (narrow && figure.layout.grid && !place.dataset.tall) {
+      place.dataset.tall = "yes";
+      place.style.height = parseInt(place.style.height) * Math.min(figure.layout.grid.columns, 3) * 0.75 + "px";
+    }
+    return Plotly.react(place, coloured(figure.data), themed(figure.layout, narrow), config);
+  };
+
+  const element = (name, text, className) => {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  };
+
+  const numeric = (text) => {
+    const value = parseFloat(text.replace(/,/g, ""));
+    return Number.isNaN(value) ? null : value;
+  };
+
+  const compare = (column, ascending) => (one, other) => {
+    const a = numeric(one[column]), b = numeric(other[column]);
+    if (a === null || b === null) {
+      if (a !== b) return a === null ? 1 : -1;
+      return (ascending ? 1 : -1) * one[column].localeCompare(other[column]);
+    }
+    return (ascending ? 1 : -1) * (a - b);
+  };
+
+  const table = (rows, sorted) => {
+    const made = element("table"), head = element("tr"), body = element("tbody");
+    const fill = (shown) => body.replaceChildren(...shown.map((row) => {
+      const line = element("tr");
+      row.forEach((cell, at) => line.append(element("td", cell, at >= page.columns.length - 2 ? "long" : "")));
+      return line;
+    }));
+    let by = null, ascending = true;
+    page.columns.forEach((name, at) => {
+      const heading = element("th", name, sorted ? "sortable" : "");
+      if (sorted) heading.addEventListener("click", () => {
+        ascending = by === at ? !ascending : true;
+        by = at;
+        fill([...rows].sort(compare(at, ascending)));
+      });
+      head.append(heading);
+    });
+    fill(rows);
+    const top = element("thead");
+    top.append(head);
+    made.append(top, body);
+    return made;
+  };
+
+  const show = (number) => {
+    const configuration = page.configurations[number];
+    if (!configuration) return;
+    const scroll = element("div", undefined, "scroll");
+    scroll.append(table(configuration.rows.map((at) => page.rows[at]), false));
+    document.getElementById("detail").replaceChildren(
+      element("h3", configuration.parameters.map(([name, value]) => name + " " + value).join(" · ") || configuration.label),
+      scroll,
+    );
+  };
+
+  const unpacked = async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (each) => each.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  };
+
+  const drawAll = async () => {
+    const places = [...document.querySelectorAll(".plot")];
+    for (const place of places) {
+      await draw(place);
+      await new Promise((resolve) => setTimeout(resolve));
+    }
+    return places;
+  };
+
+  const start = async () => {
+    const all = document.getElementById("all-trials");
+    all.addEventListener("toggle", () => {
+      const place = document.getElementById("table");
+      if (!place.firstChild) place.append(table(page.rows, true));
+    });
+    const copy = document.getElementById("copy");
+    if (copy) copy.addEventListener("click", () => {
+      const text = document.getElementById("command").textContent;
+      const range = document.createRange();
+      range.selectNodeContents(document.getElementById("command"));
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; }, () => {});
+    });
+    if (typeof DecompressionStream === "undefined") {
+      document.querySelectorAll(".plot").forEach((place) => place.replaceWith(
+        element("p", "This browser is too old to draw the figure; any browser since 2023 does.", "missing")));
+      return;
+    }
+    const script = element("script");
+    script.textContent = await unpacked();
+    document.head.append(script);
+    const places = await drawAll();
+    const front = places.find((place) => place.dataset.figure === "pareto");
+    if (front) front.on("plotly_click", (event) => {
+      const point = event.points.find((each) => each.customdata !== undefined);
+      if (point) show(point.customdata);
+    });
+    const again = () => places.forEach(draw);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+    matchMedia("print").addEventListener("change", again);
+    document.documentElement.dataset.drawn = String(places.length);
+  };
+  start();
+})();

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf.text_format import Parse
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from server_fakes import FakeModels, FakeServable, RunningGrpc, running_grpc, signature, spec
 
 from batchtune.server.health import HealthCalls
@@ -24,8 +25,6 @@ from batchtune.wire.protos import (
     ExampleListWithContext,
     GetModelMetadataRequest,
     GetModelStatusRequest,
-    HealthCheckRequest,
-    HealthCheckResponse,
     ModelServerConfig,
     MultiInferenceRequest,
     PredictRequest,
@@ -888,7 +887,7 @@ def test_reflection_describes_every_service(channel: grpc.Channel, service: str)
     asked = [
         {"list_services": ""},
         {"file_containing_symbol": "tensorflow.serving.PredictionService"},
-        {"file_by_filename": "grpc/health/v1/health.proto"},
+        {"file_by_filename": "grpc_health/v1/health.proto"},
         {"file_containing_symbol": service},
         {"file_containing_symbol": "no.Such"},
         {"all_extension_numbers_of_type": "tensorflow.serving.PredictRequest"},

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from batchtune.wire.protos import (
-    HealthCheckResponse,
     PredictRequest,
     PredictResponse,
     SignatureDef,
@@ -209,10 +208,6 @@ def test_a_signature_survives_the_round_trip() -> None:
     )
     definition = SignatureDef.FromString(signature_to_def(signature).SerializeToString())
     assert signature_from_def("serving_default", definition) == signature
-
-
-def test_health_messages_match_the_published_field_numbers() -> None:
-    assert HealthCheckResponse(status="SERVING").SerializeToString() == b"\x08\x01"
 
 
 ROW_ARRAYS = hnp.arrays(

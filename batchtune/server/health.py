@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
 from batchtune.server.grpc_front_end import fail_call
 from batchtune.server.grpc_inference import parse_message
 from batchtune.server.served_models import Models
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
-from batchtune.wire.protos import HealthCheckRequest, HealthCheckResponse
 from batchtune.wire.status import StatusError
 
 _POLL_S = 0.5

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from batchtune.wire.protos import PredictRequest
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import numpy_name, tensor_from_proto
+from batchtune.wire.varint import read_varint
 
 _LENGTHS_MAX = 512
 _TEMPLATES_PER_LENGTH = 8
@@ -264,12 +265,12 @@ def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
 def _fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Field number, wire type, start and end of the value of each field; ValueError for groups and nonsense."""
     while position < end:
-        tag, position = _varint(message, position)
+        tag, position = read_varint(message, position)
         wire_type = tag & 7
         if wire_type == 0:
-            _, stop = _varint(message, position)
+            _, stop = read_varint(message, position)
         elif wire_type == 2:
-            size, position = _varint(message, position)
+            size, position = read_varint(message, position)
             stop = position + size
         elif wire_type in {1, 5}:
             stop = position + (8 if wire_type == 1 else 4)
@@ -279,16 +280,3 @@ def _fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int,
             raise ValueError("a field beyond the end")
         yield tag >> 3, wire_type, position, stop
         position = stop
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of too many bytes")

@@ -16,6 +16,7 @@ from batchtune.server.served_models import Outputs
 from batchtune.wire.protos import ModelSpec, PredictResponse, TensorProto
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import datatype_number, fill_tensor
+from batchtune.wire.varint import varint
 
 _TEMPLATES_MAX = 256
 _LENGTH_DELIMITED = 2
@@ -104,9 +105,4 @@ def _tensor_head(array: NDArray[Any]) -> bytes:
 
 def _head(field: int, size: int) -> bytes:
     """Tag and length of a field of bytes."""
-    encoded = bytearray([field << 3 | _LENGTH_DELIMITED])
-    while size > 0x7F:
-        encoded.append(size & 0x7F | 0x80)
-        size >>= 7
-    encoded.append(size)
-    return bytes(encoded)
+    return bytes([field << 3 | _LENGTH_DELIMITED]) + varint(size)

@@ -4,80 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection_pb2
 
 from batchtune.wire.grpc_call import GrpcStream
-from batchtune.wire.protos import HEALTH_POOL, PredictRequest
+from batchtune.wire.protos import PredictRequest
 from batchtune.wire.status import GRPC_CODES, StatusError
 
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
-_Field = descriptor_pb2.FieldDescriptorProto
 _NOT_FOUND = GRPC_CODES["NOT_FOUND"]
 
 
-def _add_field(message: Any, number: int, name: str, kind: int, **settings: Any) -> None:
-    message.field.add(name=name, number=number, type=kind, **{"label": _Field.LABEL_OPTIONAL, **settings})
-
-
-def _reflection_file(package: str) -> descriptor_pb2.FileDescriptorProto:
-    """Describe grpc/reflection/<version>/reflection.proto: both versions are alike but for the package."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"{package.replace('.', '/')}/reflection.proto", package=package, syntax="proto3"
-    )
-    repeated = {"label": _Field.LABEL_REPEATED}
-    extension = file.message_type.add(name="ExtensionRequest")
-    _add_field(extension, 1, "containing_type", _Field.TYPE_STRING)
-    _add_field(extension, 2, "extension_number", _Field.TYPE_INT32)
-    request = file.message_type.add(name="ServerReflectionRequest")
-    request.oneof_decl.add(name="message_request")
-    _add_field(request, 1, "host", _Field.TYPE_STRING)
-    _add_field(request, 3, "file_by_filename", _Field.TYPE_STRING, oneof_index=0)
-    _add_field(request, 4, "file_containing_symbol", _Field.TYPE_STRING, oneof_index=0)
-    _add_field(
-        request,
-        5,
-        "file_containing_extension",
-        _Field.TYPE_MESSAGE,
-        type_name=f".{package}.ExtensionRequest",
-        oneof_index=0,
-    )
-    _add_field(request, 6, "all_extension_numbers_of_type", _Field.TYPE_STRING, oneof_index=0)
-    _add_field(request, 7, "list_services", _Field.TYPE_STRING, oneof_index=0)
-    files = file.message_type.add(name="FileDescriptorResponse")
-    _add_field(files, 1, "file_descriptor_proto", _Field.TYPE_BYTES, **repeated)
-    numbers = file.message_type.add(name="ExtensionNumberResponse")
-    _add_field(numbers, 1, "base_type_name", _Field.TYPE_STRING)
-    _add_field(numbers, 2, "extension_number", _Field.TYPE_INT32, **repeated)
-    service = file.message_type.add(name="ServiceResponse")
-    _add_field(service, 1, "name", _Field.TYPE_STRING)
-    services = file.message_type.add(name="ListServiceResponse")
-    _add_field(
-        services, 1, "service", _Field.TYPE_MESSAGE, type_name=f".{package}.ServiceResponse", **repeated
-    )
-    error = file.message_type.add(name="ErrorResponse")
-    _add_field(error, 1, "error_code", _Field.TYPE_INT32)
-    _add_field(error, 2, "error_message", _Field.TYPE_STRING)
-    response = file.message_type.add(name="ServerReflectionResponse")
-    response.oneof_decl.add(name="message_response")
-    _add_field(response, 1, "valid_host", _Field.TYPE_STRING)
-    _add_field(
-        response, 2, "original_request", _Field.TYPE_MESSAGE, type_name=f".{package}.ServerReflectionRequest"
-    )
-    for number, name, kind in (
-        (4, "file_descriptor_response", "FileDescriptorResponse"),
-        (5, "all_extension_numbers_response", "ExtensionNumberResponse"),
-        (6, "list_services_response", "ListServiceResponse"),
-        (7, "error_response", "ErrorResponse"),
-    ):
-        _add_field(response, number, name, _Field.TYPE_MESSAGE, type_name=f".{package}.{kind}", oneof_index=0)
-    method = file.service.add(name="ServerReflection").method.add(
-        name="ServerReflectionInfo", client_streaming=True, server_streaming=True
-    )
-    method.input_type = f".{package}.ServerReflectionRequest"
-    method.output_type = f".{package}.ServerReflectionResponse"
-    return file
+def _reflection_file(version: str) -> descriptor_pb2.FileDescriptorProto:
+    """grpcio-reflection carries v1alpha only; v1 is the same under another name."""
+    file = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    return text_format.Parse(str(file).replace("v1alpha", version), descriptor_pb2.FileDescriptorProto())
 
 
 class Reflection:
@@ -86,11 +30,10 @@ class Reflection:
     def __init__(self, service: str, services: tuple[str, ...]) -> None:
         package = service.rpartition(".")[0]
         own_pool = descriptor_pool.DescriptorPool()
-        own_pool.Add(_reflection_file(package))
+        own_pool.Add(_reflection_file(package.rpartition(".")[2]))
         self._request: Any = _message_class(own_pool, f"{package}.ServerReflectionRequest")
         self._response: Any = _message_class(own_pool, f"{package}.ServerReflectionResponse")
-        # Not from the default pool: a tool's own registration of the same file must not clash.
-        self._pools = (PredictRequest.DESCRIPTOR.file.pool, HEALTH_POOL, own_pool)
+        self._pools = (PredictRequest.DESCRIPTOR.file.pool, own_pool)
         self._services = services
 
     def serve(self, stream: GrpcStream) -> None:

@@ -13,9 +13,6 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from batchtune.wire.tensorflow_messages import declared_messages
 
@@ -92,50 +89,7 @@ with _tensorflow_as_bare_namespace():
     )
 
 
-def _health_file() -> descriptor_pb2.FileDescriptorProto:
-    """Describe grpc/health/v1/health.proto, which no wheel we depend on carries."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="grpc/health/v1/health.proto", package="grpc.health.v1", syntax="proto3"
-    )
-    request = file.message_type.add(name="HealthCheckRequest")
-    request.field.add(name="service", number=1, label=field.LABEL_OPTIONAL, type=field.TYPE_STRING)
-    response = file.message_type.add(name="HealthCheckResponse")
-    status = response.enum_type.add(name="ServingStatus")
-    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
-        status.value.add(name=name, number=number)
-    response.field.add(
-        name="status",
-        number=1,
-        label=field.LABEL_OPTIONAL,
-        type=field.TYPE_ENUM,
-        type_name=".grpc.health.v1.HealthCheckResponse.ServingStatus",
-    )
-    service = file.service.add(name="Health")
-    for method, streams in (("Check", False), ("Watch", True)):
-        service.method.add(
-            name=method,
-            input_type=".grpc.health.v1.HealthCheckRequest",
-            output_type=".grpc.health.v1.HealthCheckResponse",
-            server_streaming=streams,
-        )
-    return file
-
-
-# A pool of its own: grpcio-health-checking may register the same file in the default one.
-HEALTH_POOL = descriptor_pool.DescriptorPool()
-HEALTH_POOL.Add(_health_file())
-
-
-def _health_class(name: str) -> Any:
-    return message_factory.GetMessageClass(HEALTH_POOL.FindMessageTypeByName(f"grpc.health.v1.{name}"))
-
-
-HealthCheckRequest = _health_class("HealthCheckRequest")
-HealthCheckResponse = _health_class("HealthCheckResponse")
-
 __all__ = [
-    "HEALTH_POOL",
     "Class",
     "ClassificationRequest",
     "ClassificationResponse",
@@ -151,8 +105,6 @@ __all__ = [
     "GetModelMetadataResponse",
     "GetModelStatusRequest",
     "GetModelStatusResponse",
-    "HealthCheckRequest",
-    "HealthCheckResponse",
     "InferenceResult",
     "InferenceTask",
     "Input",

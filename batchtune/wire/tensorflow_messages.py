@@ -7,7 +7,6 @@ is left out of a message is kept as unknown fields, as protobuf does with every 
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from contextlib import contextmanager
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal import enum_type_wrapper
 
+from batchtune.wire.descriptors import add_messages
 from batchtune.wire.status import GRPC_CODES
 
-# Each file of tensorflow/core: the files it needs, and its messages. `Type* name` is repeated, `{Type} name` a map
-# from strings, `name=1@group` a member of a oneof; a message without fields stands for one that nobody here reads.
+# Each file of tensorflow/core: the files it needs, and its messages in the notation of `wire.descriptors`; a message
+# without fields stands for one that nobody here reads.
 _FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "framework/types": ((), ()),
     "protobuf/error_codes": ((), ()),
@@ -81,12 +81,6 @@ _DATA_TYPES = (
     "QUINT16 UINT16 COMPLEX128 HALF RESOURCE VARIANT UINT32 UINT64 FLOAT8_E5M2 FLOAT8_E4M3FN FLOAT8_E4M3FNUZ "
     "FLOAT8_E4M3B11FNUZ FLOAT8_E5M2FNUZ INT4 UINT4"
 )
-_FIELD = re.compile(r"(\{?)([\w.]+)(\}?\*?) (\w+)=(\d+)(?:@(\w+))?$")
-_Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    name: getattr(_Field, f"TYPE_{name.upper()}")
-    for name in ("bool", "bytes", "double", "float", "int32", "int64", "string", "uint32", "uint64")
-}
 
 
 @contextmanager
@@ -150,8 +144,7 @@ def _described(
         _add_enum(file, "DataType", {f"DT_{name}": number for number, name in enumerate(_DATA_TYPES.split())})
     elif path == "protobuf/error_codes":
         _add_enum(file, "Code", GRPC_CODES)
-    for declaration in sorted(messages, key=lambda one: "." in one.partition(":")[0]):
-        _add_message(file, declaration)
+    add_messages(file, messages)
     return file
 
 
@@ -159,42 +152,3 @@ def _add_enum(file: descriptor_pb2.FileDescriptorProto, name: str, values: dict[
     enum = file.enum_type.add(name=name)
     for value_name, number in values.items():
         enum.value.add(name=value_name, number=number)
-
-
-def _add_message(file: descriptor_pb2.FileDescriptorProto, declaration: str) -> None:
-    full_name, _, fields = declaration.partition(":")
-    outer, _, inner = full_name.partition(".")
-    if inner:
-        parent = next(one for one in file.message_type if one.name == outer)
-        message = parent.nested_type.add(name=inner)
-    else:
-        message = file.message_type.add(name=outer)
-    for field in filter(None, fields.strip().split(", ")):
-        _add_field(message, full_name, field)
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, full_name: str, declaration: str) -> None:
-    match = _FIELD.match(declaration)
-    if match is None:
-        raise ValueError(f"{full_name}: {declaration}")
-    brace, kind, suffix, name, number, group = match.groups()
-    field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
-    if brace:
-        entry = message.nested_type.add(name=f"{name.capitalize()}Entry")
-        entry.options.map_entry = True
-        _add_field(entry, entry.name, "string key=1")
-        _add_field(entry, entry.name, f"{kind} value=2")
-        kind = f"{full_name}.{entry.name}"
-    if brace or suffix:
-        field.label = _Field.LABEL_REPEATED
-    if kind in _SCALARS:
-        field.type = _SCALARS[kind]
-    else:
-        field.type = _Field.TYPE_ENUM if kind == "DataType" else _Field.TYPE_MESSAGE
-        field.type_name = f".tensorflow.{kind}"
-    if group:
-        names = [one.name for one in message.oneof_decl]
-        if group not in names:
-            message.oneof_decl.add(name=group)
-            names.append(group)
-        field.oneof_index = names.index(group)

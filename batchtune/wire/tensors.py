@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchtune.wire.protos import DataType, PredictRequest, PredictResponse, SignatureDef, TensorProto
 from batchtune.wire.rest_tensors import decode_predict_json, encode_predict_json
 from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.varint import read_varint, varint
 
 __all__ = [
     "MAX_TENSOR_BYTES",
@@ -147,7 +148,7 @@ def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:
         proto.tensor_content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     elif name in _RAW_PACKED_TAG:
         raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        proto.MergeFromString(_RAW_PACKED_TAG[name] + _varint(len(raw)) + raw)
+        proto.MergeFromString(_RAW_PACKED_TAG[name] + varint(len(raw)) + raw)
     else:
         values = array.view(np.uint16) if _FIELD_BY_NUMBER[number] == "half_val" else array
         getattr(proto, _FIELD_BY_NUMBER[number]).extend(values.ravel().tolist())
@@ -266,16 +267,10 @@ def _split_strings(content: bytes, count: int) -> list[bytes]:
         raise ValueError(f"{count} strings in tensor_content are too many; send them in string_val")
     sizes, position = [], 0
     for _ in range(count):
-        size, shift = 0, 0
-        while True:
-            if position >= len(content) or shift > 28:
-                raise ValueError("tensor_content of strings is cut short")
-            byte = content[position]
-            position += 1
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
+        try:
+            size, position = read_varint(content, position)
+        except IndexError as error:
+            raise ValueError("tensor_content of strings is cut short") from error
         sizes.append(size)
     if position + sum(sizes) != len(content):
         raise ValueError("tensor_content of strings does not have the length that its sizes add up to")
@@ -284,15 +279,6 @@ def _split_strings(content: bytes, count: int) -> list[bytes]:
         strings.append(content[position : position + size])
         position += size
     return strings
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -7,7 +7,12 @@ from itertools import pairwise
 
 
 def increasing_fit(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """The weighted increasing fit of (x, y, weight): x of each point, ascending, and the fit there.
+    """The weighted increasing fit of (x, y, weight): x of each point, ascending, and the fit there."""
+    return [(x, y) for places, y in increasing_blocks(points) for x in places]
+
+
+def increasing_blocks(points: Sequence[tuple[float, float, float]]) -> list[tuple[list[float], float]]:
+    """The same, as the stretches of x over which it is level.
 
     Pointwise larger y give a pointwise larger fit. Source: pool adjacent violators, Ayer et al. 1955.
     """
@@ -24,7 +29,7 @@ def increasing_fit(points: Sequence[tuple[float, float, float]]) -> list[tuple[f
             both = total + block[2]
             block = (places + block[0], (mean * total + block[1] * block[2]) / both, both)
         blocks.append(block)
-    return [(x, y) for places, y, _ in blocks for x in places]
+    return [(places, mean) for places, mean, _ in blocks]
 
 
 def isotonic_root(points: Sequence[tuple[float, float, float]], *, default: float) -> float:

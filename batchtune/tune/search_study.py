@@ -36,7 +36,7 @@ Direction: TypeAlias = Literal["maximize", "minimize"]
 
 
 _NEEDS: Mapping[SamplerKind, str] = {"gp": "torch", "qmc": "scipy"}
-_INSTALLS = {"torch": "pip install 'batchtune[torch]'", "scipy": "pip install scipy"}
+_EXTRA = {"torch": "torch", "scipy": "qmc"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def check_sampler(kind: SamplerKind) -> None:
     if package is not None and importlib.util.find_spec(package) is None:
         raise UsageError(
             f"search.sampler: {kind} needs {package}, which is not installed",
-            hint=f"{_INSTALLS[package]}, or set search.sampler to tpe",
+            hint=f"pip install 'batchtune[{_EXTRA[package]}]', or set search.sampler to tpe",
         )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.measure.isotonic import increasing_blocks
+
 KNOTS_PER_OCTAVE = 3
 """Batch sizes nearer to each other than this are pooled into one knot."""
 
@@ -80,26 +82,23 @@ class ServiceTime:
 def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime:
     """The nondecreasing fit of (rows, seconds, batches): pooled within a third of an octave, then isotonic.
 
-    Source: pool adjacent violators, Ayer et al. 1955.
-
     Raises:
         ValueError: no batch was timed.
     """
-    counted = [one for one in timed if one[1] > 0.0 and one[2] >= FEWEST_BATCHES]
-    counted = counted or [one for one in timed if one[1] > 0.0 and one[2] > 0.0]
+    counted = [size for size in timed if size[1] > 0.0 and size[2] >= FEWEST_BATCHES]
+    counted = counted or [size for size in timed if size[1] > 0.0 and size[2] > 0.0]
     if not counted:
         raise ValueError("no batch was timed")
     bins: dict[int, list[tuple[float, float, float]]] = {}
-    for one in counted:
-        bins.setdefault(round(KNOTS_PER_OCTAVE * math.log2(max(one[0], 1.0))), []).append(one)
-    blocks: list[tuple[list[float], float, float]] = []
-    for _, members in sorted(bins.items()):
-        weight = sum(one[2] for one in members)
-        rows = sum(one[0] * one[2] for one in members) / weight
-        blocks.append(([rows], sum(one[1] * one[2] for one in members) / weight, weight))
-        while len(blocks) > 1 and blocks[-2][1] > blocks[-1][1]:
-            blocks[-2:] = [_pooled(blocks[-2], blocks[-1])]
-    knots = [(rows, seconds) for block, seconds, _ in blocks for rows in _ends(block)]
+    for size in counted:
+        bins.setdefault(round(KNOTS_PER_OCTAVE * math.log2(max(size[0], 1.0))), []).append(size)
+    points = []
+    for members in bins.values():
+        weight = sum(batches for _, _, batches in members)
+        rows = sum(rows * batches for rows, _, batches in members) / weight
+        points.append((rows, sum(seconds * batches for _, seconds, batches in members) / weight, weight))
+    blocks = increasing_blocks(points)
+    knots = [(rows, seconds) for sizes, seconds in blocks for rows in dict.fromkeys((sizes[0], sizes[-1]))]
     return ServiceTime(rows=tuple(rows for rows, _ in knots), seconds=tuple(seconds for _, seconds in knots))
 
 
@@ -107,14 +106,3 @@ def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]
     """τ(b) = fixed + per row · b, with knots at these sizes: for a server that tells no times."""
     rows = sorted(set(sizes))
     return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * one for one in rows))
-
-
-def _pooled(
-    left: tuple[list[float], float, float], right: tuple[list[float], float, float]
-) -> tuple[list[float], float, float]:
-    weight = left[2] + right[2]
-    return left[0] + right[0], (left[1] * left[2] + right[1] * right[2]) / weight, weight
-
-
-def _ends(sizes: list[float]) -> list[float]:
-    return [sizes[0]] if len(sizes) == 1 else [sizes[0], sizes[-1]]

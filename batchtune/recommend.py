@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from batchtune.batching import Configuration
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain, from_plain
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage
 from batchtune.tune import policy
@@ -132,8 +133,11 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
-        plain = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
-        return {"schema_version": SCHEMA_VERSION, "label": self.configuration.label(), **plain}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "label": self.configuration.label(),
+            **fields_to_plain(self),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
@@ -147,28 +151,7 @@ class Recommendation:
             raise ValueError(
                 f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
             )
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: _read(name, value) for name, value in values.items() if name in known})
-
-
-_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "configuration": Configuration.from_dict,
-    "throughput_rps": Estimate.from_dict,
-    "throughput_rows_per_s": Estimate.from_dict,
-    "capacity_rps": Estimate.from_dict,
-    "gain_over_no_batching": Estimate.from_dict,
-    "gain_over_defaults": Estimate.from_dict,
-    "latency_s": lambda by_name: {name: Estimate.from_dict(one) for name, one in by_name.items()},
-    "near_best": NearBest.from_dict,
-    "bottleneck": Bottleneck.from_dict,
-    "search": SearchSummary.from_dict,
-    "promises": lambda many: tuple(map(Promise.from_dict, many)),
-    "references": lambda many: tuple(map(Reference.from_dict, many)),
-    "alternatives": lambda many: tuple(map(Alternative.from_dict, many)),
-    "caveats": lambda many: tuple(map(Caveat.from_dict, many)),
-    "notes": tuple,
-    "open_questions": tuple,
-}
+        return from_plain(cls, values)
 
 
 def recommend(
@@ -417,15 +400,3 @@ def _outside(outside: Pooled, chosen: Pooled, *, scenario: Scenario) -> str:
     ahead = percentage(math.expm1(merit(outside.value, scenario) - merit(chosen.value, scenario)))
     what = {"throughput": "throughput", "capacity": "capacity", "latency": "speed at p95"}[scenario.objective]
     return f"outside your space: {outside.configuration.label()}, {ahead} more {what}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return value.to_dict() if hasattr(value, "to_dict") else value
-
-
-def _read(name: str, value: Any) -> Any:
-    return value if value is None or name not in _READERS else _READERS[name](value)

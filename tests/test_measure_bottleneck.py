@@ -17,6 +17,7 @@ from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.caveats import caveat
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.server_settings import ServerSettings, settings_of
+from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.request_spec import Protocol
 from batchtune.target.telemetry import ServerActivity
 
@@ -265,7 +266,7 @@ def test_a_verdict_carries_its_figures_and_survives_json() -> None:
     found = find_bottleneck(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True), SETTINGS)
     assert found.evidence["thread_busy_ratio"] == 0.97
     assert "97 %" in found.text
-    assert Bottleneck.from_dict(orjson.loads(orjson.dumps(found.to_dict()))) == found
+    assert from_plain(Bottleneck, orjson.loads(orjson.dumps(to_plain(found)))) == found
 
 
 def test_settings_come_from_a_configuration_and_its_servers_defaults() -> None:

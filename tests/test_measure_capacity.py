@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,16 +198,6 @@ def test_a_high_end_that_passes_its_confirmation_moves_up() -> None:
 
     found = find_capacity(run_trial, replace(PLAN, probes_max=20))
     assert found.rate_rps.low > 700.0
-
-
-def test_a_capacity_survives_json() -> None:
-    for found in (
-        find_capacity(knee_at(800.0), PLAN),
-        find_capacity(lambda probe: outcome("FAIL", p95_s=math.inf), PLAN),
-    ):
-        again = Capacity.from_dict(orjson.loads(orjson.dumps(found.to_dict())))
-        assert again.to_dict() == found.to_dict()
-        assert again.seconds == found.seconds
 
 
 @settings(deadline=None)

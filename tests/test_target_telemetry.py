@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.plain_values import from_plain, to_plain
 from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
 
 # The form of a tensorflow_model_server page: only TYPE lines, colons in names, {} without labels.
@@ -97,14 +98,14 @@ def test_the_busiest_gpu_is_told() -> None:
     seen = activity(before, after)
     assert (seen.gpu_busy_ratio, seen.gpu_memory_used_bytes) == (0.9, 2000)
     assert activity(before, before).gpu_busy_ratio == 0.0
-    assert ServerActivity.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen)))) == seen
 
 
 def test_activity_of_an_older_ledger_is_still_read() -> None:
-    older = activity(reading(0.0), reading(1.0)).to_dict()
+    older = to_plain(activity(reading(0.0), reading(1.0)))
     for name in ("gpu_busy_ratio", "gpu_memory_used_bytes", "device_parallel"):
         del older[name]
-    assert ServerActivity.from_dict(older).gpu_busy_ratio is None
+    assert from_plain(ServerActivity, older).gpu_busy_ratio is None
 
 
 def test_counters_of_a_restarted_server_count_from_zero() -> None:
@@ -123,7 +124,7 @@ def test_a_server_that_tells_nothing_gives_nothing() -> None:
 
 def test_activity_survives_json() -> None:
     seen = activity(reading(0.0), reading(1.0, waits=3, batches=2, small=1, rows=9, wait_micros=12))
-    assert ServerActivity.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen)))) == seen
 
 
 @given(st.text())

@@ -63,7 +63,7 @@ def test_a_trial_survives_json(failure):
     assert Trial.from_dict(json.loads(json.dumps(trial.to_dict(), allow_nan=False))) == trial
 
 
-@pytest.mark.parametrize("missing", ["number", "configuration", "objective", "measurement", "probes"])
+@pytest.mark.parametrize("missing", ["number", "configuration", "source", "seconds"])
 def test_a_line_that_lacks_a_key_is_no_trial(missing):
     values = planted(1, throughput=1.0, p95_s=1.0).to_dict()
     del values[missing]

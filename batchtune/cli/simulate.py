@@ -12,6 +12,7 @@ from batchtune.batching import Configuration
 from batchtune.cli.calibrated import Calibrated, asked_configurations, calibrated_run
 from batchtune.cli.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import InconclusiveError, UsageError
+from batchtune.plain_values import to_plain
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
 from batchtune.scenario.units import counted
 from batchtune.twin.model import Twin
@@ -115,9 +116,9 @@ def twin_document(found: Calibrated) -> dict[str, Any]:
     return {
         "trust": twin.trust,
         "trust_reason": twin.accuracy(),
-        "error": twin.error.to_dict(),
+        "error": to_plain(twin.error),
         "observations": twin.observations,
         "rows_max": twin.rows_max,
         "threads_max": twin.threads_max,
-        "best": twin.best_fit.to_dict(),
+        "best": to_plain(twin.best_fit),
     }

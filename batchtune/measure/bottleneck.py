@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from batchtune.measure.advice import Kind, advice_for
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import number_from_json, number_to_json
 from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYS_PROBABLY_FROM, Seen
 from batchtune.measure.server_settings import ServerSettings
 from batchtune.scenario.units import percentage, rounded, rounded_duration
@@ -28,15 +26,6 @@ class Bottleneck:
     text: str
     advice: str
     evidence: dict[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        figures = {name: number_to_json(value) for name, value in self.evidence.items()}
-        return {"kind": self.kind, "text": self.text, "advice": self.advice, "evidence": figures}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Bottleneck:
-        figures = {name: number_from_json(value) for name, value in values["evidence"].items()}
-        return cls(kind=values["kind"], text=values["text"], advice=values["advice"], evidence=figures)
 
 
 def find_bottleneck(

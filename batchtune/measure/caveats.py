@@ -28,13 +28,6 @@ class Caveat:
     def blames_client(self) -> bool:
         return self.code in CLIENT_CODES
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"code": self.code, "text": self.text, "advice": self.advice}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Caveat:
-        return cls(code=values["code"], text=values["text"], advice=values["advice"])
-
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -162,8 +155,6 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "pin client and server to different cores, or use more of them",
     ),
 }
-
-CODES: Final = tuple(_KNOWN)
 
 
 def caveat(code: str, **figures: Any) -> Caveat:

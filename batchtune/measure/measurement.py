@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,6 @@ from batchtune.measure.client import client_activity, client_caveats, error_coun
 from batchtune.measure.quantiles import (
     Estimate,
     latency_quantiles,
-    number_from_json,
-    number_to_json,
     rate_estimate,
 )
 from batchtune.measure.server_settings import ServerSettings
@@ -89,29 +86,6 @@ class Measurement:
         if self.queue_mean_s is None or self.compute_mean_s is None:
             return None
         return max(0.0, self.latency_mean_s - self.queue_mean_s - self.compute_mean_s)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON: nan and inf travel as strings."""
-        plain = {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
-        plain["server"] = None if self.server is None else _to_json(self.server.to_dict())
-        return plain
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
-        """The inverse of `to_dict`, also after a journey through JSON.
-
-        Raises:
-            KeyError, TypeError: not a measurement.
-        """
-        read = dict(values)
-        for name in ("throughput_rps", "throughput_rows_per_s"):
-            read[name] = Estimate.from_dict(values[name])
-        read["latency_s"] = {name: Estimate.from_dict(each) for name, each in values["latency_s"].items()}
-        for name in ("latency_mean_s", "send_lag_p99_s", "client_cpu_ratio", "client_cpu_per_request_s"):
-            read[name] = number_from_json(values[name])
-        read["server"] = None if values["server"] is None else ServerActivity.from_dict(values["server"])
-        read["caveats"] = tuple(Caveat.from_dict(each) for each in values["caveats"])
-        return cls(**read)
 
 
 def measure(
@@ -265,14 +239,3 @@ def _goodput_rps(samples: Samples, good: NDArray[np.bool_], window: Window, limi
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
-
-
-def _to_json(value: Any) -> Any:
-    """Nested dataclasses with a `to_dict`, mappings and tuples; floats that JSON lacks become strings."""
-    if isinstance(value, float):
-        return number_to_json(value)
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [_to_json(each) for each in value]
-    return value.to_dict() if hasattr(value, "to_dict") else value

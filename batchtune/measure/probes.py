@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Decision, Limit, Verdict
 
 ProbeKind = Literal["idle", "burst", "rate", "confirm"]
@@ -54,39 +54,6 @@ class Evidence:
     probe: CapacityProbe
     outcome: ProbeOutcome
 
-    def to_dict(self) -> dict[str, Any]:
-        probe, outcome = self.probe, self.outcome
-        return {
-            "kind": probe.kind,
-            "rate_rps": probe.rate_rps,
-            "concurrency": probe.concurrency,
-            "duration_s": probe.duration_s,
-            "seed": probe.seed,
-            "verdict": outcome.verdict,
-            "quantile_s": outcome.quantile_s.to_dict(),
-            "requests": outcome.requests,
-            "misses": outcome.misses,
-            "throughput_rps": number_to_json(outcome.throughput_rps),
-            "seconds": outcome.seconds,
-            "design_effect": outcome.design_effect,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Evidence:
-        return cls(
-            probe=CapacityProbe(
-                **{name: values[name] for name in ("kind", "rate_rps", "concurrency", "duration_s", "seed")}
-            ),
-            outcome=ProbeOutcome(
-                **{
-                    name: values[name]
-                    for name in ("verdict", "requests", "misses", "seconds", "design_effect")
-                },
-                quantile_s=Estimate.from_dict(values["quantile_s"]),
-                throughput_rps=number_from_json(values["throughput_rps"]),
-            ),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -108,27 +75,6 @@ class Capacity:
     @property
     def seconds(self) -> float:
         return math.fsum(each.outcome.seconds for each in self.evidence)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rate_rps": self.rate_rps.to_dict(),
-            "limit": self.limit,
-            "confirmed": self.confirmed,
-            "crossing_rps": number_to_json(self.crossing_rps),
-            "saturation_rps": number_to_json(self.saturation_rps),
-            "evidence": [each.to_dict() for each in self.evidence],
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Capacity:
-        return cls(
-            rate_rps=Estimate.from_dict(values["rate_rps"]),
-            limit=values["limit"],
-            confirmed=values["confirmed"],
-            crossing_rps=number_from_json(values["crossing_rps"]),
-            saturation_rps=number_from_json(values["saturation_rps"]),
-            evidence=tuple(Evidence.from_dict(each) for each in values["evidence"]),
-        )
 
 
 def probe_outcome(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,25 +41,8 @@ class Estimate:
             return math.inf
         return 0.5 * (self.high - self.low) / abs(self.value)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON: see `number_to_json`."""
-        return {name: number_to_json(getattr(self, name)) for name in ("value", "low", "high")}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Estimate:
-        return cls(**{name: number_from_json(values[name]) for name in ("value", "low", "high")})
-
 
 UNDEFINED = Estimate(value=math.nan, low=math.nan, high=math.nan)
-
-
-def number_to_json(value: float | None) -> float | str | None:
-    """JSON has neither nan nor inf: they travel as the strings "nan", "inf" and "-inf"; None stays null."""
-    return value if value is None or math.isfinite(value) else str(float(value))
-
-
-def number_from_json(value: float | str | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def quantile_estimate(

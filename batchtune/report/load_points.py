@@ -11,6 +11,7 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import UNDEFINED
+from batchtune.plain_values import to_plain
 from batchtune.report.limits import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import (
@@ -213,7 +214,7 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
     found = trial_bottleneck(point, scenario)
     return {
         **point.to_dict(),
-        "bottleneck": None if found is None else found.to_dict(),
+        "bottleneck": to_plain(found),
         "spoilt_by": spoilt_by(point),
     }
 

@@ -10,8 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_client, in_words
@@ -62,19 +61,6 @@ class ServerActivity:
     device_parallel: bool | None = None
     gpu_busy_ratio: float | None = None
     gpu_memory_used_bytes: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ServerActivity:
-        """The inverse of `to_dict`, also after a journey through JSON (whose keys are strings)."""
-        fixed = dict(values)
-        fixed["batches_by_rows"] = {int(rows): count for rows, count in values["batches_by_rows"].items()}
-        fixed["execution_s_by_rows"] = {
-            int(rows): mean for rows, mean in values["execution_s_by_rows"].items()
-        }
-        return cls(**fixed)
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from batchtune.batching import DEFAULT_MAX_BATCH_SIZE
 from batchtune.measure.paired import ratio_estimate
 from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain
 from batchtune.tune import policy
 from batchtune.tune.compare import Variant
 from batchtune.tune.trial import Trial
@@ -20,7 +21,6 @@ from batchtune.tune.variant_figures import (
     figure_of,
     figures_of,
     latency_of,
-    plain,
     runs_of,
 )
 
@@ -43,17 +43,6 @@ class Pair:
     latency_ratios: dict[str, Estimate]
     blocks: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "variant": self.variant,
-            "baseline": self.baseline,
-            "metric": self.metric,
-            "outcome": self.outcome,
-            "ratio": plain(self.ratio),
-            "latency_ratios": {name: one.to_dict() for name, one in self.latency_ratios.items()},
-            "blocks": self.blocks,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingAnswer:
@@ -63,14 +52,6 @@ class BatchingAnswer:
     rows_per_request: float | None
     helps: Helps
     pair: Pair
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "protocol": self.protocol,
-            "rows_per_request": self.rows_per_request,
-            "helps": self.helps,
-            "pair": self.pair.to_dict(),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +70,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "variants": [one.to_dict() for one in self.variants],
-            "pairs": [one.to_dict() for one in self.pairs],
-            "batching": [one.to_dict() for one in self.answers],
-            "blocks": self.blocks,
-            "trials": self.trials,
-            "repeats": self.repeats,
-        }
+        plain = fields_to_plain(self)
+        return {"schema_version": SCHEMA_VERSION, "batching": plain.pop("answers"), **plain}
 
 
 def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -33,18 +33,6 @@ class NearBest:
     of: Literal["space", "measured"]
     count: int
     space_size: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "probability": self.probability,
-            "of": self.of,
-            "count": self.count,
-            "space_size": self.space_size,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> NearBest:
-        return cls(**values)
 
 
 def near_best_of_measured(chosen: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> NearBest | None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.paired import detectable_shift, log_ratios, ratio_estimate, spread_about_zero
 from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec import Scenario
 from batchtune.tune.compare import Variant
 from batchtune.tune.comparison import block_pairs
@@ -39,8 +40,8 @@ class Floor:
         return not self.ratio.low <= 1.0 <= self.ratio.high
 
     def to_dict(self) -> dict[str, Any]:
-        smallest = {str(blocks): change for blocks, change in self.smallest.items()}
-        return {"spread": self.spread.to_dict(), "ratio": self.ratio.to_dict(), "smallest_change": smallest}
+        plain = fields_to_plain(self)
+        return {"smallest_change": plain.pop("smallest"), **plain}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +59,8 @@ class NoiseFloor:
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "figures": {name: floor.to_dict() for name, floor in self.floors.items()},
-            "pairs": self.pairs,
-            "runs": self.runs,
-            "noisy": self.noisy,
-            "repeats": self.repeats,
-            "client_limited": self.client_limited,
-            "failure": self.failure,
-            "caveats": [one.to_dict() for one in self.caveats],
-        }
+        plain = fields_to_plain(self)
+        return {"schema_version": SCHEMA_VERSION, "figures": plain.pop("floors"), **plain}
 
 
 def arms_of(scenario: Scenario) -> list[Variant]:

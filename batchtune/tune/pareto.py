@@ -9,6 +9,7 @@ from typing import Any
 
 from batchtune.batching import Configuration
 from batchtune.measure.distributions import Z_95
+from batchtune.plain_values import fields_to_plain, from_plain
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage
 from batchtune.tune import policy
@@ -44,20 +45,11 @@ class Alternative:
         return f"{more} buys {slower}" if throughput < 0 else f"{slower} buys {more}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "configuration": self.configuration.to_dict(),
-            "throughput_rps": self.throughput_rps,
-            "p95_s": self.p95_s,
-            "throughput_ratio": self.throughput_ratio,
-            "p95_ratio": self.p95_ratio,
-            "confirmations": self.confirmations,
-            "trade": self.trade,
-        }
+        return {**fields_to_plain(self), "trade": self.trade}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
-        given = {name: value for name, value in values.items() if name != "trade"}
-        return cls(**{**given, "configuration": Configuration.from_dict(values["configuration"])})
+        return from_plain(cls, values)
 
 
 def alternatives_to(

@@ -12,7 +12,8 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Caveat
 from batchtune.measure.distributions import Z_95
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec import Scenario, SloSpec
 from batchtune.tune import policy
 from batchtune.tune.limits import usual_bottleneck
@@ -33,32 +34,6 @@ class Reference:
     bottleneck: Bottleneck | None = None
     caveats: tuple[Caveat, ...] = field(default=())
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "configuration": self.configuration.to_dict(),
-            "throughput_rps": self.throughput_rps.to_dict(),
-            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
-            "runs": self.runs,
-            "mean_batch_rows": self.mean_batch_rows,
-            "bottleneck": None if self.bottleneck is None else self.bottleneck.to_dict(),
-            "caveats": [one.to_dict() for one in self.caveats],
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reference:
-        limited = values.get("bottleneck")
-        return cls(
-            name=values["name"],
-            configuration=Configuration.from_dict(values["configuration"]),
-            throughput_rps=Estimate.from_dict(values["throughput_rps"]),
-            latency_s={name: Estimate.from_dict(one) for name, one in values["latency_s"].items()},
-            runs=values["runs"],
-            mean_batch_rows=values.get("mean_batch_rows"),
-            bottleneck=None if limited is None else Bottleneck.from_dict(limited),
-            caveats=tuple(Caveat.from_dict(one) for one in values.get("caveats", ())),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
@@ -78,18 +53,11 @@ class Promise:
         return 1.0 - self.upper_bound_s / self.limit_s
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "limit_s": self.limit_s,
-            "value_s": number_to_json(self.value_s),
-            "upper_bound_s": number_to_json(self.upper_bound_s),
-            "spare_ratio": number_to_json(self.spare_ratio),
-        }
+        return {**fields_to_plain(self), "spare_ratio": to_plain(self.spare_ratio)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Promise:
-        names = ("limit_s", "value_s", "upper_bound_s")
-        return cls(name=values["name"], **{name: number_from_json(values[name]) for name in names})
+        return from_plain(cls, values)
 
 
 def promises_of(latency_s: Mapping[str, Estimate], slo: SloSpec) -> tuple[Promise, ...]:

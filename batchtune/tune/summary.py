@@ -8,16 +8,12 @@ beside the ledger, and the recommendation states it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from batchtune.measure.quantiles import number_from_json, number_to_json
-from batchtune.tune.declared import check_declared
+from batchtune.plain_values import fields_to_plain, from_plain
 
 SCHEMA_VERSION = 1
-
-_FORMER = "near_best_probability"
-"""Of an earlier version's file: a probability that does not say of which configuration; left out when it is read."""
 
 Trust = Literal["leads", "shares", "off"]
 
@@ -72,12 +68,7 @@ class SearchSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
-        plain = {
-            each.name: dict(value) if isinstance(value := getattr(self, each.name), Mapping) else value
-            for each in fields(self)
-        }
-        errors = {name: number_to_json(one) for name, one in self.twin_error.items()}
-        return {"schema_version": SCHEMA_VERSION, **plain, "twin_error": errors}
+        return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SearchSummary:
@@ -91,13 +82,9 @@ class SearchSummary:
                 f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
             )
         try:
-            errors = {name: number_from_json(one) for name, one in values.get("twin_error", {}).items()}
-            given = {name: value for name, value in values.items() if name not in ("schema_version", _FORMER)}
-            summary = cls(**{**given, "twin_error": errors})
-            check_declared(summary)
-        except (TypeError, AttributeError) as error:
+            return from_plain(cls, values)
+        except TypeError as error:
             raise ValueError(f"not a summary of a search: {error}") from error
-        return summary
 
 
 @dataclass(slots=True, kw_only=True)

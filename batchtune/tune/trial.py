@@ -10,9 +10,9 @@ from typing import Any, Literal
 from batchtune.batching import Configuration
 from batchtune.load.samples import Samples
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate, number_from_json, number_to_json
+from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain, from_plain
 from batchtune.tune import policy
-from batchtune.tune.declared import check_declared
 
 SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
@@ -56,19 +56,6 @@ class Probe:
     latency_s: dict[str, float]
     error_ratio: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rate_rps": self.rate_rps,
-            "met": self.met,
-            "latency_s": {name: number_to_json(value) for name, value in self.latency_s.items()},
-            "error_ratio": self.error_ratio,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Probe:
-        latency_s = {name: number_from_json(value) for name, value in values["latency_s"].items()}
-        return cls(**{**values, "latency_s": latency_s})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -111,33 +98,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "number": self.number,
-            "source": self.source,
-            "reason": self.reason,
-            "state": self.state,
-            "failure": self.failure,
-            "configuration": self.configuration.to_dict(),
-            "point": self.point,
-            "block": self.block,
-            "seed": self.seed,
-            "rate_rps": self.rate_rps,
-            "concurrency": self.concurrency,
-            "objective": None if self.objective is None else self.objective.to_dict(),
-            "constraints": self.constraints,
-            "feasible": self.feasible,
-            "seconds": self.seconds,
-            "started_utc": self.started_utc,
-            "measurement": None if self.measurement is None else self.measurement.to_dict(),
-            "probes": [probe.to_dict() for probe in self.probes],
-            "asked_rate_rps": self.asked_rate_rps,
-            "asked_concurrency": self.asked_concurrency,
-            "asked_duration_s": self.asked_duration_s,
-            "repeat_of": self.repeat_of,
-            "error_texts": self.error_texts,
-            "elapsed_s": self.elapsed_s,
-        }
+        return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
@@ -150,22 +111,12 @@ class Trial:
             raise ValueError(
                 f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
             )
-        fields = {name: value for name, value in values.items() if name != "schema_version"}
         try:
             # An older ledger has these names in capitals, and those of the errors not.
-            texts = values.get("error_texts", {})
-            fields["error_texts"] = {name.lower(): text for name, text in texts.items()}
-            fields["configuration"] = Configuration.from_dict(values["configuration"])
-            if values["objective"] is not None:
-                fields["objective"] = Estimate.from_dict(values["objective"])
-            if values["measurement"] is not None:
-                fields["measurement"] = Measurement.from_dict(values["measurement"])
-            fields["probes"] = tuple(Probe.from_dict(probe) for probe in values["probes"])
-            trial = cls(**fields)
-            check_declared(trial)
+            texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}
+            return from_plain(cls, {**values, "error_texts": texts})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a trial: {error!r}") from error
-        return trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from batchtune.batching import Configuration
 from batchtune.measure.bottleneck import Bottleneck
@@ -59,26 +59,6 @@ class VariantFigures:
     def disturbed(self) -> bool:
         """Whether the host disturbed every run that counts."""
         return 0 < self.runs == self.noisy
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "protocol": self.protocol,
-            "rows_per_request": self.rows_per_request,
-            "configuration": self.configuration.to_dict(),
-            "runs": self.runs,
-            "noisy": self.noisy,
-            "requests": self.requests,
-            "wall_s": plain(self.wall_s),
-            "throughput_rps": plain(self.throughput_rps),
-            "throughput_rows_per_s": plain(self.throughput_rows_per_s),
-            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
-            "mean_batch_rows": self.mean_batch_rows,
-            "error_ratio": self.error_ratio,
-            "bottleneck": None if self.bottleneck is None else self.bottleneck.to_dict(),
-            "caveats": [one.to_dict() for one in self.caveats],
-            "failure": self.failure,
-        }
 
 
 def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
@@ -167,8 +147,3 @@ def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
     return tuple(
         one for code, one in latest.items() if 2 * seen[code] > len(measured) and code not in HOST_CODES
     )
-
-
-def plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    """For JSON."""
-    return None if estimate is None else estimate.to_dict()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from batchtune.twin.service_time import ServiceTime
 from batchtune.twin.simulate import Batcher, Device
@@ -49,22 +48,6 @@ class Fitted:
         for _ in range(_ROUNDS):
             crowded = alone / crowding(self.crowding_s, crowded)
         return min(crowded, 1.0 / self.front_end_s) if self.front_end_s > 0.0 else crowded
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "service_time": self.service_time.to_dict(),
-            "contention": self.contention,
-            "serial": self.serial,
-            "jitter_ratio": self.jitter_ratio,
-            "delay_s": self.delay_s,
-            "front_end_s": self.front_end_s,
-            "wake_s": self.wake_s,
-            "crowding_s": self.crowding_s,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Fitted:
-        return cls(**{**values, "service_time": ServiceTime.from_dict(values["service_time"])})
 
 
 def crowding(crowding_s: float, rate_rps: float) -> float:

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.measure.quantiles import QUANTILES, Estimate, number_from_json, number_to_json
+from batchtune.measure.quantiles import QUANTILES, Estimate
 from batchtune.measure.slo import Limit
+from batchtune.plain_values import fields_to_plain, from_plain, to_plain
 from batchtune.scenario.units import counted, percentage, rounded
 from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.highest_rate import highest_rates
@@ -54,20 +55,6 @@ class FitError:
     spearman: float
     left_out: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "p95_ratio": number_to_json(self.p95_ratio),
-            "throughput_ratio": number_to_json(self.throughput_ratio),
-            "mape": number_to_json(self.mape),
-            "spearman": number_to_json(self.spearman),
-            "left_out": self.left_out,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> FitError:
-        numbers = {name: number_from_json(value) for name, value in values.items() if name != "left_out"}
-        return cls(**numbers, left_out=values["left_out"])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -97,12 +84,10 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Medians and intervals, safe for JSON."""
+        figures = ("throughput_rps", "mean_batch_rows", "error_ratio", "busy_ratio")
         return {
-            "throughput_rps": self.throughput.to_dict(),
-            "latency_s": {name: self.latency(name).to_dict() for name in self.latency_s},
-            "mean_batch_rows": estimate_of(self.mean_batch_rows).to_dict(),
-            "error_ratio": estimate_of(self.error_ratio).to_dict(),
-            "busy_ratio": estimate_of(self.busy_ratio).to_dict(),
+            **{name: to_plain(estimate_of(getattr(self, name))) for name in figures},
+            "latency_s": {name: to_plain(self.latency(name)) for name in self.latency_s},
             "extrapolated": self.extrapolated,
             "extrapolations": list(self.extrapolations),
         }
@@ -228,16 +213,8 @@ class Twin:
         return self.best_fit.saturation_rps(batcher, traffic)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "best": self.best_fit.to_dict(),
-            "fits": [fit.to_dict() for fit in self.fits],
-            "rows_max": self.rows_max,
-            "threads_max": self.threads_max,
-            "error": self.error.to_dict(),
-            "trust": self.trust,
-            "observations": self.observations,
-        }
+        plain = fields_to_plain(self)
+        return {"schema_version": SCHEMA_VERSION, "best": plain.pop("best_fit"), **plain, "trust": self.trust}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Twin:
@@ -251,14 +228,7 @@ class Twin:
             raise ValueError(
                 f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
             )
-        return cls(
-            best_fit=Fitted.from_dict(values["best"]),
-            fits=tuple(Fitted.from_dict(one) for one in values["fits"]),
-            rows_max=values["rows_max"],
-            threads_max=values["threads_max"],
-            error=FitError.from_dict(values["error"]),
-            observations=values["observations"],
-        )
+        return from_plain(cls, {**values, "best_fit": values["best"]})
 
     def _extrapolations(
         self, batcher: Batcher, traffic: Traffic, played: Summary, replicas: int

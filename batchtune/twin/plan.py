@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import TwinError
-from batchtune.measure.quantiles import Estimate, number_to_json
+from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Limit
+from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.units import rounded_duration
 from batchtune.twin.fitted import Fitted
 from batchtune.twin.highest_rate import highest_rates
@@ -63,24 +64,7 @@ class ReplicaPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
-        return {
-            "rate_rps": self.rate_rps,
-            "limits": [{"name": limit.name, "seconds": limit.seconds} for limit in self.limits],
-            "error_ratio": self.error_ratio,
-            "routing": self.routing,
-            "replicas": self.replicas.to_dict(),
-            "advised": self.advised,
-            "per_replica_rps": self.per_replica_rps.to_dict(),
-            "saturation_rps": self.saturation_rps,
-            "by_saturation_alone": self.by_saturation_alone,
-            "latency_s": {name: one.to_dict() for name, one in self.latency_s.items()},
-            "mean_batch_rows": number_to_json(self.mean_batch_rows),
-            "busy_ratio": number_to_json(self.busy_ratio),
-            "simulated_replicas": self.simulated_replicas,
-            "extrapolated": self.extrapolated,
-            "extrapolations": list(self.extrapolations),
-            "notes": list(self.notes),
-        }
+        return {**fields_to_plain(self), "extrapolated": self.extrapolated}
 
 
 def plan_replicas(

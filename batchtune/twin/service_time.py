@@ -6,9 +6,8 @@ A nondecreasing piecewise line through what was measured, carried on by straight
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +58,6 @@ class ServiceTime:
         """Each knot times its factor, plus a fixed time and one per row, made nondecreasing again."""
         seconds = np.array(self.seconds) * factors + fixed_s + per_row_s * np.array(self.rows)
         return ServiceTime(rows=self.rows, seconds=tuple(np.maximum.accumulate(seconds).tolist()))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"rows": list(self.rows), "seconds": list(self.seconds)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ServiceTime:
-        return cls(rows=tuple(values["rows"]), seconds=tuple(values["seconds"]))
 
     def _slope(self, low: float, high: float) -> float:
         """Mean slope of τ from `low` to `high` rows; one knot alone counts as half fixed, half per row."""

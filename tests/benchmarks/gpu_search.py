@@ -15,6 +15,7 @@ from gpu_served import SCENARIOS, Served, batchtune, row, served
 from batchtune.batching import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.measure.paired import balanced_orders, ratio_estimate
+from batchtune.plain_values import to_plain
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario
 
@@ -98,7 +99,7 @@ def head_to_head(asked: Asked, server: Served, one: Configuration, other: Config
         "one": one.label(),
         "other": other.label(),
         "pairs": pairs,
-        "ratio": None if ratio is None else ratio.to_dict(),
+        "ratio": to_plain(ratio),
     }
 
 

@@ -18,6 +18,7 @@ from batchtune.batching import Configuration
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
+from batchtune.plain_values import to_plain
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario
 from batchtune.target.tfserving import TfServingTarget
@@ -167,7 +168,7 @@ def row(trial: Trial) -> dict[str, Any]:
     measured = trial.measurement
     if measured is None:
         return {"failure": trial.failure, "rows_per_s": None, "p95_ms": None}
-    server = {} if measured.server is None else measured.server.to_dict()
+    server = {} if measured.server is None else to_plain(measured.server)
     told = {name: value for name, value in server.items() if "gpu" in name or name == "device_busy_ratio"}
     return {
         "configuration": trial.configuration.label(),
@@ -178,7 +179,7 @@ def row(trial: Trial) -> dict[str, Any]:
         "p95_ms": measured.latency_s["p95"].value * 1e3,
         "mean_batch_rows": server.get("mean_batch_rows"),
         "errors": measured.errors,
-        "limit": None if limit is None else limit.to_dict(),
+        "limit": to_plain(limit),
         "caveats": [one.code for one in measured.caveats],
         **told,
     }

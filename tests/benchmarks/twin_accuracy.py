@@ -31,6 +31,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.host import HostGuard
 from batchtune.measure.measurement import Measurement
+from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.spec import Scenario
 from batchtune.target.tfserving import launched_target
@@ -294,10 +295,10 @@ def to_json(recorded: dict[str, Any]) -> dict[str, Any]:
     return {
         "calibrated_s": recorded["calibrated_s"],
         "probes": [
-            {"point": plain(point), "measurement": one.to_dict()} for point, one in recorded["probes"]
+            {"point": plain(point), "measurement": to_plain(one)} for point, one in recorded["probes"]
         ],
         "held_out": [
-            {"point": plain(point), "rounds": [one.to_dict() for one in rounds]}
+            {"point": plain(point), "rounds": [to_plain(one) for one in rounds]}
             for point, rounds in recorded["held_out"]
         ],
     }
@@ -316,9 +317,9 @@ def from_json(values: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "calibrated_s": values["calibrated_s"],
-        "probes": [(point(one), Measurement.from_dict(one["measurement"])) for one in values["probes"]],
+        "probes": [(point(one), from_plain(Measurement, one["measurement"])) for one in values["probes"]],
         "held_out": [
-            (point(one), [Measurement.from_dict(each) for each in one["rounds"]])
+            (point(one), [from_plain(Measurement, each) for each in one["rounds"]])
             for one in values["held_out"]
         ],
     }

@@ -1,0 +1,95 @@
+"""How do dataclasses become plain values for JSON, and how are they read again?
+
+A class that says more of itself than its fields, or has a version, has its own `to_dict` and `from_dict`; every other
+one is its fields by name. JSON has neither nan nor inf: they travel as the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from reprlib import repr as shortened
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def to_plain(value: Any) -> Any:
+    """Mappings, lists, strings and numbers that `json.dumps(…, allow_nan=False)` writes."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return fields_to_plain(value) if is_dataclass(value) else value
+
+
+def fields_to_plain(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name."""
+    return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def from_plain(kind: type[T], values: Any, place: str = "") -> T:
+    """The inverse of `fields_to_plain`, also after a journey through JSON, whose keys are strings.
+
+    Keys that are no field are passed over, fields that are absent have their default. A whole number is a float too,
+    and null a float that is not known.
+
+    Raises:
+        TypeError: the first value that is not what its field declares, by its place: `.measurement.requests is 'x'`.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{place or kind.__name__} is {shortened(values)}")
+    hints, given = _hints(kind), {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name in values:
+            given[field.name] = _read(hints[field.name], values[field.name], f"{place}.{field.name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise TypeError(f"{place}.{field.name} is missing")
+    return kind(**given)
+
+
+def _read(declared: Any, value: Any, place: str) -> Any:
+    origin, arguments = get_origin(declared), get_args(declared)
+    if declared is Any or (value is None and NoneType in arguments):
+        return value
+    if origin in (Union, UnionType):
+        (declared,) = (kind for kind in arguments if kind is not NoneType)
+        return _read(declared, value, place)
+    if is_dataclass(declared):
+        own = getattr(declared, "from_dict", None)
+        return from_plain(declared, value, place) if own is None else own(value)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, tuple | list):
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        if len(kinds) == len(value):
+            return tuple(_read(kinds[at], item, f"{place}[{at}]") for at, item in enumerate(value))
+    elif origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {_key(arguments[0], key): _read(arguments[1], value[key], f"{place}.{key}") for key in value}
+    elif origin is Literal and isinstance(value, str | int) and value in arguments:
+        return value
+    elif declared is float and (value is None or value in _NOT_FINITE):
+        return math.nan if value is None else float(value)
+    elif _is_number(value) if declared is float else type(value) is declared:
+        return value
+    raise TypeError(f"{place} is {shortened(value)}")
+
+
+def _key(declared: Any, key: Any) -> Any:
+    return int(key) if declared is int else key
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -273,8 +273,6 @@ class SimulatedServer:
                 rate_rps=rate_rps,
                 requests_per_batch=exact_batch(rate_rps, self.tau_s),
                 batch_rows_max=len(self.tau_s) - 1,
-                mode="confirm" if probe.kind == "confirm" else "search",
-                requests_max=int(rate_rps * probe.duration_s),
             )
         )
         stopped_s = due[-1]

@@ -92,16 +92,13 @@ def test_the_limit_that_is_missed_first_sets_the_capacity() -> None:
 
 
 def test_a_cheap_search_from_a_hint_costs_few_seconds() -> None:
-    cheap = replace(
-        PLAN, idle=False, confirmations=0, probes_max=6, width_ratio=0.1, probe_s=1.0, first_rate_rps=1500.0
-    )
+    cheap = replace(PLAN, probes_max=6, width_ratio=0.1, probe_s=1.0, first_rate_rps=1500.0)
     near = 0
     for seed in range(1, 21):
         found = find_capacity(SimulatedServer(tau_s=TAU_S, limit=P95), replace(cheap, seed=seed))
         near += abs(found.crossing_rps / EXACT_RPS - 1) <= 0.08
         assert len(found.evidence) <= 7
         assert found.seconds <= 12
-        assert not found.confirmed
     assert near >= 18
 
 
@@ -112,11 +109,10 @@ def test_any_knee_is_bracketed_by_rates_that_were_tried(knee: float) -> None:
     assert found.rate_rps.low <= knee <= found.rate_rps.high
     assert found.rate_rps.high <= found.rate_rps.low * 1.11
     assert {found.rate_rps.low, found.rate_rps.high} <= set(tried_rates(found))
-    assert found.confirmed
 
 
 def test_no_rate_is_feasible_when_one_request_alone_is_too_slow() -> None:
-    found = find_capacity(lambda probe: outcome("FAIL", p95_s=0.05), PLAN)
+    found = find_capacity(lambda probe: outcome("FAIL", p95_s=0.05), replace(PLAN, lone_s=0.02))
     assert found.limit == "no feasible rate"
     assert found.rate_rps.value == 0.0
     assert len(found.evidence) == 1
@@ -125,13 +121,6 @@ def test_no_rate_is_feasible_when_one_request_alone_is_too_slow() -> None:
 def test_no_rate_is_feasible_when_all_fail() -> None:
     found = find_capacity(lambda probe: outcome("FAIL", p95_s=0.005), PLAN)
     assert found.limit == "no feasible rate"
-
-
-def test_the_schedules_cap_is_named_when_the_highest_rate_passes() -> None:
-    found = find_capacity(knee_at(5000.0), replace(PLAN, rate_max_rps=900.0))
-    assert found.limit == "schedule cap"
-    assert found.rate_rps.low == 900.0
-    assert math.isinf(found.rate_rps.high)
 
 
 def test_the_client_is_named_when_it_cannot_send_more() -> None:
@@ -178,26 +167,6 @@ def test_spoilt_probes_are_not_repeated_beyond_the_time() -> None:
     spoilt = replace(outcome("NOISY", p95_s=0.005), seconds=20.0)
     found = find_capacity(lambda probe: spoilt if probe.rate_rps else knee_at(800.0)(probe), PLAN)
     assert sum(each.outcome.verdict == "NOISY" for each in found.evidence) <= 4
-
-
-def test_a_low_end_that_fails_its_confirmation_moves_down() -> None:
-    def run_trial(probe: CapacityProbe) -> ProbeOutcome:
-        if probe.kind == "confirm" and probe.rate_rps > 700.0:
-            return outcome("FAIL", p95_s=0.02)
-        return knee_at(720.0)(probe)
-
-    found = find_capacity(run_trial, PLAN)
-    assert found.confirmed
-    assert 640.0 <= found.rate_rps.low <= 700.0
-
-
-def test_a_high_end_that_passes_its_confirmation_moves_up() -> None:
-    def run_trial(probe: CapacityProbe) -> ProbeOutcome:
-        unlucky = probe.kind == "rate" and probe.seed < 1006 and probe.rate_rps and probe.rate_rps > 700.0
-        return outcome("FAIL", p95_s=0.012) if unlucky else knee_at(900.0)(probe)
-
-    found = find_capacity(run_trial, replace(PLAN, probes_max=20))
-    assert found.rate_rps.low > 700.0
 
 
 @settings(deadline=None)

@@ -65,19 +65,16 @@ def test_one_search_leaves_most_of_the_time_to_the_others(budget: str, seconds: 
     assert plan.seconds_max == seconds
 
 
-def test_every_probe_at_a_rate_is_watched_for_batches_and_confirmations_strictly() -> None:
+def test_every_probe_at_a_rate_is_watched_for_batches() -> None:
     limit = Limit(name="p95", quantile=0.95, seconds=0.02)
-    plan = CapacityPlan(limit=limit, concurrency=64, confirm_s=1.0, batch_requests_max=16)
+    plan = CapacityPlan(limit=limit, concurrency=64, lone_s=0.03, batch_requests_max=16)
     sent, found = searched(plan)
     watches = [load.should_stop for load in sent]
     kinds = [each.probe.kind for each in found.capacity.evidence]
-    assert {"idle", "burst", "rate", "confirm"} == set(kinds)
+    assert {"idle", "burst", "rate"} == set(kinds)
     for kind, watch in zip(kinds, watches, strict=True):
         assert (watch is None) == (kind in {"idle", "burst"})
-    plans = {kind: watch.plan for kind, watch in zip(kinds, watches, strict=True) if watch is not None}
-    assert plans["rate"].mode == "search"
-    assert plans["confirm"].mode == "confirm"
-    assert plans["confirm"].batch_rows_max == 16
+    assert {watch.plan.batch_rows_max for watch in watches if watch is not None} == {16}
     first, *later = [watch.plan.requests_per_batch for watch in watches if watch is not None]
     assert first == 8.0
     assert all(1.0 < held <= 16.0 for held in later)

@@ -20,13 +20,12 @@ from batchtune.measure.probes import (
     ProbeOutcome,
 )
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.slo import Decision, Limit, strict_decision
+from batchtune.measure.slo import Decision, Limit
 
 FIRST_SHARE: Final = 0.7
 STEP_UP: Final = 1.2
 STEPS_DOWN: Final = (0.7, 0.5)
 MOST_REPEATS: Final = 2
-MOST_CONFIRMATIONS: Final = 3
 FEWEST_REQUESTS: Final = 60
 """Requests of a probe, at least: of fewer, p95 is the slowest two or three."""
 
@@ -38,29 +37,24 @@ SPOILT: Final = frozenset({"INVALID", "NOISY"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
-    """How to search. The defaults find a capacity within 5 % in 8 to 14 trials.
+    """How to search. The defaults find a capacity within 5 % in 6 to 10 trials.
 
     `concurrency` of the first burst: 4 × `batch_requests_max` (requests of a full batch) × batch threads.
     `lone_s` is the latency of a lone request, NaN unknown: above the limit it is measured again first, and no rate is
     tried where it still is. A rate is tried for `probe_s`, or longer where that would be fewer requests than
     FEWEST_REQUESTS, up to `probe_max_s`.
-    `first_rate_rps` replaces the burst: the bracket starts there. Cheap, for racing many configurations: no idle
-    probe, a first rate from the incumbent, `confirmations` 0, `probes_max` 5, `width_ratio` 0.1. No round of
-    confirmations begins after three quarters of `seconds_max`.
+    `first_rate_rps` replaces the burst: the bracket starts there. Cheap, for racing many configurations: a first rate
+    from the incumbent, `probes_max` 5, `width_ratio` 0.1.
     """
 
     limit: Limit
     concurrency: int
     first_rate_rps: float | None = None
-    rate_max_rps: float = math.inf
     width_ratio: float = 0.05
-    idle: bool = True
     burst_s: float = 1.5
     probe_s: float = 2.0
     probe_max_s: float = 15.0
     lone_s: float = math.nan
-    confirm_s: float = 3.0
-    confirmations: int = 3
     probes_max: int = 12
     seconds_max: float = 45.0
     seed: int = 1
@@ -85,15 +79,13 @@ Asking = Generator[CapacityProbe, ProbeOutcome, Any]
 def capacity_search(plan: CapacityPlan) -> Generator[CapacityProbe, ProbeOutcome, Capacity]:
     """The search as a coroutine: yields probes, is sent their outcomes, returns the capacity."""
     search = _Search(plan)
-    if (plan.idle or plan.lone_s > plan.limit.seconds) and not (yield from search.idle_meets_limit()):
+    if plan.lone_s > plan.limit.seconds and not (yield from search.idle_meets_limit()):
         return search.result("no feasible rate")
     if plan.first_rate_rps is None:
         yield from search.saturate()
     yield from search.bracket()
     yield from search.refine()
     yield from search.fail_above()
-    if plan.confirmations:
-        yield from search.confirm()
     return search.result()
 
 
@@ -107,7 +99,6 @@ class _Search:
     high: float = math.inf
     high_is: CapacityLimit = "slo"
     saturation_rps: float = math.nan
-    confirmed: bool = False
 
     def result(self, limit: CapacityLimit | None = None) -> Capacity:
         if limit is None:
@@ -115,13 +106,12 @@ class _Search:
             if self.low <= 0.0:
                 limit = "no feasible rate"
             elif math.isinf(self.high):
-                limit = "schedule cap" if self.low >= self.plan.rate_max_rps else "probe budget"
+                limit = "probe budget"
         failed = self.failed_above(self.low)
         high = min(failed) if limit == "slo" and failed else self.high
         return Capacity(
             rate_rps=Estimate(value=self.low, low=self.low, high=high),
             limit=limit,
-            confirmed=self.confirmed,
             crossing_rps=self.crossing(self.low, high),
             saturation_rps=self.saturation_rps,
             evidence=tuple(self.evidence),
@@ -145,7 +135,7 @@ class _Search:
 
     def bracket(self) -> Asking:
         """Down from the first rate until one holds, or up until one does not."""
-        rate = min(self.plan.first_rate_rps or FIRST_SHARE * self.saturation_rps, self.plan.rate_max_rps)
+        rate = self.plan.first_rate_rps or FIRST_SHARE * self.saturation_rps
         least, failures = LEAST_SHARE * rate, 0
         while self.probes_left and rate > least:
             yield from self.try_rate(rate)
@@ -153,11 +143,8 @@ class _Search:
                 break
             rate *= STEPS_DOWN[min(failures, len(STEPS_DOWN) - 1)]
             failures += 1
-        yield from self.climb(STEP_UP)
-
-    def climb(self, step: float) -> Asking:
-        while 0.0 < self.low < self.plan.rate_max_rps and math.isinf(self.high) and self.probes_left:
-            yield from self.try_rate(min(self.low * step, self.plan.rate_max_rps))
+        while self.low > 0.0 and math.isinf(self.high) and self.probes_left:
+            yield from self.try_rate(self.low * STEP_UP)
 
     def refine(self) -> Asking:
         while self.low > 0.0 and math.isfinite(self.high) and self.probes_left:
@@ -173,53 +160,6 @@ class _Search:
                 return
             rate *= 1.0 + 2.0 * self.plan.width_ratio
             yield from self.ask("rate", duration_s=self.probe_s(rate), rate_rps=rate)
-
-    def confirm(self) -> Asking:
-        """Strict trials with fresh seeds: a rate that does not hold moves down, a high end that does moves up."""
-        for number in range(MOST_CONFIRMATIONS):
-            if self.low <= 0.0 or self.spent_s > 0.75 * self.plan.seconds_max:
-                break
-            if number == 0 and math.isfinite(self.high):
-                self.low = min(self.low, self.likely_rps)
-            tried = self.low
-            held = yield from self.confirm_low(control=number == 0)
-            if held == "PASS":
-                self.confirmed = True
-                return
-            if self.low > tried:
-                yield from self.climb(1.0 + self.plan.width_ratio)
-                continue
-            if held == "FAIL":
-                self.high, self.high_is = tried, "slo"
-            self.low = tried / (1.0 + self.plan.width_ratio)
-        if math.isfinite(self.high):
-            self.low = max(self.low, self.likely_rps)
-        kept = [rate for rate, outcome in self.rated() if self.decide(outcome) == "PASS" and rate < self.high]
-        self.low = max((rate for rate in kept if rate <= self.low), default=min(kept, default=0.0))
-
-    def confirm_low(self, *, control: bool) -> Generator[CapacityProbe, ProbeOutcome, Decision]:
-        """Two strict PASSes without a FAIL, or few enough misses in all.
-
-        `control`: after a first PASS the high end is put to the test too; if it holds, it becomes the low end.
-        """
-        passes, requests, misses, effect = 0, 0, 0, 1.0
-        allowed = self.plan.limit.allowed_miss_ratio
-        for number in range(self.plan.confirmations):
-            outcome = yield from self.ask("confirm", duration_s=self.plan.confirm_s, rate_rps=self.low)
-            passes += outcome.verdict == "PASS"
-            requests, misses = requests + outcome.requests, misses + outcome.misses
-            effect = max(effect, outcome.design_effect)
-            if outcome.verdict == "FAIL" or (number > 0 and misses > allowed * requests):
-                return "FAIL" if outcome.verdict == "FAIL" else "UNSURE"
-            if passes >= min(2, self.plan.confirmations):
-                return "PASS"
-            if number == 0 and passes and control and math.isfinite(self.high) and self.high_is == "slo":
-                above = yield from self.ask("confirm", duration_s=self.plan.confirm_s, rate_rps=self.high)
-                if above.verdict == "PASS":
-                    self.low, self.high = self.high, math.inf
-                    return "UNSURE"
-        pooled = strict_decision(requests, misses, allowed, design_effect=effect)
-        return "PASS" if pooled == "UNSURE" and misses <= allowed * requests else pooled
 
     def try_rate(self, rate_rps: float) -> Asking:
         outcome = yield from self.ask("rate", duration_s=self.probe_s(rate_rps), rate_rps=rate_rps)
@@ -293,11 +233,6 @@ class _Search:
     @property
     def time_left(self) -> bool:
         return self.spent_s < self.plan.seconds_max
-
-    @property
-    def likely_rps(self) -> float:
-        """A rate that should hold: half a width below where all probes together put the crossing."""
-        return self.crossing(self.low * 0.8, self.high) / (1.0 + 0.5 * self.plan.width_ratio)
 
     def crossing(self, low: float, high: float, *, keep_off: float = 0.0) -> float:
         """Where ln(quantile / limit), made increasing, crosses 0; `keep_off` of the log bracket from either end."""

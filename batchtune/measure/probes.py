@@ -11,8 +11,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Decision, Limit, Verdict
 
-ProbeKind = Literal["idle", "burst", "rate", "confirm"]
-CapacityLimit = Literal["slo", "client", "schedule cap", "probe budget", "no feasible rate"]
+ProbeKind = Literal["idle", "burst", "rate"]
+CapacityLimit = Literal["slo", "client", "probe budget", "no feasible rate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class CapacityProbe:
     """One trial that the search asks for.
 
     idle: `concurrency` 1, serial requests; burst: a closed loop of `concurrency`; rate: open loop at `rate_rps`,
-    judged by SPRT; confirm: the same, judged strictly. `duration_s` leaves the warm-up out.
+    judged by SPRT. `duration_s` leaves the warm-up out.
     """
 
     kind: ProbeKind
@@ -59,16 +59,15 @@ class Evidence:
 class Capacity:
     """The highest rate that kept the SLO (`rate_rps`: value = low) and the lowest above it that did not (high).
 
-    `limit` names what is above: the SLO, the client, the schedule's cap, or the budget of probes; high is inf when
+    `limit` names what is above: the SLO, the client, or the budget of probes; high is inf when
     nothing above was tried, and all are 0 without a feasible rate. `crossing_rps`, between low and high, is where the
     watched quantile is expected to cross its limit: promise `low`, compare configurations by `crossing_rps`.
-    `confirmed`: strict trials with fresh seeds agree on low. `saturation_rps` comes from the burst, nan without one.
+    `saturation_rps` comes from the burst, nan without one.
     """
 
     rate_rps: Estimate
     limit: CapacityLimit
     crossing_rps: float
-    confirmed: bool
     saturation_rps: float
     evidence: tuple[Evidence, ...]
 

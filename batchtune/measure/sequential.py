@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.distributions import Z_95, t_quantile
-from batchtune.measure.slo import ALPHA, Decision, Limit, strict_decision
+from batchtune.measure.slo import ALPHA, Decision, Limit
 from batchtune.scenario.units import rounded
 
 GOOD_SHARE: Final = 0.7
@@ -23,8 +23,6 @@ BAD_SHARE: Final = 1.4
 """The indifference zone: between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95)."""
 
 SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
-FIRST_LOOK: Final = 60
-LOOK_GROWTH: Final = 1.6
 LOOKS_FOR_EFFECT: Final = 6
 MOST_SPELLS: Final = 40
 
@@ -33,10 +31,9 @@ MOST_SPELLS: Final = 40
 class WatchPlan:
     """What is watched. `requests_per_batch` bounds how far requests stand or fall together until the run shows it.
 
-    `rate_rps` None: a closed loop, whose backlog says nothing. `search` decides by SPRT with an indifference zone,
-    `confirm` by the strict binomial at looks of 60·1.6^k requests up to `requests_max`. `batch_rows_max` 1, no
-    batching: nothing tells beforehand how long slow spells last, so until the run shows it, after `LOOKS_FOR_EFFECT`
-    looks, only a majority of misses counts.
+    `rate_rps` None: a closed loop, whose backlog says nothing. `batch_rows_max` 1, no batching: nothing tells
+    beforehand how long slow spells last, so until the run shows it, after `LOOKS_FOR_EFFECT` looks, only a majority of
+    misses counts.
     """
 
     limit: Limit
@@ -45,8 +42,6 @@ class WatchPlan:
     rate_rps: float | None
     requests_per_batch: float = 1.0
     batch_rows_max: int = 1
-    mode: Literal["search", "confirm"] = "search"
-    requests_max: int = 100_000
 
 
 class _Spells:
@@ -100,7 +95,6 @@ class SloWatch:
     _spells: _Spells = field(default_factory=_Spells)
     _backlog_since_s: float | None = None
     _in_flight: deque[tuple[float, int]] = field(default_factory=deque)
-    _next_look: int = 0
 
     def __call__(self, live: LiveAggregate) -> bool:
         if self.decision != "UNSURE":
@@ -139,22 +133,10 @@ class SloWatch:
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
         unsettled = self.plan.limit.seconds / max(self._elapsed_s(live), 1e-9)
         settled = self.requests * max(0.0, 1.0 - unsettled) if self._may_pass(live) else 0.0
-        if self.plan.mode == "search":
-            if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
-                return "PASS", told
-            if likelihood_ratio(self.requests, self.misses, allowed) >= SURE * self.design_effect:
-                return "FAIL", told
-            return None
-        if self.requests < FIRST_LOOK * LOOK_GROWTH**self._next_look:
-            return None
-        looks = looks_until(self.plan.requests_max)
-        while self.requests >= FIRST_LOOK * LOOK_GROWTH**self._next_look:
-            self._next_look += 1
-        effect = self.design_effect
-        passed = strict_decision(settled, self.misses, allowed, design_effect=effect, looks=looks)
-        failed = strict_decision(self.requests, self.misses, allowed, design_effect=effect, looks=looks)
-        if passed == "PASS" or failed == "FAIL":
-            return ("PASS" if passed == "PASS" else "FAIL"), told
+        if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
+            return "PASS", told
+        if likelihood_ratio(self.requests, self.misses, allowed) >= SURE * self.design_effect:
+            return "FAIL", told
         return None
 
     def _too_many_errors(self, live: LiveAggregate) -> tuple[Decision, str] | None:
@@ -217,13 +199,6 @@ def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) 
     good, bad = GOOD_SHARE * allowed_miss_ratio, BAD_SHARE * allowed_miss_ratio
     hits = max(requests - misses, 0.0)
     return misses * math.log(bad / good) + hits * math.log((1.0 - bad) / (1.0 - good))
-
-
-def looks_until(requests_max: int) -> int:
-    """How many looks, at 60·1.6^k requests, a run of `requests_max` allows; at least 1."""
-    if requests_max < FIRST_LOOK:
-        return 1
-    return 1 + int(math.log(requests_max / FIRST_LOOK) / math.log(LOOK_GROWTH))
 
 
 def _missed(live: LiveAggregate) -> int:

@@ -66,21 +66,18 @@ def strict_decision(
     allowed_miss_ratio: float,
     *,
     design_effect: float = 1.0,
-    looks: int = 1,
-    alpha: float = ALPHA,
 ) -> Decision:
-    """Binomial test, both sides at alpha / looks: is the true miss ratio below, or above, the allowed one?
+    """Binomial test, both sides at ALPHA: is the true miss ratio below, or above, the allowed one?
 
     Both counts are divided by the design effect and rounded against the verdict (measurement.md 2.4).
     """
-    alpha_each = alpha / looks
     effective, missed = requests / design_effect, misses / design_effect
-    if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= alpha_each:
+    if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= ALPHA:
         return "PASS"
     at_least = 1.0 - binomial_cdf(
         math.floor(missed + 1e-9) - 1, math.ceil(effective - 1e-9), allowed_miss_ratio
     )
-    return "FAIL" if at_least <= alpha_each else "UNSURE"
+    return "FAIL" if at_least <= ALPHA else "UNSURE"
 
 
 def times_longer(

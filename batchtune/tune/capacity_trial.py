@@ -63,12 +63,10 @@ def capacity_plan(
         concurrency=clients,
         first_rate_rps=hint_rps,
         width_ratio=0.1 if quick else 0.05,
-        idle=False,
         lone_s=pace.lone_s,
         probe_s=min(duration_s, 2.0),
         probe_max_s=max(policy.CAPACITY_PROBE_MAX_S, burst.duration_s),
         burst_s=burst.duration_s,
-        confirmations=0,
         probes_max=5 if quick else 8,
         seconds_max=max(seconds_max, policy.CAPACITY_SEARCH_RUNS * burst.run_s),
         seed=seed,
@@ -182,8 +180,6 @@ def _watch(
             rate_rps=probe.rate_rps,
             requests_per_batch=requests_per_batch,
             batch_rows_max=plan.batch_requests_max,
-            mode="confirm" if probe.kind == "confirm" else "search",
-            requests_max=max(1, round(probe.rate_rps * probe.duration_s)),
         )
     )
 

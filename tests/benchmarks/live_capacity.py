@@ -92,7 +92,7 @@ def _tell(seed: int, found: Capacity, exact_rps: float, seconds: float) -> None:
     )
     print(
         f"{seed:3d} crossing {crossing:+.3f} promised {promised:+.3f} [{found.rate_rps.low:.0f}, {found.rate_rps.high:.0f}] "
-        f"{'confirmed' if found.confirmed else found.limit}, {len(found.evidence)} trials, {seconds:.0f} s | {probes}",
+        f"{found.limit}, {len(found.evidence)} trials, {seconds:.0f} s | {probes}",
         flush=True,
     )
 

@@ -171,34 +171,31 @@ def verdicts() -> None:
     print(
         "\nverdicts: share of streams by outcome, median requests; edges of the indifference zone 3.5 and 7 %"
     )
-    print(f"{'mode':>8} {'load':>5} {'misses':>7} {'PASS':>6} {'FAIL':>6} {'UNSURE':>6} {'requests':>9}")
+    print(f"{'load':>5} {'misses':>7} {'PASS':>6} {'FAIL':>6} {'UNSURE':>6} {'requests':>9}")
     clear: list[int] = []
-    for mode in ("search", "confirm"):
-        for load in (0.1, 0.2, 0.3, 0.6):
-            rate_rps = load * SATURATION_RPS
-            law = exact_latency(rate_rps, TAU_S, steps=32)
-            for misses in (0.01, 0.035, 0.05, 0.07, 0.2, 0.5):
-                limit = Limit(name="p95", quantile=0.95, seconds=law.quantile(1 - misses))
-                due_s, latency_s = batch_streams(rate_rps, TAU_S, streams=VERDICTS, requests=6000, seed=5)
-                found, cost = {"PASS": 0, "FAIL": 0, "UNSURE": 0}, []
-                for due, latency in zip(due_s, latency_s, strict=True):
-                    plan = WatchPlan(
-                        limit=limit,
-                        error_ratio=0.01,
-                        warm_up_s=0.5,
-                        rate_rps=rate_rps,
-                        requests_per_batch=exact_batch(rate_rps, TAU_S),
-                        batch_rows_max=16,
-                        mode=mode,
-                        requests_max=6000,
-                    )
-                    watch = SloWatch(plan)
-                    any(watch(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.05))
-                    found[watch.decision] += 1
-                    cost.append(watch.requests)
-                clear += cost if mode == "search" and misses in CLEAR else []
-                shares = " ".join(f"{count / VERDICTS:6.3f}" for count in found.values())
-                print(f"{mode:>8} {load:5.1f} {misses:7.3f} {shares} {np.median(cost):9.0f}")
+    for load in (0.1, 0.2, 0.3, 0.6):
+        rate_rps = load * SATURATION_RPS
+        law = exact_latency(rate_rps, TAU_S, steps=32)
+        for misses in (0.01, 0.035, 0.05, 0.07, 0.2, 0.5):
+            limit = Limit(name="p95", quantile=0.95, seconds=law.quantile(1 - misses))
+            due_s, latency_s = batch_streams(rate_rps, TAU_S, streams=VERDICTS, requests=6000, seed=5)
+            found, cost = {"PASS": 0, "FAIL": 0, "UNSURE": 0}, []
+            for due, latency in zip(due_s, latency_s, strict=True):
+                plan = WatchPlan(
+                    limit=limit,
+                    error_ratio=0.01,
+                    warm_up_s=0.5,
+                    rate_rps=rate_rps,
+                    requests_per_batch=exact_batch(rate_rps, TAU_S),
+                    batch_rows_max=16,
+                )
+                watch = SloWatch(plan)
+                any(watch(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.05))
+                found[watch.decision] += 1
+                cost.append(watch.requests)
+            clear += cost if misses in CLEAR else []
+            shares = " ".join(f"{count / VERDICTS:6.3f}" for count in found.values())
+            print(f"{load:5.1f} {misses:7.3f} {shares} {np.median(cost):9.0f}")
     print(
         f"median cost of a clear verdict of a search (1, 20 and 50 % misses, all loads): {np.median(clear):.0f}"
     )
@@ -224,8 +221,6 @@ def capacities() -> None:
                         limit=limit,
                         concurrency=4 * (len(tau_s) - 1),
                         seed=seed,
-                        idle=False,
-                        confirmations=0,
                         probes_max=6,
                         width_ratio=0.1,
                         probe_s=1.0,

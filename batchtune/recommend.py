@@ -54,8 +54,6 @@ from batchtune.tune.space import in_force
 from batchtune.tune.summary import SearchSummary
 from batchtune.tune.trial import NO_CANDIDATES, Trial
 
-__all__ = ["Alternative", "Helps", "Promise", "Recommendation", "Reference", "recommend"]
-
 TIMEOUT: Final = "batch_timeout_micros"
 
 SCHEMA_VERSION = 2

@@ -15,8 +15,8 @@ from batchtune.server.json_answers import error_answer
 from batchtune.server.json_examples import parse_examples
 from batchtune.server.json_floats import FloatRows
 from batchtune.server.json_tensors import parse_predict
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 CORPUS = [
     b'{"instances": [[1.0, 2.5, -3e5], [4, 5, 6]]}',

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from batchtune.server.grpc_api import GrpcApi, GrpcOptions, make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.rest_api import RestApi, RestOptions, make_app
-from batchtune.server.rest_server import RestLimits, RestServer, serve_rest
+from batchtune.server.rest_parser import RestLimits
+from batchtune.server.rest_server import RestServer, serve_rest
 from batchtune.server.version_book import VersionStatus
 from batchtune.wire.grpc_server_connection import GrpcServerConnection
 from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec, signature_to_def
+from batchtune.wire.tensors import signature_to_def
 
 Run = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 

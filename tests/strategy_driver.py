@@ -9,12 +9,13 @@ from typing import Any
 from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
 
 from batchtune.scenario.spec import Scenario
+from batchtune.tune.ask import Ask
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.memory import memory_ceiling_rows
 from batchtune.tune.pace import Pace, pace_of
 from batchtune.tune.references import reference_points
 from batchtune.tune.space import Space
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 from batchtune.tune.trial import Trial
 
 

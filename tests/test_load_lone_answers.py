@@ -19,7 +19,8 @@ from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.request_spec import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.protos import PredictRequest, PredictResponse
-from batchtune.wire.tensors import Signature, TensorSpec, tensor_from_proto, tensor_to_proto
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.tensors import tensor_from_proto, tensor_to_proto
 
 SIGNATURE = Signature(
     name="serving_default",

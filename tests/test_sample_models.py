@@ -17,7 +17,7 @@ from batchtune.sample_models import MODELS, cache_path, framework_for
 from batchtune.server.loaded_model import BackendOptions
 from batchtune.server.registry import load_model
 from batchtune.target.tfserving import resolve_model
-from batchtune.wire.tensors import TensorSpec
+from batchtune.wire.signature import TensorSpec
 
 torch = pytest.importorskip("torch")
 

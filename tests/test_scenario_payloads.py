@@ -21,7 +21,8 @@ from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.recordings import masked_crc32c, read_tfrecords
 from batchtune.scenario.request_spec import RequestSpec
 from batchtune.wire.protos import PredictionLog, PredictRequest
-from batchtune.wire.tensors import Signature, TensorSpec, encode_predict_request, tensor_from_proto
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.tensors import encode_predict_request, tensor_from_proto
 
 PREDICT = "tensorflow/serving/predict"
 TOKENS = Signature(

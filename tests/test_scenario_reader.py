@@ -20,7 +20,8 @@ from batchtune.scenario.reader import (
     read_scenario,
     read_variants,
 )
-from batchtune.scenario.spec import ListSpace, RangeSpace, Scenario
+from batchtune.scenario.search_spec import ListSpace, RangeSpace
+from batchtune.scenario.spec import Scenario
 from batchtune.scenario.specbase import require_cpus
 from batchtune.scenario.yaml_document import parse_override
 

@@ -11,19 +11,16 @@ import pytest
 from manual_clock import ManualClock
 from numpy.typing import NDArray
 
-from batchtune.server.batching_session import (
-    BatchingSession,
-    BatchRecord,
-    Completion,
-    HandlerThreads,
-    UnbatchedSession,
-)
+from batchtune.server.batch_record import BatchRecord
+from batchtune.server.batching_session import BatchingSession
 from batchtune.server.metrics import Metrics
 from batchtune.server.queue_options import QueueOptions
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduler import SharedBatchScheduler
+from batchtune.server.session_request import Completion
+from batchtune.server.unbatched_session import HandlerThreads, UnbatchedSession
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
 

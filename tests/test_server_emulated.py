@@ -19,8 +19,8 @@ from batchtune.server.emulated_backend import (
 from batchtune.server.loaded_model import BackendOptions
 from batchtune.server.precise_sleep import sleep_until
 from batchtune.server.registry import load_model
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 IO = "inputs: {x: {dtype: float32, shape: [4]}}\noutputs: {y: {dtype: float32, shape: [3]}}\n"
 Y = (TensorSpec(name="y", dtype="float32", shape=(None, 3)),)

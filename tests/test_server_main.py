@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from server_process import ServerProcess, free_ports, run_to_end, write_emulated
 
-from batchtune.wire.grpc import GrpcClientConnection, prepare_call
+from batchtune.wire.grpc import GrpcClientConnection
+from batchtune.wire.grpc_calls import prepare_call
 from batchtune.wire.protos import (
     GetModelStatusRequest,
     ModelVersionStatus,

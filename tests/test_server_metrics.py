@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.server.batching_session import BatchRecord
+from batchtune.server.batch_record import BatchRecord
 from batchtune.server.histogram import Histogram, mangle, render_histograms, render_values
 from batchtune.server.metrics import Metrics
 

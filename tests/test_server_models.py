@@ -19,8 +19,9 @@ from batchtune.server.loaded_model import BackendOptions, LoadedModel
 from batchtune.server.registry import load_model
 from batchtune.server.warmup import WARMUP_FILE, warm_up
 from batchtune.wire.protos import PredictionLog, SignatureDefMap
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec, tensor_to_proto
+from batchtune.wire.tensors import tensor_to_proto
 
 CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
 EMULATED = """

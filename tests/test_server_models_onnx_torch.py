@@ -16,8 +16,8 @@ import pytest
 from batchtune.server import onnx_backend
 from batchtune.server.loaded_model import BackendOptions, LoadedModel
 from batchtune.server.registry import load_model
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 CPU = BackendOptions(device="cpu", intra_op_threads=1)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

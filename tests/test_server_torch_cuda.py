@@ -29,8 +29,8 @@ from batchtune.server.torch_cuda import CudaDevice
 from batchtune.server.torch_device import HostDevice
 from batchtune.server.torch_module import Forward
 from batchtune.server.warmup import expected_sizes
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -25,8 +25,8 @@ from batchtune.server.sessions import BatchingSettings
 from batchtune.server.startup import own_batching_parameters
 from batchtune.server.tuning import BatchingControl
 from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 Outputs = dict[str, NDArray[Any]]
 

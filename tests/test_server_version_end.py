@@ -26,8 +26,8 @@ from batchtune.server.torch_device import HostDevice
 from batchtune.server.torch_lanes import Lanes
 from batchtune.server.tuning import BatchingControl
 from batchtune.server.unbatched_session import HandlerThreads, UnbatchedSession
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 Outputs = dict[str, NDArray[Any]]
 X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")

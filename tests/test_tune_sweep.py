@@ -10,10 +10,10 @@ from tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_
 
 from batchtune.errors import NoFeasibleConfigurationError, TargetError
 from batchtune.recommend import recommend
+from batchtune.tune.ask import Ask
 from batchtune.tune.ledger import Ledger
 from batchtune.tune.pool import pool
 from batchtune.tune.progress import SweepProgress, Watcher
-from batchtune.tune.strategy import Ask
 from batchtune.tune.sweep import run_sweep, sweep
 from batchtune.tune.trial import FinishedTrial, Trial
 

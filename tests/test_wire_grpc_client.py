@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_peers import ClientUnderTest, H2Server, frames_of, grpc_message, raw_frame
 
-from batchtune.wire.grpc import NOT_PROCESSED, prepare_call
+from batchtune.wire.grpc import NOT_PROCESSED
+from batchtune.wire.grpc_calls import prepare_call
 from batchtune.wire.http2_frames import PREFACE
 from batchtune.wire.status import GRPC_CODES
 

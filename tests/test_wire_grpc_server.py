@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_peers import REQUEST_HEADERS, H2Client, ServerUnderTest, frames_of, grpc_message, raw_frame
 
+from batchtune.wire.grpc_call import GrpcStream
 from batchtune.wire.grpc_requests import known_heads
-from batchtune.wire.grpc_server import GrpcStream, ServerLimits
 from batchtune.wire.hpack_blocks import encode_block
 from batchtune.wire.http2_frames import PREFACE
+from batchtune.wire.server_limits import ServerLimits
 from batchtune.wire.status import StatusError
 
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)

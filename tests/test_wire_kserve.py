@@ -25,7 +25,7 @@ from batchtune.wire.kserve import (
 from batchtune.wire.kserve_messages import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
 from batchtune.wire.kserve_metadata import signature_from_metadata, signature_from_response
 from batchtune.wire.kserve_tensors import datatype_of, numpy_name
-from batchtune.wire.tensors import TensorSpec
+from batchtune.wire.signature import TensorSpec
 
 Array = np.ndarray[Any, Any]
 

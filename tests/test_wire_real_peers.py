@@ -18,8 +18,10 @@ import grpc.aio
 import pytest
 import uvloop
 
-from batchtune.wire.grpc import GrpcClientConnection, prepare_call
-from batchtune.wire.grpc_server import GrpcCall, GrpcServer, GrpcStream, serve
+from batchtune.wire.grpc import GrpcClientConnection
+from batchtune.wire.grpc_call import GrpcCall, GrpcStream
+from batchtune.wire.grpc_calls import prepare_call
+from batchtune.wire.grpc_server import GrpcServer, serve
 from batchtune.wire.status import GRPC_CODES
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -20,13 +20,11 @@ from batchtune.wire.protos import (
     SignatureDef,
     TensorProto,
 )
+from batchtune.wire.rest_tensors import decode_predict_json, encode_predict_json
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tensors import (
     MAX_TENSOR_BYTES,
-    Signature,
-    TensorSpec,
-    decode_predict_json,
     decode_predict_response,
-    encode_predict_json,
     encode_predict_request,
     signature_from_def,
     signature_to_def,

@@ -28,7 +28,7 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, ServerActivity
 from batchtune.target.tfserving import ApplyRecord
 from batchtune.tune.trial import Trial
-from batchtune.wire.tensors import Signature, TensorSpec
+from batchtune.wire.signature import Signature, TensorSpec
 
 SIGNATURE = Signature(
     name="serving_default",

@@ -14,8 +14,10 @@ import h2.errors
 import h2.events
 import h2.settings
 
-from batchtune.wire.grpc import GrpcClientConnection, prepare_call
-from batchtune.wire.grpc_server import GrpcCall, GrpcServerConnection
+from batchtune.wire.grpc import GrpcClientConnection
+from batchtune.wire.grpc_call import GrpcCall
+from batchtune.wire.grpc_calls import prepare_call
+from batchtune.wire.grpc_server_connection import GrpcServerConnection
 
 
 def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:

@@ -17,9 +17,9 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.host import HostGuard
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.live import live_line, sweep_view
+from batchtune.scenario.load_spec import LoadSpec
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
-from batchtune.scenario.spec import LoadSpec
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 from batchtune.tune.bench import Bench

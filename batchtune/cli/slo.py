@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import QUANTILES
-from batchtune.scenario.reader import parse_duration_s, parse_ratio
 from batchtune.scenario.spec import SloSpec
+from batchtune.scenario.units import parse_duration_s, parse_ratio
 
 ERRORS = "errors"
 

@@ -18,7 +18,7 @@ from batchtune.wire.kserve import JSON_LENGTH_HEADER, json_length
 from batchtune.wire.kserve_messages import INFER_PATH
 
 if TYPE_CHECKING:
-    from batchtune.wire.grpc import PreparedCall
+    from batchtune.wire.grpc_calls import PreparedCall
 
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 
@@ -103,7 +103,7 @@ def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
 
 def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCall]:
     """Each request of the set as a prepared call."""
-    from batchtune.wire.grpc import prepare_call
+    from batchtune.wire.grpc_calls import prepare_call
 
     return [
         prepare_call(

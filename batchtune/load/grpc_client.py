@@ -16,7 +16,8 @@ from batchtune.load.recorder import Recorder
 from batchtune.load.samples import Status
 from batchtune.load.source import Source
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire.grpc import NOT_PROCESSED, GrpcClientConnection, PreparedCall
+from batchtune.wire.grpc import NOT_PROCESSED, GrpcClientConnection
+from batchtune.wire.grpc_calls import PreparedCall
 from batchtune.wire.status import GRPC_CODES
 
 CONNECTIONS_MAX: Final = 64

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.batching import Configuration, to_dict
 from batchtune.measure.quantiles import Estimate
-from batchtune.recommend import Promise, Recommendation, Reference
+from batchtune.recommend import Recommendation
 from batchtune.report.limits import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
@@ -19,6 +19,7 @@ from batchtune.scenario.specbase import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded_duration
 from batchtune.tune.confidence import NearBest
 from batchtune.tune.pareto import Alternative
+from batchtune.tune.prediction import Promise, Reference
 from batchtune.tune.summary import SearchSummary
 
 if TYPE_CHECKING:

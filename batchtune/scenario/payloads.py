@@ -24,7 +24,9 @@ from batchtune.scenario.request_spec import (
 )
 from batchtune.scenario.tensor_shapes import check_names, concrete_shape, numpy_dtype
 from batchtune.wire.kserve import encode_infer_json, encode_infer_request
-from batchtune.wire.tensors import Signature, encode_predict_json, encode_predict_request
+from batchtune.wire.rest_tensors import encode_predict_json
+from batchtune.wire.signature import Signature
+from batchtune.wire.tensors import encode_predict_request
 
 _ORDER_LENGTH = 4096
 

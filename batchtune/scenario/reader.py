@@ -14,20 +14,7 @@ from pydantic import ValidationError
 from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
 from batchtune.scenario.spec import Scenario
-from batchtune.scenario.units import parse_duration_s, parse_rate_rps, parse_ratio
 from batchtune.scenario.yaml_document import Document, parse_override, parse_yaml
-
-__all__ = [
-    "format_scenario",
-    "json_schema",
-    "parse_duration_s",
-    "parse_rate_rps",
-    "parse_ratio",
-    "parse_scenario",
-    "read_scenario",
-    "read_variants",
-    "unchecked_scenario",
-]
 
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
 

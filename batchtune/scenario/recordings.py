@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError
 from batchtune.scenario.tensor_shapes import fitted, rows_of
-from batchtune.wire.tensors import Signature, tensor_from_proto
+from batchtune.wire.signature import Signature
+from batchtune.wire.tensors import tensor_from_proto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

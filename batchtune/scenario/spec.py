@@ -15,30 +15,11 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from batchtune.batching import DEFAULT_MAX_BATCH_SIZE, Configuration
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.knobs import configuration_of, misspelt_knob, server_flags
-from batchtune.scenario.load_spec import ArrivalKind, LoadSpec
-from batchtune.scenario.request_spec import AnswersSpec, FileInputs, MixSpec, RandomInputs, RequestSpec
-from batchtune.scenario.search_spec import KnobField, KnobValue, ListSpace, RangeSpace, SearchSpec
+from batchtune.scenario.load_spec import LoadSpec
+from batchtune.scenario.request_spec import RequestSpec
+from batchtune.scenario.search_spec import KnobField, KnobValue, ListSpace, SearchSpec
 from batchtune.scenario.specbase import FileName, ModelName, ServerCpus, Spec
 from batchtune.scenario.units import PositiveSeconds, Ratio, problem
-
-__all__ = [
-    "AnswersSpec",
-    "ArrivalKind",
-    "FileInputs",
-    "KnobValue",
-    "ListSpace",
-    "LoadSpec",
-    "MixSpec",
-    "Objective",
-    "RandomInputs",
-    "RangeSpace",
-    "RequestSpec",
-    "Scenario",
-    "SearchSpec",
-    "SloSpec",
-    "TargetSpec",
-    "TlsSpec",
-]
 
 Objective = Literal["capacity", "throughput", "latency"]
 Framework = Literal["keras", "torch", "torchscript"]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
-from batchtune.wire.tensors import Signature, TensorSpec
+from batchtune.wire.signature import Signature, TensorSpec
 
 
 def concrete_shape(spec: TensorSpec, rows: int, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:

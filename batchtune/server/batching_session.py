@@ -24,7 +24,6 @@ from batchtune.server.queue_options import QueueOptions, invalid_argument, next_
 from batchtune.server.retrier import BatchSchedulerRetrier
 from batchtune.server.session_request import (
     EXPIRED_IN_QUEUE,
-    Completion,
     Deliver,
     Done,
     Outputs,
@@ -33,26 +32,8 @@ from batchtune.server.session_request import (
     completions_of,
 )
 from batchtune.server.tensor_merging import LengthPadding, checked_outputs, merge_tensors
-from batchtune.server.unbatched_session import HandlerThreads, UnbatchedSession
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature
-
-__all__ = [
-    "BatchObserver",
-    "BatchRecord",
-    "BatchingSession",
-    "Completion",
-    "Deliver",
-    "Done",
-    "HandlerThreads",
-    "LengthPadding",
-    "Outputs",
-    "Runner",
-    "SessionScheduler",
-    "Tensors",
-    "UnbatchedSession",
-    "check_allowed_sizes",
-]
 
 _MAX_OUTPUT_SETS = 64
 _SHAPES_MAX = 64

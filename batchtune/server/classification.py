@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.wire.protos import ClassificationResult, RegressionResult
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, signature_to_def
+from batchtune.wire.tensors import signature_to_def
 
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 _DTYPES = (
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64",

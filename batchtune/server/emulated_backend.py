@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from batchtune.server.emulated_file import read_emulated_file
 from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.precise_sleep import sleep_until
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 SIGNATURE_NAME = "serving_default"
 

@@ -14,8 +14,8 @@ from batchtune.server.declared_tensors import (
     tensor_specs,
     whole_number,
 )
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 _SERVICE_TIME_KEYS = (
     "base_ms",

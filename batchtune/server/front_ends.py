@@ -14,7 +14,8 @@ from batchtune.server.repository import ModelRepository
 from batchtune.server.rest_api import RestOptions, make_app
 from batchtune.server.rest_server import RestServer, serve_rest
 from batchtune.server.tuning import BatchingControl
-from batchtune.wire.grpc_server import GrpcServer, ServerLimits, serve
+from batchtune.wire.grpc_server import GrpcServer, serve
+from batchtune.wire.server_limits import ServerLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

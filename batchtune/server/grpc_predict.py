@@ -26,8 +26,9 @@ from batchtune.server.request_counts import CallKind, ModelTimes
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, tensor_from_proto
+from batchtune.wire.tensors import tensor_from_proto
 
 _PREDICT = CallKind(api="Predict", runtime_api="Predict")
 _BINDINGS_MAX = 1024

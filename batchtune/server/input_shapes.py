@@ -7,8 +7,8 @@ for it; the first dimension, the rows, is the batching's affair. A shape that ha
 
 from __future__ import annotations
 
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 _KNOWN_MAX = 64
 _Sizes = tuple[int, ...]

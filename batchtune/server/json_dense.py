@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.json_text import debug_text, to_bytes, type_name
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 MAX_RANK = 64  # numpy's
 # dtype → (struct format of the wire type, its dtype); small integers travel as int32 and keep their low bits.

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from batchtune.server.classification import example_inputs
 from batchtune.server.json_examples import parse_examples
 from batchtune.server.json_tensors import parse_predict
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
-from batchtune.wire.tensors import Signature
 
 PREDICT_ON_LOOP_BYTES_MAX = 128 << 10
 EXAMPLES_ON_LOOP_BYTES_MAX = 32 << 10

@@ -28,8 +28,8 @@ from batchtune.server.json_dense import (
     malformed,
 )
 from batchtune.server.json_text import debug_text, parse_json, to_bytes
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 DEFAULT_SIGNATURE = "serving_default"
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors, out_of_memory
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 SIGNATURE_NAME = "serving_default"
 _CUDA = "CUDAExecutionProvider"

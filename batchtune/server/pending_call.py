@@ -17,8 +17,8 @@ from batchtune.server.loop_turn import LoopTurn
 from batchtune.server.request_counts import ModelTimes, RequestCounts, RequestMetrics
 from batchtune.server.served_models import Outputs, Servable
 from batchtune.server.session_request import EXPIRED_IN_QUEUE, Queued
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature
 
 DEFAULT_SIGNATURE = "serving_default"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))

@@ -45,8 +45,8 @@ from batchtune.server.request_counts import CallKind, ModelTimes, RequestMetrics
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
-from batchtune.wire.tensors import Signature
 
 _logger = logging.getLogger(__name__)
 

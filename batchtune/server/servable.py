@@ -11,17 +11,17 @@ from typing import Any
 from numpy.typing import NDArray
 
 from batchtune.batching import BatchingParameters
-from batchtune.server.batching_session import Deliver
 from batchtune.server.concurrency_limit import ConcurrencyLimit
 from batchtune.server.input_shapes import shown
 from batchtune.server.loaded_model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics import DeviceActivity, Metrics
-from batchtune.server.session_request import Queued
+from batchtune.server.session_request import Deliver, Queued
 from batchtune.server.sessions import Done, Session, SessionPool, in_words
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import FAULT, StatusError
-from batchtune.wire.tensors import Signature, TensorSpec, signature_to_def
+from batchtune.wire.tensors import signature_to_def
 
 _DEFAULT_SIGNATURE = "serving_default"
 

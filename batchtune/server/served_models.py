@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from batchtune.server.session_request import Queued
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature
 
 Outputs = Mapping[str, NDArray[Any]]
 Done = Callable[[Outputs | None, StatusError | None], None]

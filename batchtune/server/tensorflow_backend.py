@@ -18,8 +18,9 @@ from typing import Any
 from batchtune.server.loaded_model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.quiet_stderr import native_log_lines_dropped
 from batchtune.wire.protos import SignatureDef, SignatureDefMap
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import GRPC_CODES, StatusError
-from batchtune.wire.tensors import Signature, signature_from_def
+from batchtune.wire.tensors import signature_from_def
 
 _BESIDE_THE_REASON = ("Graph execution error:", "Detected at node", "<stack traces", "Node:", "[[", "File ")
 _CODE_NAMES = {number: name for name, number in GRPC_CODES.items()}

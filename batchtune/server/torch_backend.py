@@ -27,8 +27,8 @@ from batchtune.server.torch_device import Device, HostDevice
 from batchtune.server.torch_lanes import Lanes
 from batchtune.server.torch_module import FAILURES, Forward, Specs, forward_in
 from batchtune.server.zeros import zeros
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, TensorSpec
 
 SIGNATURE_NAME = "serving_default"
 

@@ -10,8 +10,8 @@ from typing import Any
 from batchtune.server.log import note
 from batchtune.server.torch_device import Device, first_line
 from batchtune.server.zeros import zeros
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import TensorSpec
 
 Specs = tuple[TensorSpec, ...]
 FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AssertionError, MemoryError)

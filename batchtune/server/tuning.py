@@ -15,8 +15,8 @@ from typing import Any, get_args
 from batchtune.batching import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
 from batchtune.errors import BatchingParametersError
 from batchtune.server.batch_record import BatchObserver
-from batchtune.server.batching_session import Deliver
 from batchtune.server.servable import Servable
+from batchtune.server.session_request import Deliver
 from batchtune.server.sessions import BatchingSettings, SchedulerKind, SessionPool
 
 _SWITCHES = ("enable_batching", "batch_scheduler")

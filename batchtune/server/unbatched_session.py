@@ -15,8 +15,8 @@ from batchtune.server.batch_record import BatchObserver
 from batchtune.server.input_shapes import InputShape
 from batchtune.server.loaded_model import Runner, Tensors
 from batchtune.server.session_request import Deliver, Done, Outputs, closed_runner
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature
 
 _logger = logging.getLogger(__name__)
 WAITING_MAX = 1024

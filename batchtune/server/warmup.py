@@ -20,8 +20,9 @@ from batchtune.server.input_shapes import InputShape
 from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.log import note
 from batchtune.server.zeros import zeros
+from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import Signature, tensor_from_proto
+from batchtune.wire.tensors import tensor_from_proto
 
 WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 _RECORDS_MAX = 1000

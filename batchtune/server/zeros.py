@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.tensors import TensorSpec
+from batchtune.wire.signature import TensorSpec
 
 _LENGTH_OF_FREE_DIMENSION = 1
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.target.model_errors import meaning_of
-from batchtune.wire.tensors import Signature, TensorSpec
+from batchtune.wire.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:
     import grpc

@@ -19,7 +19,8 @@ from batchtune.target.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH, ApplyRecord
 from batchtune.wire.protos import GetModelMetadataRequest, GetModelMetadataResponse, SignatureDefMap
-from batchtune.wire.tensors import Signature, signature_from_def
+from batchtune.wire.signature import Signature
+from batchtune.wire.tensors import signature_from_def
 
 _LIMIT_S = 5.0
 

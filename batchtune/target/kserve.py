@@ -19,7 +19,7 @@ from batchtune.wire.kserve_messages import (
     ModelStatisticsResponse,
 )
 from batchtune.wire.kserve_metadata import signature_from_metadata, signature_from_response
-from batchtune.wire.tensors import Signature
+from batchtune.wire.signature import Signature
 
 if TYPE_CHECKING:
     import grpc

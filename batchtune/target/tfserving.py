@@ -28,7 +28,7 @@ from batchtune.target.model_errors import meaning_of
 from batchtune.target.process import ServerProcess, free_port, run_to_end
 from batchtune.target.server_log import ServerLog
 from batchtune.target.telemetry import Counters, read_counters
-from batchtune.wire.tensors import Signature
+from batchtune.wire.signature import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
 _MODEL_FILES = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")

@@ -20,6 +20,7 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.target.model_errors import meaning_of
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.capacity_trial import capacity_plan, search_capacity
 from batchtune.tune.load_run import (
     Figures,
@@ -30,7 +31,6 @@ from batchtune.tune.load_run import (
 )
 from batchtune.tune.pace import Pace, Times, times_of
 from batchtune.tune.space import in_force
-from batchtune.tune.strategy import Ask
 from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
 
 OVERLOAD = frozenset(

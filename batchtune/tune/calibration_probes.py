@@ -15,9 +15,10 @@ from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask, run_s
 from batchtune.tune.pace import full_rows, rows_per_request
 from batchtune.tune.space import Space, in_force
-from batchtune.tune.strategy import Ask, Outlook, Strategy, run_s
+from batchtune.tune.strategy import Outlook, Strategy
 
 
 def calibration_probes(outlook: Outlook) -> Strategy:

@@ -14,9 +14,10 @@ from dataclasses import replace
 from batchtune.batching import Configuration
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.pool import Pooled, is_inside, pool, run_noise
 from batchtune.tune.ranking import indistinct, leaders, merit
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 
 
 def confirmations(outlook: Outlook) -> Strategy:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.ask import Ask
+from batchtune.tune.strategy import Outlook, Strategy
 
 
 def grid_strategy(outlook: Outlook) -> Strategy:

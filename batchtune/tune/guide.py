@@ -23,11 +23,12 @@ from batchtune.errors import BatchingParametersError
 from batchtune.provenance import gpu_names
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.pace import rows_per_request
 from batchtune.tune.ranking import merit
 from batchtune.tune.space import in_force
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 from batchtune.tune.trial import Trial
 
 _Tuning: TypeAlias = Generator[Ask, Trial, list[Trial]]

@@ -19,6 +19,7 @@ from batchtune.batching import Configuration
 from batchtune.cpus import usable_threads
 from batchtune.scenario.units import percentage
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.calibration_probes import calibration_probes, searched_sizes
 from batchtune.tune.insight import Insight
 from batchtune.tune.ladder import locate, rungs_of
@@ -32,7 +33,7 @@ from batchtune.tune.references import (
     rule_without_waiting,
 )
 from batchtune.tune.search import Sampler
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 from batchtune.tune.summary import Findings
 from batchtune.tune.trial import Source, Trial
 

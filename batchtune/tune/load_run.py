@@ -27,7 +27,7 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, ServerActivity, activity
 from batchtune.target.tfserving import ApplyRecord
 from batchtune.tune import policy
-from batchtune.wire.tensors import Signature
+from batchtune.wire.signature import Signature
 
 _LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
 

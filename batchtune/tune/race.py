@@ -22,10 +22,11 @@ from batchtune.measure.distributions import Z_95, t_quantile
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import percentage, rounded
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.ladder import Located, Rung, locate, rungs_of
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.pace import rung_load
-from batchtune.tune.strategy import Ask, Outlook
+from batchtune.tune.strategy import Outlook
 from batchtune.tune.trial import Trial
 
 Race = Generator[Ask, Trial, str]

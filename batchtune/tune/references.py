@@ -10,9 +10,10 @@ from batchtune.batching import BatchingParameters, Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.pace import rows_per_request
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 from batchtune.tune.trial import Source, Trial
 
 

@@ -16,13 +16,14 @@ from batchtune.batching import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.ledger import without_superseded
 from batchtune.tune.memory import out_of_memory
 from batchtune.tune.pace import rows_per_request
 from batchtune.tune.references import rule_ask, rule_probes
 from batchtune.tune.rule_rounds import Conclusion, Round, Step, next_step
 from batchtune.tune.space import in_force
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 from batchtune.tune.trial import Trial
 
 PROBE_REASON = "for the rule: peak throughput; "

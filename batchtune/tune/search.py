@@ -16,6 +16,7 @@ import optuna
 from batchtune.batching import Configuration
 from batchtune.scenario.search_spec import SamplerKind
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask
 from batchtune.tune.pool import Pooled, pool
 from batchtune.tune.references import rule_without_waiting
 from batchtune.tune.search_study import (
@@ -25,7 +26,7 @@ from batchtune.tune.search_study import (
     entries,
 )
 from batchtune.tune.space import Space
-from batchtune.tune.strategy import Ask, Outlook, Strategy
+from batchtune.tune.strategy import Outlook, Strategy
 
 _ASKS_MAX: Mapping[SamplerKind, int] = {"tpe": 20, "gp": 3, "qmc": 20, "random": 20, "nsga2": 20}
 """Before the nearest unmeasured point is taken: a Gaussian process repeats itself, and each ask is a fit."""

@@ -10,12 +10,10 @@ from collections.abc import Generator, Sequence
 from typing import Protocol, TypeAlias
 
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.ask import Ask, run_s
+from batchtune.tune.ask import Ask
 from batchtune.tune.pace import Pace
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Trial
-
-__all__ = ["Ask", "Outlook", "Strategy", "run_s"]
 
 Strategy: TypeAlias = Generator[Ask, Trial, None]
 

@@ -23,6 +23,7 @@ from batchtune.measure.host import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
+from batchtune.tune.ask import Ask, run_s
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.confirmation import confirmations, references_to_confirm
 from batchtune.tune.ledger import Ledger, is_spoilt
@@ -35,7 +36,7 @@ from batchtune.tune.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.ranking import leaders
 from batchtune.tune.space import Space
 from batchtune.tune.strategies import strategy_of
-from batchtune.tune.strategy import Ask, Strategy, run_s
+from batchtune.tune.strategy import Strategy
 from batchtune.tune.summary import Findings, SearchSummary
 from batchtune.tune.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
 

@@ -22,9 +22,9 @@ from batchtune.tune.pool import Pooled, pool, run_noise
 from batchtune.tune.ranking import merit
 from batchtune.tune.trial import NO_CANDIDATES, Trial
 from batchtune.twin.calibrate import Observation, calibrate, observation_of
-from batchtune.twin.model import Twin, traffic_of
+from batchtune.twin.model import Twin
 from batchtune.twin.simulate import Batcher, batcher_of
-from batchtune.twin.traffic import Traffic
+from batchtune.twin.traffic import Traffic, traffic_of
 
 
 def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: bool = True) -> Twin | None:

@@ -18,9 +18,7 @@ from batchtune.twin.fitted import Fitted, rows_needed, timed
 from batchtune.twin.highest_rate import highest_rates
 from batchtune.twin.playing import play
 from batchtune.twin.simulate import Batcher, Device, Routing, Summary
-from batchtune.twin.traffic import Traffic, traffic_of
-
-__all__ = ["Device", "FitError", "Fitted", "Prediction", "Traffic", "Trust", "Twin", "traffic_of", "trust_of"]
+from batchtune.twin.traffic import Traffic
 
 SCHEMA_VERSION = 1
 

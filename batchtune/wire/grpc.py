@@ -21,14 +21,12 @@ from batchtune.wire.grpc_answers import (
     known_heads,
     read_response_head,
 )
-from batchtune.wire.grpc_calls import OPENING, PreparedCall, prepare_call
+from batchtune.wire.grpc_calls import OPENING, PreparedCall
 from batchtune.wire.grpc_messages import status_of_reset
 from batchtune.wire.http2_flow import OutgoingFlow
 from batchtune.wire.http2_frames import FRAME, STREAM_ID, ErrorCode, PeerError, Setting
 from batchtune.wire.http2_input import HeaderBlock, PartialFrame
 from batchtune.wire.status import GRPC_CODES
-
-__all__ = ["NOT_PROCESSED", "GrpcClientConnection", "PreparedCall", "prepare_call"]
 
 NOT_PROCESSED = "the peer did not process the stream"
 """How the grpc_message begins of calls (UNAVAILABLE) that a GOAWAY left out: they may be sent again."""

@@ -6,19 +6,10 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-from batchtune.wire.grpc_call import GrpcCall, GrpcStream
+from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.grpc_server_connection import Dispatch, GrpcServerConnection, StreamServices
 from batchtune.wire.server_limits import ServerLimits
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes
-
-__all__ = [
-    "GrpcCall",
-    "GrpcServer",
-    "GrpcServerConnection",
-    "GrpcStream",
-    "ServerLimits",
-    "serve",
-]
 
 
 class GrpcServer:

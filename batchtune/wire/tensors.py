@@ -15,27 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.wire.protos import DataType, PredictRequest, PredictResponse, SignatureDef, TensorProto
-from batchtune.wire.rest_tensors import decode_predict_json, encode_predict_json
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.varint import read_varint, varint
-
-__all__ = [
-    "MAX_TENSOR_BYTES",
-    "Signature",
-    "TensorSpec",
-    "datatype_name",
-    "datatype_number",
-    "decode_predict_json",
-    "decode_predict_response",
-    "encode_predict_json",
-    "encode_predict_request",
-    "fill_tensor",
-    "numpy_name",
-    "signature_from_def",
-    "signature_to_def",
-    "tensor_from_proto",
-    "tensor_to_proto",
-]
 
 MAX_TENSOR_BYTES = 2**31 - 1
 """A tensor declared larger than a gRPC message can be is refused, however few values it carries."""

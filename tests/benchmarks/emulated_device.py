@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from batchtune.server.emulated_backend import EmulatedDevice, ServiceTime
-from batchtune.wire.tensors import TensorSpec
+from batchtune.wire.signature import TensorSpec
 
 OUTPUTS = (TensorSpec(name="y", dtype="float32", shape=(None, 2)),)
 

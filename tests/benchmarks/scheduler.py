@@ -16,10 +16,12 @@ import numpy as np
 
 from batchtune.server.adaptive_scheduler import AdaptiveSharedBatchScheduler
 from batchtune.server.batch_queue import Batch
-from batchtune.server.batching_session import BatchingSession, BatchRecord, Completion
+from batchtune.server.batch_record import BatchRecord
+from batchtune.server.batching_session import BatchingSession
 from batchtune.server.queue_options import QueueOptions
 from batchtune.server.scheduler import SharedBatchScheduler
-from batchtune.wire.tensors import Signature, TensorSpec
+from batchtune.server.session_request import Completion
+from batchtune.wire.signature import Signature, TensorSpec
 
 ROWS = 64
 SIGNATURE = Signature(

@@ -25,8 +25,10 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from batchtune.wire.grpc import GrpcClientConnection, PreparedCall, prepare_call
-from batchtune.wire.grpc_server import GrpcCall, serve
+from batchtune.wire.grpc import GrpcClientConnection
+from batchtune.wire.grpc_call import GrpcCall
+from batchtune.wire.grpc_calls import PreparedCall, prepare_call
+from batchtune.wire.grpc_server import serve
 from batchtune.wire.protos import PredictRequest
 from batchtune.wire.tensors import encode_predict_request
 

@@ -29,7 +29,8 @@ from batchtune.batching import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.references import reference_configurations, rows_per_request
+from batchtune.tune.pace import rows_per_request
+from batchtune.tune.references import reference_configurations
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Trial
 from batchtune.twin.runs import ClosedTraffic, run_closed

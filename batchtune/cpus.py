@@ -27,9 +27,9 @@ def quota_cpus(root: Path = Path("/")) -> float | None:
     """
     limits = []
     for group in control_groups(root):
-        quota, _, period = _text(group / "cpu.max").partition(" ")
+        quota, _, period = text_of(group / "cpu.max").partition(" ")
         if not quota:
-            quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+            quota, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
@@ -49,7 +49,7 @@ def usable_threads(cpus: Collection[int] | None = None, *, root: Path = Path("/"
 
 def control_groups(root: Path = Path("/")) -> Iterator[Path]:
     """Every directory that may limit this process, in both versions of control groups."""
-    for line in (_text(root / "proc/self/cgroup") or "0::/").splitlines():
+    for line in (text_of(root / "proc/self/cgroup") or "0::/").splitlines():
         _, controllers, group = line.split(":", 2)
         mounts = [root / "sys/fs/cgroup"]
         if controllers:
@@ -62,7 +62,8 @@ def control_groups(root: Path = Path("/")) -> Iterator[Path]:
                 path = path.parent
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A small file of /proc or /sys, stripped; "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -239,7 +239,7 @@ def recommend(
         confirmations=chosen.confirmations,
         rate_rps=chosen.value if scenario.objective == "capacity" else last.rate_rps,
         concurrency=last.concurrency,
-        rows_per_request=max(kind.rows or 1 for kind in scenario.request.kinds()),
+        rows_per_request=scenario.request.rows_most,
         references=tuple(
             reference_of(name, one, pooled, scenario=scenario) for name, one in choice.references.items()
         ),

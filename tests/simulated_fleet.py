@@ -19,7 +19,6 @@ from batchtune.load.samples import NEVER_NS
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.pace import rows_per_request
 from batchtune.tune.space import Space
 from batchtune.twin.simulate import Batcher, Device, batcher_of, open_summary
 
@@ -108,7 +107,7 @@ def true_capacity(scenario: Scenario, configuration: Configuration, device: Devi
     """Halving between 0 and saturation, until it is known within 1 %; the same long arrivals at every rate."""
     limit = primary_limit(scenario.slo)
     assert limit is not None
-    scheduler, rows = batcher(configuration), rows_per_request(scenario)
+    scheduler, rows = batcher(configuration), scenario.request.rows_most
     size = scheduler.batch_rows_max or rows
     threads = (
         1

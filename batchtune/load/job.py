@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint
 
@@ -86,7 +86,7 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
             capacity=_capacity(part),
             timeout_s=timeout_s,
             drain_s=timeout_s if job.drain_s is None else job.drain_s,
-            in_flight_max=_share(job.in_flight_max, worker, workers) or 1,
+            in_flight_max=share_of(job.in_flight_max, worker, workers) or 1,
             connections=_connections(job, part, worker, workers),
             check_every=job.check_every,
         )
@@ -104,8 +104,8 @@ def _parts(arrivals: Arrivals, workers: int) -> list[Arrivals]:
     return [
         replace(
             arrivals,
-            concurrency=_share(arrivals.concurrency, worker, workers),
-            requests_max=most if most is None else _share(most, worker, busy) * (worker < busy),
+            concurrency=share_of(arrivals.concurrency, worker, workers),
+            requests_max=most if most is None else share_of(most, worker, busy) * (worker < busy),
         )
         for worker in range(workers)
     ]
@@ -120,11 +120,11 @@ def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]
 
 
 def _connections(job: LoadJob, part: Arrivals, worker: int, workers: int) -> int:
-    limit = _share(job.in_flight_max, worker, workers) or 1
+    limit = share_of(job.in_flight_max, worker, workers) or 1
     if isinstance(part, ClosedLoop) and job.requests.transport == "rest":
         return min(part.concurrency, limit)
     if job.connections is not None:
-        return min(_share(job.connections, worker, workers) or 1, limit)
+        return min(share_of(job.connections, worker, workers) or 1, limit)
     if isinstance(part, ClosedLoop):
         return min(part.concurrency, CLOSED_LOOP_GRPC_CONNECTIONS)
     return min(OPEN_LOOP_CONNECTIONS[job.requests.transport], limit, len(part.due_ns))
@@ -135,7 +135,3 @@ def _capacity(part: Arrivals) -> int:
         return len(part.due_ns)
     by_rate = ceil(part.duration_s * CLOSED_LOOP_MAX_RPS) + part.concurrency
     return min(by_rate, ROWS_MAX if part.requests_max is None else part.requests_max, ROWS_MAX)
-
-
-def _share(total: int, worker: int, workers: int) -> int:
-    return total // workers + (worker < total % workers)

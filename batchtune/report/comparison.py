@@ -13,7 +13,7 @@ from batchtune.measure.paired import BLOCKS_NEEDED
 from batchtune.report.limits import limit_title, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.report.units import PROTOCOLS, interval, milliseconds, number, percent, ratio
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.comparison import BatchingAnswer, Comparison, Pair
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from batchtune.measure.quantiles import Estimate
     from batchtune.tune.noise_floor import NoiseFloor
 
-_PROTOCOLS = {"grpc": "gRPC", "rest": "REST"}
 _METRICS = {
     "throughput": "throughput",
     "rows": "throughput in rows",
@@ -135,7 +134,7 @@ def answer_lines(comparison: Comparison) -> list[str]:
     by_rows: dict[str, dict[str, list[str]]] = {}
     for one in comparison.answers:
         verdicts = by_rows.setdefault(_rows(one.rows_per_request), {})
-        verdicts.setdefault(_PAYS[one.helps], []).append(_protocol(one.protocol))
+        verdicts.setdefault(_PAYS[one.helps], []).append(PROTOCOLS[one.protocol])
     if len(by_rows) > 1:
         told = "; ".join(f"for {rows} it {_verdicts(verdicts)}" for rows, verdicts in by_rows.items())
         lines.append(f"In short, batching here: {told}.")
@@ -144,7 +143,7 @@ def answer_lines(comparison: Comparison) -> list[str]:
 
 def _answer(answer: BatchingAnswer, comparison: Comparison) -> str:
     off, on = comparison.figures(answer.pair.baseline), comparison.figures(answer.pair.variant)
-    head = f"{_protocol(answer.protocol)}, {_rows(answer.rows_per_request)}:"
+    head = f"{PROTOCOLS[answer.protocol]}, {_rows(answer.rows_per_request)}:"
     return " ".join([head, _gain(answer), *_limits(off, on)])
 
 
@@ -276,10 +275,6 @@ def _bounded(estimate: Estimate | None) -> Estimate | None:
 
 def _within(estimate: Estimate | None, share: float) -> bool:
     return estimate is not None and estimate.low > 1.0 - share and estimate.high < 1.0 + share
-
-
-def _protocol(name: str) -> str:
-    return _PROTOCOLS.get(name, name)
 
 
 def _rows(rows: float | None) -> str:

@@ -13,7 +13,7 @@ from batchtune.recommend import Recommendation
 from batchtune.report.limits import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.report.units import PROTOCOLS, interval, milliseconds, number, percent, ratio
 from batchtune.scenario.spec import Scenario
 from batchtune.scenario.specbase import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded_duration
@@ -33,13 +33,6 @@ _HELPS = {
     "yes": "Batching helps here",
     "no": "Batching does not help here",
     "not distinguishable": "Whether batching helps here cannot be told from these measurements",
-}
-PROTOCOLS = {
-    "grpc": "gRPC",
-    "rest": "REST",
-    "kserve_grpc": "KServe gRPC",
-    "kserve_rest": "KServe REST",
-    "kserve_rest_binary": "KServe REST with binary tensors",
 }
 _REFERENCES = {"no_batching": "no batching", "defaults": "server defaults"}
 _TRUST = {

@@ -59,9 +59,9 @@ class ClosedLoop:
 
     def slice(self, worker: int, workers: int) -> ClosedLoop:
         """This worker's share of the clients and requests; some have one more, and all together are this loop."""
-        share = None if self.requests_max is None else _share(self.requests_max, worker, workers)
+        share = None if self.requests_max is None else share_of(self.requests_max, worker, workers)
         return ClosedLoop(
-            concurrency=_share(self.concurrency, worker, workers),
+            concurrency=share_of(self.concurrency, worker, workers),
             duration_s=self.duration_s,
             think_s=self.think_s,
             requests_max=share,
@@ -281,5 +281,6 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
     )
 
 
-def _share(total: int, worker: int, workers: int) -> int:
+def share_of(total: int, worker: int, workers: int) -> int:
+    """Of one worker; the first ones take what is left over."""
     return total // workers + (worker < total % workers)

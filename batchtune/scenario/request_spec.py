@@ -162,6 +162,11 @@ class RequestSpec(Spec):
         """The names of all signatures that are called, each once."""
         return tuple(dict.fromkeys(str(kind.signature) for kind in self.kinds()))
 
+    @property
+    def rows_most(self) -> int:
+        """Rows of the largest kind of request."""
+        return max(kind.rows or 1 for kind in self.kinds())
+
     def kinds(self) -> tuple[MixSpec, ...]:
         """The mix with everything filled in; a request without a mix is a mix of one."""
         return tuple(

@@ -188,7 +188,7 @@ class Scenario(Spec):
         Raises:
             ScenarioError: it fits in none.
         """
-        rows = max(kind.rows or 1 for kind in self.request.kinds())
+        rows = self.request.rows_most
         knob = self.search.space.get("max_batch_size")
         values = [self.fixed.get("max_batch_size") or DEFAULT_MAX_BATCH_SIZE] if knob is None else knob.values
         largest = max((int(value) for value in values if isinstance(value, int)), default=rows)

@@ -13,8 +13,8 @@ from typing import Any, Generic
 
 from batchtune.server.batch_queue import Batch, CloseReason, TaskT
 from batchtune.server.batch_threads import BatchThreads
-from batchtune.server.queue_options import QueueOptions, invalid_argument, split_sizes
-from batchtune.wire.status import StatusError
+from batchtune.server.queue_options import QueueOptions, split_sizes
+from batchtune.wire.status import StatusError, invalid_argument
 
 
 class AdaptiveBatch(Batch[TaskT]):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.queue_options import QueueOptions, invalid_argument, split_sizes
-from batchtune.wire.status import StatusError
+from batchtune.server.queue_options import QueueOptions, split_sizes
+from batchtune.wire.status import StatusError, invalid_argument
 
 CloseReason = Literal["full", "timeout", "no_room", "closed"]
 

@@ -20,7 +20,7 @@ from batchtune.server.batch_record import BatchObserver, BatchRecord
 from batchtune.server.clock import Clock
 from batchtune.server.input_shapes import InputShape
 from batchtune.server.loaded_model import Runner, Tensors
-from batchtune.server.queue_options import QueueOptions, invalid_argument, next_allowed_size
+from batchtune.server.queue_options import QueueOptions, next_allowed_size
 from batchtune.server.retrier import BatchSchedulerRetrier
 from batchtune.server.session_request import (
     EXPIRED_IN_QUEUE,
@@ -33,7 +33,7 @@ from batchtune.server.session_request import (
 )
 from batchtune.server.tensor_merging import LengthPadding, checked_outputs, merge_tensors
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 
 _MAX_OUTPUT_SETS = 64
 _SHAPES_MAX = 64

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchtune.wire.protos import ClassificationResult, RegressionResult
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tensors import signature_to_def
 
 CLASSIFY_METHOD = "tensorflow/serving/classify"
@@ -34,17 +34,17 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
         StatusError: INVALID_ARGUMENT when the signature cannot classify.
     """
     if check_method and signature.method_name != CLASSIFY_METHOD:
-        raise _invalid(
+        raise invalid_argument(
             f"Expected classification signature method_name to be {CLASSIFY_METHOD}. Was: {signature.method_name}"
         )
     _check_single_input(signature)
     if len(signature.outputs) not in {1, 2}:
-        raise _invalid(f"Expected one or two output Tensors, found {len(signature.outputs)}")
+        raise invalid_argument(f"Expected one or two output Tensors, found {len(signature.outputs)}")
     if signature.inputs[0].name != _INPUTS:
-        raise _invalid(f"No classification inputs found in SignatureDef: {_debug(signature)}")
+        raise invalid_argument(f"No classification inputs found in SignatureDef: {_debug(signature)}")
     outputs = [spec.name for spec in signature.outputs if spec.name in {_CLASSES, _SCORES}]
     if not outputs:
-        raise _invalid(
+        raise invalid_argument(
             "Expected classification signature outputs to contain at least one of "
             f'"{_CLASSES}" or "{_SCORES}". Signature was: {_debug(signature)}'
         )
@@ -54,16 +54,16 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
 def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
     """Which outputs a regression needs; as classification_outputs."""
     if check_method and signature.method_name != REGRESS_METHOD:
-        raise _invalid(
+        raise invalid_argument(
             f"Expected regression signature method_name to be {REGRESS_METHOD}. Was: {signature.method_name}"
         )
     _check_single_input(signature)
     if len(signature.outputs) != 1:
-        raise _invalid("Expected one output Tensor.")
+        raise invalid_argument("Expected one output Tensor.")
     if signature.inputs[0].name != _INPUTS:
-        raise _invalid(f"No regression inputs found in SignatureDef: {_debug(signature)}")
+        raise invalid_argument(f"No regression inputs found in SignatureDef: {_debug(signature)}")
     if signature.outputs[0].name != _OUTPUTS:
-        raise _invalid(f"No regression outputs found in SignatureDef: {_debug(signature)}")
+        raise invalid_argument(f"No regression outputs found in SignatureDef: {_debug(signature)}")
     return (_OUTPUTS,)
 
 
@@ -81,7 +81,7 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
         examples = message.example_list_with_context.examples
         context = message.example_list_with_context.context.SerializeToString()
     if not examples:
-        raise _invalid("Input is empty.")
+        raise invalid_argument("Input is empty.")
     if len(examples) > _EXAMPLES_MAX or len(context) * len(examples) > _CONTEXT_BYTES_MAX:
         raise StatusError(
             "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
@@ -101,13 +101,15 @@ def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) ->
         if tensor is None:
             continue
         if tensor.ndim != 2:
-            raise _invalid(f"Expected Tensor shape: [batch_size num_classes] but got {_shape(tensor)}")
+            raise invalid_argument(
+                f"Expected Tensor shape: [batch_size num_classes] but got {_shape(tensor)}"
+            )
         if tensor.dtype.kind != kind or (kind == "f" and tensor.dtype != np.float32):
-            raise _invalid(f"Expected {name} Tensor of {wanted}. Got: {_type(tensor)}")
+            raise invalid_argument(f"Expected {name} Tensor of {wanted}. Got: {_type(tensor)}")
         if len(tensor) != examples:
-            raise _invalid(f"Expected {name} output batch size of {examples}. Got: {len(tensor)}")
+            raise invalid_argument(f"Expected {name} output batch size of {examples}. Got: {len(tensor)}")
     if classes is not None and scores is not None and classes.shape[1] != scores.shape[1]:
-        raise _invalid(
+        raise invalid_argument(
             "Tensors class and score should match in dim_size(1). "
             f"Got {classes.shape[1]} vs. {scores.shape[1]}"
         )
@@ -129,13 +131,15 @@ def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any
     """Build a RegressionResult; raises StatusError when shape or dtype are not a regression's."""
     tensor = outputs[_OUTPUTS]
     if tensor.ndim != 1 and not (tensor.ndim == 2 and tensor.shape[1] == 1):
-        raise _invalid(
+        raise invalid_argument(
             f"Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got {_shape(tensor)}"
         )
     if len(tensor) != examples:
-        raise _invalid(f"Input batch size did not match output batch size: {examples} vs. {len(tensor)}")
+        raise invalid_argument(
+            f"Input batch size did not match output batch size: {examples} vs. {len(tensor)}"
+        )
     if tensor.dtype != np.float32:
-        raise _invalid(f"Expected output Tensor of DT_FLOAT.  Got: {_type(tensor)}")
+        raise invalid_argument(f"Expected output Tensor of DT_FLOAT.  Got: {_type(tensor)}")
     result = RegressionResult()
     for value in tensor.ravel().tolist():
         result.regressions.add(value=value)
@@ -144,7 +148,7 @@ def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any
 
 def _check_single_input(signature: Signature) -> None:
     if len(signature.inputs) != 1:
-        raise _invalid("Expected one input Tensor.")
+        raise invalid_argument("Expected one input Tensor.")
 
 
 def _shape(tensor: NDArray[Any]) -> str:
@@ -159,7 +163,3 @@ def _type(tensor: NDArray[Any]) -> str:
 
 def _debug(signature: Signature) -> str:
     return str(signature_to_def(signature))
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)

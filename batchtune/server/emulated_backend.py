@@ -34,10 +34,8 @@ from numpy.typing import NDArray
 from batchtune.server.emulated_file import read_emulated_file
 from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.precise_sleep import sleep_until
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
-
-SIGNATURE_NAME = "serving_default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +202,13 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
     """
     document = read_emulated_file(version_directory / "emulated.yaml")
     inputs, outputs = _by_name(document["inputs"]), _by_name(document["outputs"])
-    signature = Signature(name=SIGNATURE_NAME, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
+    signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
     service_time = ServiceTime(**document["service_time"])
     device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
     return LoadedModel(
         platform="emulated",
-        signatures={SIGNATURE_NAME: signature},
-        runs={SIGNATURE_NAME: device},
+        signatures={DEFAULT_SIGNATURE: signature},
+        runs={DEFAULT_SIGNATURE: device},
         emulated=True,
         parallel=service_time.concurrency == "parallel" and service_time.contention_ratio == 0.0,
     )

@@ -18,7 +18,7 @@ from batchtune.server.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.pending_call import DEFAULT_SIGNATURE, PendingCall, PendingCalls
+from batchtune.server.pending_call import PendingCall, PendingCalls
 from batchtune.server.predict_requests import read_model_spec
 from batchtune.server.request_counts import CallKind
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
@@ -33,6 +33,7 @@ from batchtune.wire.protos import (
     RegressionRequest,
     RegressionResponse,
 )
+from batchtune.wire.signature import DEFAULT_SIGNATURE
 from batchtune.wire.status import StatusError
 
 

@@ -14,20 +14,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.pending_call import (
-    DEFAULT_SIGNATURE,
-    PendingCall,
-    PendingCalls,
-    check_predict_method,
-)
+from batchtune.server.pending_call import PendingCall, PendingCalls, check_predict_method
 from batchtune.server.predict_requests import PredictPlan, PredictRequests, decode_inputs
 from batchtune.server.predict_responses import PredictResponses
 from batchtune.server.request_counts import CallKind, ModelTimes
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.grpc_call import GrpcCall
 from batchtune.wire.protos import SignatureDefMap
-from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
+from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tensors import tensor_from_proto
 
 _PREDICT = CallKind(api="Predict", runtime_api="Predict")
@@ -65,7 +60,7 @@ class PredictCalls:
             if inputs is None:
                 inputs = decode_inputs(request)
             if binding.refusal:
-                raise _invalid(binding.refusal)
+                raise invalid_argument(binding.refusal)
             if binding.defaults:
                 inputs = {**binding.defaults, **inputs}
         except StatusError as error:
@@ -134,7 +129,7 @@ def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable
         return {}
     definition = SignatureDefMap.FromString(servable.metadata).signature_def[signature.name]
     if len(sent) > len(wanted) or (len(sent) < len(wanted) and not definition.defaults):
-        raise _invalid(
+        raise invalid_argument(
             f"input size does not match signature: {len(sent)}!={len(wanted)} len({_braced(sent)}) != "
             f"len({_braced(wanted)}). Sent extra: {_braced(sent - wanted)}. Missing but required: "
             f"{_braced(wanted - sent)}."
@@ -142,7 +137,7 @@ def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable
     defaults = {}
     for name in sorted(wanted - sent):
         if name not in definition.defaults:
-            raise _invalid(
+            raise invalid_argument(
                 f"Signature input alias: {name}(feed name: {definition.inputs[name].name}) not found in request and "
                 f"no default value provided. Inputs expected to be in the request {_braced(sent)}, or default input "
                 f"alias set: {','.join(sorted(definition.defaults))}"
@@ -150,9 +145,9 @@ def _check_inputs(given: Iterable[str], signature: Signature, servable: Servable
         try:
             defaults[name] = tensor_from_proto(definition.defaults[name])
         except ValueError as error:
-            raise _invalid(f"tensor parsing error: {name}") from error
+            raise invalid_argument(f"tensor parsing error: {name}") from error
     if not sent <= wanted:
-        raise _invalid(
+        raise invalid_argument(
             f"Inputs contains invalid name. Used request inputs: {','.join(sorted(sent & wanted))}, "
             f"request input: {','.join(sorted(sent))}"
         )
@@ -175,7 +170,3 @@ def _check_output_filter(names: tuple[str, ...], signature: Signature) -> str:
 
 def _braced(names: Iterable[str]) -> str:
     return f"{{{','.join(sorted(names))}}}"
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)

@@ -18,7 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchtune.server.json_dense import tensorflow_type_name
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import invalid_argument
 
 # numpy's type characters of what json_tensor.cc writes: no half, no uint16. (dtype.name costs a microsecond.)
 _WRITABLE = frozenset("fdihbBOlq?ILQ")
@@ -43,10 +43,10 @@ def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> 
         if text is not None:
             return b'{\n    "predictions": ' + text + b"\n    ]\n}"
     if not outputs:
-        raise _invalid("Cannot convert empty tensor map to JSON")
+        raise invalid_argument("Cannot convert empty tensor map to JSON")
     for tensor in outputs.values():
         if tensor.dtype.char not in _WRITABLE:
-            raise _invalid(
+            raise invalid_argument(
                 f"Failed to write JSON value for tensor type: {tensorflow_type_name(tensor.dtype.name)}"
             )
     return _by_row(outputs) if row_format else _by_column(outputs)
@@ -93,9 +93,9 @@ def _common_rows(outputs: Mapping[str, NDArray[Any]]) -> int:
     rows = -1
     for name, tensor in outputs.items():
         if not tensor.ndim:
-            raise _invalid(f"Tensor name: {name} has no shape information ")
+            raise invalid_argument(f"Tensor name: {name} has no shape information ")
         if rows >= 0 and len(tensor) != rows:
-            raise _invalid(
+            raise invalid_argument(
                 f"Tensor name: {name} has inconsistent batch size: {len(tensor)} expecting: {rows}"
             )
         rows = len(tensor)
@@ -178,7 +178,3 @@ def _strings_block(values: Any, cell: _Cell, depth: int) -> bytes:
     indent = b"\n" + _STEP * (depth + 1)
     inner = (b"," + indent).join(_strings_block(value, cell, depth + 1) for value in values)
     return b"[" + indent + inner + b"\n" + _STEP * depth + b"]"
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)

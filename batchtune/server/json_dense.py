@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchtune.server.json_text import debug_text, to_bytes, type_name
 from batchtune.wire.signature import TensorSpec
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 
 MAX_RANK = 64  # numpy's
 # dtype → (struct format of the wire type, its dtype); small integers travel as int32 and keep their low bits.
@@ -73,9 +73,11 @@ class Column:
         if self._shape is None:
             self._shape, self._size = shape, size
         elif size != self._size:
-            raise invalid(f"Expecting tensor size: {self._size} but got: {size}")
+            raise invalid_argument(f"Expecting tensor size: {self._size} but got: {size}")
         elif shape != self._shape:
-            raise invalid(f"Expecting shape {_shape_text(self._shape)} but got: {_shape_text(shape)}")
+            raise invalid_argument(
+                f"Expecting shape {_shape_text(self._shape)} but got: {_shape_text(shape)}"
+            )
 
     def stacked(self, count: int) -> NDArray[Any]:
         """The tensor of `count` elements."""
@@ -93,7 +95,7 @@ def decode_base64(text: str) -> bytes:
         packed = "".join(text.split()).encode("ascii").rstrip(b"=")
         return base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
     except (UnicodeEncodeError, binascii.Error) as error:
-        raise invalid("Unable to base64 decode") from error
+        raise invalid_argument("Unable to base64 decode") from error
 
 
 def tensorflow_type_name(dtype: str) -> str:
@@ -107,7 +109,7 @@ def _shape_of(value: Any) -> list[int]:
     while isinstance(value, list):
         shape.append(len(value))
         if len(shape) >= MAX_RANK:
-            raise invalid(f"Tensors of more than {MAX_RANK} dimensions are not supported")
+            raise invalid_argument(f"Tensors of more than {MAX_RANK} dimensions are not supported")
         if not value:
             break
         value = value[0]
@@ -119,16 +121,16 @@ def _collect(value: Any, level: int, shape: list[int], dtype: str, leaves: list[
     rank = len(shape)
     if not isinstance(value, list):
         if level != rank:
-            raise invalid(
+            raise invalid_argument(
                 f"JSON Value: {debug_text(value)} found at incorrect level: {level + 1} in the JSON DOM. Expected at "
                 f"level: {rank}"
             )
         leaves.append(_leaf(value, dtype))
         return
     if level >= rank:
-        raise invalid(f"Encountered list at unexpected level: {level} expected < {rank}")
+        raise invalid_argument(f"Encountered list at unexpected level: {level} expected < {rank}")
     if len(value) != shape[level]:
-        raise invalid(
+        raise invalid_argument(
             f"Encountered list at unexpected size: {len(value)} at level: {level} expected size: {shape[level]}"
         )
     for element in value:
@@ -164,7 +166,7 @@ def _leaf(value: Any, dtype: str) -> Any:
     try:
         return value if limits is not None else float(value)
     except OverflowError as error:  # hundreds of digits, read as an integer
-        raise invalid("JSON Parse error: Number too big to be stored in double.") from error
+        raise invalid_argument("JSON Parse error: Number too big to be stored in double.") from error
 
 
 def array_of(leaves: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
@@ -193,9 +195,4 @@ def _wrong_type(value: Any, dtype: str) -> StatusError:
 
 def malformed(value: Any, complaint: str) -> StatusError:
     """INVALID_ARGUMENT that shows the JSON it complains of."""
-    return invalid(f"JSON Value: {debug_text(value)} {complaint}")
-
-
-def invalid(message: str) -> StatusError:
-    """INVALID_ARGUMENT with this message."""
-    return StatusError("INVALID_ARGUMENT", message)
+    return invalid_argument(f"JSON Value: {debug_text(value)} {complaint}")

@@ -12,7 +12,7 @@ from batchtune.server.json_dense import decode_base64, is_base64_object
 from batchtune.server.json_tensors import parse_request_object, signature_name
 from batchtune.server.json_text import debug_text, to_bytes, type_name
 from batchtune.wire.protos import Feature, Input
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 
 _KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 
@@ -46,7 +46,7 @@ def parse_examples(body: bytes) -> tuple[str, Any]:
 def classification_answer(result: Any) -> bytes:
     """Write a ClassificationResult: a list of [label, score] pairs for each example."""
     if not result.classifications:
-        raise _invalid("Cannot convert empty ClassificationResults to JSON")
+        raise invalid_argument("Cannot convert empty ClassificationResults to JSON")
     rows = [
         b", ".join(
             b"[" + quoted(one.label.encode()) + b", " + decimal(one.score) + b"]" for one in entry.classes
@@ -59,13 +59,13 @@ def classification_answer(result: Any) -> bytes:
 def regression_answer(result: Any) -> bytes:
     """Write a RegressionResult: one number for each example."""
     if not result.regressions:
-        raise _invalid("Cannot convert empty RegressionResults to JSON")
+        raise invalid_argument("Cannot convert empty RegressionResults to JSON")
     return b'{\n    "results": [' + b", ".join(decimal(one.value) for one in result.regressions) + b"]\n}"
 
 
 def _fill_example(example: Any, value: Any) -> None:
     if not isinstance(value, dict):
-        raise _invalid(f"Example must be JSON object but got JSON {type_name(value)}")
+        raise invalid_argument(f"Example must be JSON object but got JSON {type_name(value)}")
     for name, content in value.items():
         feature = Feature()
         for element in content if isinstance(content, list) else (content,):
@@ -84,23 +84,21 @@ def _add_value(feature: Any, name: str, value: Any) -> None:
     elif isinstance(value, int):
         values = _list_of(feature, name, "int64_list")
         if not -(2**63) <= value < 2**63:
-            raise _invalid(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
+            raise invalid_argument(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
         values.append(int(value))
     else:
-        raise _invalid(f"Feature: {name} has element with unexpected JSON type: {type_name(value)}")
+        raise invalid_argument(f"Feature: {name} has element with unexpected JSON type: {type_name(value)}")
 
 
 def _list_of(feature: Any, name: str, kind: str) -> Any:
     """The feature's list of one kind; the first value of a feature settles its kind."""
     present = feature.WhichOneof("kind")
     if present is not None and present != kind:
-        raise _invalid(f"Unexpected element type in feature: {name} expecting type: {_KIND_NAMES[present]}")
+        raise invalid_argument(
+            f"Unexpected element type in feature: {name} expecting type: {_KIND_NAMES[present]}"
+        )
     return getattr(feature, kind).value
 
 
 def _malformed(value: Any, complaint: str) -> StatusError:
-    return _invalid(f"JSON Value: {debug_text(value)} {complaint}")
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)
+    return invalid_argument(f"JSON Value: {debug_text(value)} {complaint}")

@@ -23,15 +23,12 @@ from batchtune.server.json_dense import (
     Column,
     array_of,
     dense_tensor,
-    invalid,
     is_base64_object,
     malformed,
 )
 from batchtune.server.json_text import debug_text, parse_json, to_bytes
-from batchtune.wire.signature import Signature, TensorSpec
-from batchtune.wire.status import StatusError
-
-DEFAULT_SIGNATURE = "serving_default"
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.status import StatusError, invalid_argument
 
 _EITHER = "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
 _MAX_PACKED_VALUES = 1 << 16
@@ -63,7 +60,7 @@ def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: 
         StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text.
     """
     if not signature.inputs:
-        raise invalid(f"Failed to get input map for signature: {name or 'DEFAULT'}")
+        raise invalid_argument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
     if "instances" in document:
         instances = document["instances"]
         if "inputs" in document:
@@ -80,7 +77,7 @@ def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: 
             signature=signature, row_format=True, inputs=reader.rows(instances, signature.inputs)
         )
     if "inputs" not in document:
-        raise invalid("Missing 'inputs' or 'instances' key")
+        raise invalid_argument("Missing 'inputs' or 'instances' key")
     reader = _Reader(_may_hold_booleans(body, document))
     inputs = reader.columns(document["inputs"], signature.inputs)
     return JsonPredict(signature=signature, row_format=False, inputs=inputs)
@@ -115,7 +112,7 @@ class _Reader:
         first = instances[0]
         if not isinstance(first, dict):
             if len(specs) > 1:
-                raise invalid(
+                raise invalid_argument(
                     "instances is a plain list, but expecting list of objects as multiple input tensors required as "
                     "per tensorinfo_map"
                 )
@@ -134,11 +131,11 @@ class _Reader:
             tensors = {}
             for spec in specs:
                 if spec.name not in inputs:
-                    raise invalid(f"Missing named input: {spec.name} in 'inputs' object.")
+                    raise invalid_argument(f"Missing named input: {spec.name} in 'inputs' object.")
                 tensors[spec.name] = self._tensor(inputs[spec.name], spec.dtype)
             return tensors
         if len(specs) > 1:
-            raise invalid(
+            raise invalid_argument(
                 "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
                 "tensorinfo_map"
             )
@@ -234,28 +231,28 @@ def _rows_carefully(instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict
     first = specs[0].name
     for index, element in enumerate(instances):
         if named and (not isinstance(element, dict) or is_base64_object(element)):
-            raise invalid(f"Expecting object but got list at item {index} of input list")
+            raise invalid_argument(f"Expecting object but got list at item {index} of input list")
         if not named and isinstance(element, dict) and not is_base64_object(element):
-            raise invalid(f"Expecting value/list but got object at item {index} of input list")
+            raise invalid_argument(f"Expecting value/list but got object at item {index} of input list")
         for name, value in element.items() if named else ((first, element),):
             try:
                 if name not in by_name:
-                    raise invalid(f"JSON object: does not have named input: {name}")
+                    raise invalid_argument(f"JSON object: does not have named input: {name}")
                 by_name[name].add(value)
             except StatusError as error:
                 key = f" key: {name}" if named else ""
-                raise invalid(
+                raise invalid_argument(
                     f"Failed to process element: {index}{key} of 'instances' list. Error: {error}"
                 ) from error
         if named and element.keys() != by_name.keys():
-            raise invalid(
+            raise invalid_argument(
                 f"Failed to process element: {index} of 'instances' list. JSON object: {debug_text(element)} keys "
                 f"must be equal to: {','.join(sorted(by_name))}"
             )
     if not named and len(specs) > 1:  # base64 objects, taken for values of the first input
         given, wanted = f"{{{first}}}", ",".join(sorted(by_name))
         missing = ",".join(sorted(by_name.keys() - {first}))
-        raise invalid(
+        raise invalid_argument(
             f"input size does not match signature: 1!={len(specs)} len({given}) != len({{{wanted}}}). "
             f"Sent extra: {{}}. Missing but required: {{{missing}}}."
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from batchtune.errors import UsageError
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 
 if TYPE_CHECKING:
     from batchtune.wire.protos import ModelServerConfig
@@ -115,20 +115,22 @@ def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
         StatusError: INVALID_ARGUMENT for a custom configuration, a model named twice or without name or path.
     """
     if config.WhichOneof("config") == "custom_model_config":
-        raise _invalid(
+        raise invalid_argument(
             "ServerModelConfig type not supported by HandleReloadConfigRequest. "
             "Only ModelConfigList is currently supported"
         )
     models: dict[str, ModelConfig] = {}
     for one in config.model_config_list.config:
         if not one.name:
-            raise _invalid(f"a model without a name is in the config list: base_path {one.base_path!r}")
+            raise invalid_argument(
+                f"a model without a name is in the config list: base_path {one.base_path!r}"
+            )
         if one.name in models:
-            raise _invalid(f"Illegal to list model {one.name} multiple times in config list")
+            raise invalid_argument(f"Illegal to list model {one.name} multiple times in config list")
         if not one.base_path:
-            raise _invalid(f"Expected model {one.name} to have a base_path; it is empty")
+            raise invalid_argument(f"Expected model {one.name} to have a base_path; it is empty")
         if one.model_platform not in {"", "tensorflow", "batchtune"}:
-            raise _invalid(
+            raise invalid_argument(
                 f"model {one.name}: unknown model_platform {one.model_platform!r}; expected tensorflow"
             )
         models[one.name] = ModelConfig(
@@ -147,11 +149,7 @@ def _policy(config: ModelServerConfig) -> VersionPolicy:
             return AllVersions()
         case "specific":
             if not policy.specific.versions:
-                raise _invalid(f"model {config.name}: the specific version policy names no versions")
+                raise invalid_argument(f"model {config.name}: the specific version policy names no versions")
             return SpecificVersions(tuple(policy.specific.versions))
         case _:
             return LatestVersions(policy.latest.num_versions or 1)
-
-
-def _invalid(message: str) -> StatusError:
-    return StatusError("INVALID_ARGUMENT", message)

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.loaded_model import PREDICT_METHOD, BackendOptions, LoadedModel, Tensors, out_of_memory
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
-SIGNATURE_NAME = "serving_default"
 _CUDA = "CUDAExecutionProvider"
 _DTYPES = {
     "tensor(bool)": "bool",
@@ -64,14 +63,14 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
         raise StatusError("INVALID_ARGUMENT", f"{path}: {error}") from error
     _check_device(path, session, options)
     signature = Signature(
-        name=SIGNATURE_NAME,
+        name=DEFAULT_SIGNATURE,
         method_name=PREDICT_METHOD,
         inputs=_specs(path, session.get_inputs()),
         outputs=_specs(path, session.get_outputs()),
     )
     run = _GraphRun(session, tuple(spec.name for spec in signature.outputs), failures)
     return LoadedModel(
-        platform="onnxruntime", signatures={SIGNATURE_NAME: signature}, runs={SIGNATURE_NAME: run}
+        platform="onnxruntime", signatures={DEFAULT_SIGNATURE: signature}, runs={DEFAULT_SIGNATURE: run}
     )
 
 

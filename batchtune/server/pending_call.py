@@ -20,7 +20,6 @@ from batchtune.server.session_request import EXPIRED_IN_QUEUE, Queued
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 
-DEFAULT_SIGNATURE = "serving_default"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
 
 _Client = TypeVar("_Client")

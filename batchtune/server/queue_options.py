@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import invalid_argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,3 @@ def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
 def next_allowed_size(rows: int, allowed_sizes: Sequence[int]) -> int:
     """The rows that a batch of `rows` runs with: the first allowed size that holds them, else `rows` itself."""
     return next((size for size in allowed_sizes if size >= rows), rows)
-
-
-def invalid_argument(message: str) -> StatusError:
-    """An INVALID_ARGUMENT error, the code of every broken rule."""
-    return StatusError("INVALID_ARGUMENT", message)

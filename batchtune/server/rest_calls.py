@@ -35,7 +35,6 @@ from batchtune.server.json_process import (
 )
 from batchtune.server.json_tensors import parse_request_object, read_inputs, signature_name
 from batchtune.server.pending_call import (
-    DEFAULT_SIGNATURE,
     PREDICT_METHODS,
     PendingCall,
     PendingCalls,
@@ -45,7 +44,7 @@ from batchtune.server.request_counts import CallKind, ModelTimes, RequestMetrics
 from batchtune.server.rest_routes import Route
 from batchtune.server.served_models import Models, Outputs, Servable, find_servable
 from batchtune.wire.protos import SignatureDefMap
-from batchtune.wire.signature import Signature
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
 _logger = logging.getLogger(__name__)

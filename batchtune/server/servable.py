@@ -19,11 +19,9 @@ from batchtune.server.session_request import Deliver, Queued
 from batchtune.server.sessions import Done, Session, SessionPool, in_words
 from batchtune.server.warmup import expected_sizes
 from batchtune.wire.protos import SignatureDefMap
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import FAULT, StatusError
 from batchtune.wire.tensors import signature_to_def
-
-_DEFAULT_SIGNATURE = "serving_default"
 
 _logger = logging.getLogger(__name__)
 
@@ -163,7 +161,7 @@ class Servable:
 
     def summary(self) -> str:
         """What it takes and gives, and how it is batched, in a line; of several signatures the default or the first."""
-        names = sorted(self.signatures, key=lambda name: (name != _DEFAULT_SIGNATURE, name))
+        names = sorted(self.signatures, key=lambda name: (name != DEFAULT_SIGNATURE, name))
         if self._pool is None or not names:
             return "closed"
         signature = self.signatures[names[0]]

@@ -23,14 +23,14 @@ from batchtune.batching import (
 from batchtune.server.batch_record import BatchObserver
 from batchtune.server.batching_session import BatchingSession
 from batchtune.server.loaded_model import Runner
-from batchtune.server.queue_options import QueueOptions, invalid_argument
+from batchtune.server.queue_options import QueueOptions
 from batchtune.server.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduler import SharedBatchScheduler
 from batchtune.server.session_request import Deliver, Queued
 from batchtune.server.tensor_merging import LengthPadding
 from batchtune.server.unbatched_session import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 
 SchedulerKind = Literal["shared", "streaming", "adaptive"]
 Done = Callable[[dict[str, NDArray[Any]] | None, StatusError | None], None]

@@ -16,8 +16,8 @@ from batchtune.batching import default_num_batch_threads
 from batchtune.server.batch_queue import Batch, CloseReason, TaskT
 from batchtune.server.batch_threads import NEVER_MICROS, BatchThreads
 from batchtune.server.clock import Clock, MonotonicClock
-from batchtune.server.queue_options import QueueOptions, invalid_argument
-from batchtune.wire.status import StatusError
+from batchtune.server.queue_options import QueueOptions
+from batchtune.wire.status import StatusError, invalid_argument
 
 
 class StreamingBatchScheduler:

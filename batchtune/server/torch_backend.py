@@ -27,10 +27,8 @@ from batchtune.server.torch_device import Device, HostDevice
 from batchtune.server.torch_lanes import Lanes
 from batchtune.server.torch_module import FAILURES, Forward, Specs, forward_in
 from batchtune.server.zeros import zeros
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
-
-SIGNATURE_NAME = "serving_default"
 
 
 def load_torch_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
@@ -100,13 +98,13 @@ def served_module(
 ) -> LoadedModel:
     """A module on `device` as a servable model; `inputs` and `outputs` in the module's own order."""
     signature = Signature(
-        name=SIGNATURE_NAME, method_name=PREDICT_METHOD, inputs=_by_name(inputs), outputs=_by_name(outputs)
+        name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=_by_name(inputs), outputs=_by_name(outputs)
     )
     run = _ModuleRun(torch, device, forward, inputs)
     return LoadedModel(
         platform="torch",
-        signatures={SIGNATURE_NAME: signature},
-        runs={SIGNATURE_NAME: run},
+        signatures={DEFAULT_SIGNATURE: signature},
+        runs={DEFAULT_SIGNATURE: run},
         empty=device.empty,
         prepare=run.prepare,
         close=run.close,

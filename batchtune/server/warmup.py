@@ -20,7 +20,7 @@ from batchtune.server.input_shapes import InputShape
 from batchtune.server.loaded_model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.log import note
 from batchtune.server.zeros import zeros
-from batchtune.wire.signature import Signature
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError
 from batchtune.wire.tensors import tensor_from_proto
 
@@ -110,10 +110,10 @@ def _request_of(log: Any) -> tuple[str, dict[str, NDArray[Any]]] | None:
     if kind == "predict_log":
         request = log.predict_log.request
         inputs = {name: tensor_from_proto(tensor) for name, tensor in request.inputs.items()}
-        return request.model_spec.signature_name or "serving_default", inputs
+        return request.model_spec.signature_name or DEFAULT_SIGNATURE, inputs
     if kind in {"classify_log", "regress_log"}:
         request = getattr(log, kind).request
-        return request.model_spec.signature_name or "serving_default", _examples(request.input)
+        return request.model_spec.signature_name or DEFAULT_SIGNATURE, _examples(request.input)
     return None
 
 

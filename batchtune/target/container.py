@@ -14,6 +14,8 @@ from typing import Final
 
 import psutil
 
+from batchtune.cpus import text_of
+
 PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
 INSPECT_LIMIT_S: Final = 5.0
 """An engine answers within 0.1 s; one that hangs must not hang the sweep."""
@@ -78,21 +80,21 @@ def _own_id_file(command: Sequence[str]) -> Path | None:
 
 def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
     """CPU seconds of the control group of a process; None where it has none of its own (it shares ours)."""
-    groups = _text(root / "proc" / str(pid) / "cgroup").splitlines()
-    ours = _text(root / "proc" / "self" / "cgroup").splitlines()
+    groups = text_of(root / "proc" / str(pid) / "cgroup").splitlines()
+    ours = text_of(root / "proc" / "self" / "cgroup").splitlines()
     mount = root / "sys/fs/cgroup"
     for line in groups:
         _, controllers, group = line.split(":", 2)
         if group == "/" or line in ours:
             continue
         if not controllers:
-            for entry in _text(mount / group.lstrip("/") / "cpu.stat").splitlines():
+            for entry in text_of(mount / group.lstrip("/") / "cpu.stat").splitlines():
                 name, _, value = entry.partition(" ")
                 if name == "usage_usec":
                     return int(value) / 1e6
         elif "cpuacct" in controllers.split(","):
             for folder in (mount / controllers, mount / "cpuacct"):
-                used_ns = _text(folder / group.lstrip("/") / "cpuacct.usage")
+                used_ns = text_of(folder / group.lstrip("/") / "cpuacct.usage")
                 if used_ns.isdigit():
                     return int(used_ns) / 1e9
     return None
@@ -119,10 +121,3 @@ def tree_listens(pid: int, port: int) -> bool:
         )
     except psutil.Error:
         return True
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

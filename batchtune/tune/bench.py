@@ -214,7 +214,7 @@ class Bench:
             or plan.source == "confirm"
         ):
             return None
-        rows = max(kind.rows or 1 for kind in self._scenario.request.kinds())
+        rows = self._scenario.request.rows_most
         size = 1 if plan.configuration.batching is None else in_force(plan.configuration, "max_batch_size")
         batch_requests_max = max(1, size // rows)
         return SloWatch(

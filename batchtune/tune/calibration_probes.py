@@ -16,7 +16,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.ask import Ask, run_s
-from batchtune.tune.pace import full_rows, rows_per_request
+from batchtune.tune.pace import full_rows
 from batchtune.tune.space import Space, in_force
 from batchtune.tune.strategy import Outlook, Strategy
 
@@ -68,7 +68,7 @@ def _rising(outlook: Outlook) -> Strategy:
 
 
 def _rising_sizes(outlook: Outlook) -> list[int]:
-    sizes, rows = searched_sizes(outlook.scenario), rows_per_request(outlook.scenario)
+    sizes, rows = searched_sizes(outlook.scenario), outlook.scenario.request.rows_most
     most = full_rows(outlook.scenario, sizes[-1], outlook.pace)
     wanted = policy.RISING_FACTOR * rows
     rising: list[int] = []
@@ -91,7 +91,7 @@ def _ask(outlook: Outlook, size: int, count: int) -> Ask | None:
         return None
     size = in_force(configuration, "max_batch_size")
     count = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
-    clients = round(size / rows_per_request(scenario) * (1 + count))
+    clients = round(size / scenario.request.rows_most * (1 + count))
     return Ask(
         configuration=configuration,
         source="calibration",
@@ -119,7 +119,7 @@ def _asks(outlook: Outlook) -> Iterator[Ask]:
 
 def searched_sizes(scenario: Scenario) -> list[int]:
     """Values of max_batch_size that the search may try, in rising order; those below one request's rows left out."""
-    least = rows_per_request(scenario)
+    least = scenario.request.rows_most
     knob = scenario.search.space.get("max_batch_size")
     values: tuple[Any, ...] = () if knob is None else knob.values
     found = sorted({int(one) for one in values if isinstance(one, int) and one >= least})

@@ -16,7 +16,7 @@ from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.load_run import Figures, LoadRun
-from batchtune.tune.pace import Pace, most_budget_s, rows_per_request, times_of
+from batchtune.tune.pace import Pace, most_budget_s, times_of
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import Probe, Source
 
@@ -113,7 +113,7 @@ def _batch_requests_max(scenario: Scenario, configuration: Configuration) -> int
     """The requests of a full batch; 1 without batching."""
     if configuration.batching is None:
         return 1
-    return int(max(1, in_force(configuration, "max_batch_size") // rows_per_request(scenario)))
+    return int(max(1, in_force(configuration, "max_batch_size") // scenario.request.rows_most))
 
 
 def _burst_clients(scenario: Scenario, configuration: Configuration, pace: Pace) -> int:
@@ -124,7 +124,7 @@ def _burst_clients(scenario: Scenario, configuration: Configuration, pace: Pace)
     requests = _batch_requests_max(scenario, configuration)
     threads = in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus)
     clients = int(min(max(4 * requests * threads, fewest), most))
-    rows, size = rows_per_request(scenario), in_force(configuration, "max_batch_size")
+    rows, size = scenario.request.rows_most, in_force(configuration, "max_batch_size")
     while clients > fewest and pace.turn_s(clients * rows, size) > policy.SATURATING_TURN_S:
         clients //= 2
     return max(clients, fewest)

@@ -25,7 +25,6 @@ from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.ask import Ask
 from batchtune.tune.memory import out_of_memory
-from batchtune.tune.pace import rows_per_request
 from batchtune.tune.ranking import merit
 from batchtune.tune.space import in_force
 from batchtune.tune.strategy import Outlook, Strategy
@@ -97,7 +96,7 @@ class _Guide:
         self._outlook = outlook
         self._scenario = outlook.scenario
         self._device = device
-        self._rows = rows_per_request(self._scenario)
+        self._rows = self._scenario.request.rows_most
         self._threads = usable_threads(self._scenario.target.cpus)
         self.bulk = self._scenario.search.mode == "bulk"
         self.sizes = self._sizes()

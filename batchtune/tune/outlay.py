@@ -10,7 +10,7 @@ from batchtune.scenario.spec import Scenario
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.calibration_probes import searched_sizes
-from batchtune.tune.pace import Pace, full_rows, rows_per_request, times_of
+from batchtune.tune.pace import Pace, full_rows, times_of
 
 
 def budget_s(scenario: Scenario, pace: Pace) -> float:
@@ -70,7 +70,7 @@ def _likely_rps(scenario: Scenario, pace: Pace, size: int) -> float | None:
     batch_s = pace.batch_s(size)
     if scenario.objective != "capacity" or not batch_s > 0.0:
         return None
-    return policy.LIKELY_LOAD * size / rows_per_request(scenario) / batch_s
+    return policy.LIKELY_LOAD * size / scenario.request.rows_most / batch_s
 
 
 def _with_size(scenario: Scenario, size: int) -> dict[str, int]:

@@ -95,7 +95,7 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
             shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
     return Pace(
         lone_s=lone_s if math.isfinite(lone_s) else math.nan,
-        lone_rows=rows_per_request(scenario),
+        lone_rows=scenario.request.rows_most,
         batch_s_by_rows=_alone_on_the_device(shortest_s),
     )
 
@@ -147,7 +147,7 @@ def times_of(
     if fresh and rate_rps is not None:
         share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * (budget_s or most_budget_s(scenario))
         duration_s = max(duration_s, min(policy.FRESH_BATCHES * batch_s, share_s))
-    in_flight = 2.0 * rows if closed is None else closed * rows_per_request(scenario)
+    in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s
     if "timeout_s" not in scenario.request.model_fields_set:
@@ -180,7 +180,7 @@ def rung_load(
 def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:
     """Rows of the largest batch that the scenario's traffic can fill, of sizes up to `largest`."""
     load, limit = scenario.load, primary_limit(scenario.slo)
-    rows = rows_per_request(scenario)
+    rows = scenario.request.rows_most
     if load.concurrency is not None:
         return max(min(largest, load.concurrency * rows), rows)
     seen = [size for size in pace.batch_s_by_rows if size <= largest]
@@ -208,7 +208,7 @@ def _batch_rows(
     scenario: Scenario, configuration: Configuration, *, clients: int | None, rate_rps: float | None
 ) -> float:
     """Rows that a batch of this traffic can hold: no more than are under way, or arrive while one may wait."""
-    rows = rows_per_request(scenario)
+    rows = scenario.request.rows_most
     if configuration.batching is None:
         return rows
     size = float(in_force(configuration, "max_batch_size"))
@@ -218,8 +218,3 @@ def _batch_rows(
     elif rate_rps is not None and limit is not None:
         size = min(size, rate_rps * limit.seconds * rows)
     return max(size, float(rows))
-
-
-def rows_per_request(scenario: Scenario) -> int:
-    """Rows of the scenario's largest kind of request."""
-    return max(kind.rows or 1 for kind in scenario.request.kinds())

@@ -11,7 +11,6 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec import Scenario
 from batchtune.tune import policy
 from batchtune.tune.ask import Ask
-from batchtune.tune.pace import rows_per_request
 from batchtune.tune.rule import RuleAnswer, throughput_interval_rule
 from batchtune.tune.strategy import Outlook, Strategy
 from batchtune.tune.trial import Source, Trial
@@ -96,7 +95,7 @@ def rule_answer(scenario: Scenario, trials: Sequence[Trial]) -> RuleAnswer | Non
         rows_per_s=rows_per_s,
         lone_latency_s=lone_latency_s,
         limits=scenario.slo.limits(),
-        rows_per_request=rows_per_request(scenario),
+        rows_per_request=scenario.request.rows_most,
     )
 
 

@@ -19,7 +19,6 @@ from batchtune.tune import policy
 from batchtune.tune.ask import Ask
 from batchtune.tune.ledger import without_superseded
 from batchtune.tune.memory import out_of_memory
-from batchtune.tune.pace import rows_per_request
 from batchtune.tune.references import rule_ask, rule_probes
 from batchtune.tune.rule_rounds import Conclusion, Round, Step, next_step
 from batchtune.tune.space import in_force
@@ -52,7 +51,7 @@ def rule_conclusion(scenario: Scenario, trials: Sequence[Trial]) -> Conclusion |
         return None
     found = next_step(
         rounds,
-        rows_per_request=rows_per_request(scenario),
+        rows_per_request=scenario.request.rows_most,
         rows_under_way=_rows_under_way(scenario),
         last=True,
     )
@@ -90,7 +89,7 @@ def _settled(outlook: Outlook, rounds: Sequence[Round]) -> Ask | None:
     """The trial of what the rounds recommend; None when nothing works."""
     if not rounds:
         return None
-    found = next_step(rounds, rows_per_request=rows_per_request(outlook.scenario), last=True)
+    found = next_step(rounds, rows_per_request=outlook.scenario.request.rows_most, last=True)
     if not isinstance(found, Conclusion) or found.best is None:
         return None
     best = found.best
@@ -100,7 +99,7 @@ def _settled(outlook: Outlook, rounds: Sequence[Round]) -> Ask | None:
 def _step(outlook: Outlook, rounds: Sequence[Round]) -> Step | None:
     found = next_step(
         rounds,
-        rows_per_request=rows_per_request(outlook.scenario),
+        rows_per_request=outlook.scenario.request.rows_most,
         rows_under_way=_rows_under_way(outlook.scenario),
     )
     return found if isinstance(found, Step) else None
@@ -117,7 +116,7 @@ def _candidate(outlook: Outlook, max_batch_size: int, interval_s: float, reason:
 
 
 def _probe(scenario: Scenario, configuration: Configuration, why: str) -> Ask:
-    requests = math.ceil(2 * in_force(configuration, "max_batch_size") / rows_per_request(scenario))
+    requests = math.ceil(2 * in_force(configuration, "max_batch_size") / scenario.request.rows_most)
     return Ask(
         configuration=configuration,
         source="probe",
@@ -169,7 +168,7 @@ def _round_trials(scenario: Scenario, trials: Sequence[Trial]) -> list[Trial]:
 
 def _rows_under_way(scenario: Scenario) -> int | None:
     clients = scenario.load.concurrency
-    return None if clients is None else clients * rows_per_request(scenario)
+    return None if clients is None else clients * scenario.request.rows_most
 
 
 def _first_answer(trials: Sequence[Trial]) -> Trial | None:

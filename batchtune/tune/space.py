@@ -44,7 +44,7 @@ class Space:
         self._scenario = scenario
         self._search = scenario.search
         self._defaults = _defaults(scenario.target.cpus)
-        self._rows_per_request = max(kind.rows or 1 for kind in scenario.request.kinds())
+        self._rows_per_request = scenario.request.rows_most
         self.shape: Mapping[str, int] = {
             name: len(knob.values) for name, knob in scenario.search.space.items()
         }

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.wire.arrays import MAX_RANK, as_bytes, little_endian, object_array
+
 # datatype -> numpy's name, and the field of typed contents (none for FP16 and BF16)
 _DATATYPES: dict[str, tuple[str, str]] = {
     "BOOL": ("bool", "bool_contents"),
@@ -41,7 +43,6 @@ _JSON_TYPES: dict[str, set[type]] = {
     "V": {int, float},  # bfloat16
     "O": {str},
 }
-_MAX_RANK = 64  # numpy's
 _MAX_DIMENSION = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
@@ -67,16 +68,16 @@ def to_raw(array: NDArray[Any]) -> bytes:
     """The array's elements as bytes; raises ValueError for objects that are neither text nor bytes."""
     if datatype_of(array) != "BYTES":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    values = [_as_bytes(value) for value in array.ravel().tolist()]
+    values = [as_bytes(value) for value in array.ravel().tolist()]
     return b"".join(piece for value in values for piece in (_LENGTH.pack(len(value)), value))
 
 
 def from_raw(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
     """The array that `raw` holds; raises ValueError when its length is not that of datatype and shape."""
     count = _count(shape)
-    dtype = _dtype_of(datatype)
+    dtype = little_endian(numpy_name(datatype))
     if dtype.hasobject:
-        return _object_array(_split(raw, count)).reshape(shape)
+        return object_array(_split(raw, count)).reshape(shape)
     if len(raw) != count * dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes are not a tensor of {datatype} with shape {list(shape)}")
     if dtype.kind == "b":
@@ -93,7 +94,7 @@ def to_json(array: NDArray[Any]) -> Any:
     datatype = datatype_of(array)
     if datatype == "BYTES":
         try:
-            return [_as_bytes(value).decode() for value in array.ravel().tolist()]
+            return [as_bytes(value).decode() for value in array.ravel().tolist()]
         except UnicodeDecodeError as error:
             raise ValueError("BYTES that are not UTF-8 cannot travel as JSON, only as binary data") from error
     if not _DATATYPES[datatype][1]:
@@ -103,19 +104,19 @@ def to_json(array: NDArray[Any]) -> Any:
 
 def from_json(data: Any, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
     """The array of a JSON list, flat or nested as `shape` says; raises ValueError when it does not fit."""
-    dtype = _dtype_of(datatype)
+    dtype = little_endian(numpy_name(datatype))
     flat = _flattened(data, shape)
     strange = set(map(type, flat)) - _JSON_TYPES[dtype.kind]
     if strange:
         raise ValueError(f"{datatype} data hold {', '.join(sorted(kind.__name__ for kind in strange))}")
     if dtype.hasobject:
-        return _object_array([text.encode() for text in flat]).reshape(shape)
+        return object_array([text.encode() for text in flat]).reshape(shape)
     return _array_of(flat, datatype, dtype).reshape(shape)
 
 
 def from_contents(contents: Any, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
     """The array of an InferTensorContents; raises ValueError when it does not fit."""
-    dtype = _dtype_of(datatype)
+    dtype = little_endian(numpy_name(datatype))
     field = _DATATYPES[datatype][1]
     if not field:
         raise ValueError(f"{datatype} travels as raw contents only")
@@ -123,24 +124,12 @@ def from_contents(contents: Any, datatype: str, shape: Sequence[int]) -> NDArray
     if len(values) != _count(shape):
         raise ValueError(f"{len(values)} {field} are not a tensor with shape {list(shape)}")
     if dtype.hasobject:
-        return _object_array(values).reshape(shape)
+        return object_array(values).reshape(shape)
     return _array_of(values, datatype, dtype).reshape(shape)
 
 
-def _dtype_of(datatype: str) -> np.dtype[Any]:
-    name = numpy_name(datatype)
-    dtype: np.dtype[Any]
-    if name == "bfloat16":
-        import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
-
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    else:
-        dtype = np.dtype(name).newbyteorder("<")
-    return dtype
-
-
 def _count(shape: Sequence[Any]) -> int:
-    if len(shape) > _MAX_RANK or any(
+    if len(shape) > MAX_RANK or any(
         not isinstance(size, int) or not 0 <= size <= _MAX_DIMENSION for size in shape
     ):
         raise ValueError(f"{list(shape)} is no shape of a tensor")
@@ -183,17 +172,3 @@ def _split(raw: bytes, count: int) -> list[bytes]:
     if position != len(raw):
         raise ValueError(f"BYTES end at {position}, not after {len(raw)} bytes")
     return values
-
-
-def _object_array(values: Sequence[Any]) -> NDArray[Any]:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
-
-
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes):
-        return value
-    raise ValueError(f"BYTES hold bytes or text, not {type(value).__name__}")

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-_MAX_RANK = 64  # numpy's
+from batchtune.wire.arrays import MAX_RANK, as_bytes
 
 
 def encode_predict_json(
@@ -81,7 +81,7 @@ def _json_values(array: NDArray[Any]) -> Any:
 
 
 def _json_string(value: Any) -> Any:
-    raw = _as_bytes(value)
+    raw = as_bytes(value)
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -91,8 +91,8 @@ def _json_string(value: Any) -> Any:
 def _map_nested(value: Any, function: Callable[[Any], Any], rank: int = 0) -> Any:
     if not isinstance(value, list):
         return function(value)
-    if rank >= _MAX_RANK:
-        raise ValueError(f"lists are nested more than {_MAX_RANK} deep")
+    if rank >= MAX_RANK:
+        raise ValueError(f"lists are nested more than {MAX_RANK} deep")
     return [_map_nested(item, function, rank + 1) for item in value]
 
 
@@ -133,11 +133,3 @@ def _read_string(leaf: Any) -> bytes:
     if isinstance(leaf, dict) and not _is_named(leaf):
         return base64.b64decode(leaf["b64"], validate=True)
     raise ValueError("strings and other values are mixed in one tensor")
-
-
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes):
-        return value
-    raise ValueError(f"a string tensor holds bytes or text, not {type(value).__name__}")

@@ -57,3 +57,8 @@ class StatusError(Exception):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+def invalid_argument(message: str) -> StatusError:
+    """INVALID_ARGUMENT, the code of every broken rule."""
+    return StatusError("INVALID_ARGUMENT", message)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.wire.arrays import MAX_RANK, as_bytes, little_endian, object_array
 from batchtune.wire.protos import DataType, PredictRequest, PredictResponse, SignatureDef, TensorProto
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.varint import read_varint, varint
@@ -24,7 +25,6 @@ _FILLED_BYTES_MAX = 2**24
 """Of a tensor whose last value is repeated: filling so many takes 5 ms, and the message may have 30 bytes."""
 
 _SPLIT_STRINGS_MAX = 2**16  # they hold the event loop for 25 ms
-_MAX_RANK = 64  # numpy's
 
 # name of the DataType, numpy's name, field of the typed values
 _DTYPES: tuple[tuple[str, str, str], ...] = (
@@ -89,8 +89,8 @@ def tensor_from_proto(proto: Any) -> NDArray[Any]:
         dtype = _dtype_of(proto.dtype)
     shape_proto = proto.tensor_shape
     rank = len(shape_proto.dim)
-    if rank > _MAX_RANK:  # before the sizes are multiplied, which takes the square of their number
-        raise ValueError(f"a tensor of {rank} dimensions has more than {_MAX_RANK}")
+    if rank > MAX_RANK:  # before the sizes are multiplied, which takes the square of their number
+        raise ValueError(f"a tensor of {rank} dimensions has more than {MAX_RANK}")
     shape = [dim.size for dim in shape_proto.dim]
     if shape_proto.unknown_rank or (shape and min(shape) < 0):
         raise ValueError(f"tensor shape {shape} is not fully known")
@@ -100,7 +100,7 @@ def tensor_from_proto(proto: Any) -> NDArray[Any]:
     content = proto.tensor_content
     if dtype.hasobject:
         values = _split_strings(content, count) if content else proto.string_val
-        return _repeat_last(_object_array(values), count, b"").reshape(shape)
+        return _repeat_last(object_array(values), count, b"").reshape(shape)
     if content:
         if len(content) != count * dtype.itemsize:
             raise ValueError(f"tensor_content has {len(content)} bytes, which is not {shape} of {dtype}")
@@ -124,7 +124,7 @@ def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:
     for size in array.shape:
         dims.add().size = size
     if number == _STRING:
-        proto.string_val.extend([_as_bytes(value) for value in array.ravel().tolist()])
+        proto.string_val.extend([as_bytes(value) for value in array.ravel().tolist()])
     elif as_content:
         proto.tensor_content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     elif name in _RAW_PACKED_TAG:
@@ -191,15 +191,7 @@ def decode_predict_response(message: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _dtype_of(number: int) -> np.dtype[Any]:
-    name = numpy_name(number)
-    dtype: np.dtype[Any]
-    if name == "bfloat16":
-        import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
-
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    else:
-        dtype = np.dtype(name).newbyteorder("<")
-    _dtype_by_number[number] = dtype
+    dtype = _dtype_by_number[number] = little_endian(numpy_name(number))
     return dtype
 
 
@@ -236,12 +228,6 @@ def _repeat_last(values: NDArray[Any], count: int, empty: Any) -> NDArray[Any]:
     return full
 
 
-def _object_array(values: Sequence[Any]) -> NDArray[Any]:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
-
-
 def _split_strings(content: bytes, count: int) -> list[bytes]:
     """Decode strings in `tensor_content`: the lengths as varints, then all bytes (port::DecodeStringList)."""
     if count > _SPLIT_STRINGS_MAX:
@@ -260,14 +246,6 @@ def _split_strings(content: bytes, count: int) -> list[bytes]:
         strings.append(content[position : position + size])
         position += size
     return strings
-
-
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes):
-        return value
-    raise ValueError(f"a string tensor holds bytes or text, not {type(value).__name__}")
 
 
 def _spec(alias: str, info: Any) -> TensorSpec:

@@ -29,7 +29,6 @@ from batchtune.batching import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec import Scenario
-from batchtune.tune.pace import rows_per_request
 from batchtune.tune.references import reference_configurations
 from batchtune.tune.space import Space
 from batchtune.tune.trial import Trial
@@ -165,7 +164,7 @@ def simulated(
     """
     limit = primary_limit(scenario.slo)
     assert limit is not None
-    scheduler, rows = batcher_of(configuration), rows_per_request(scenario)
+    scheduler, rows = batcher_of(configuration), scenario.request.rows_most
 
     def judged(run: SimulatedRun) -> tuple[float, float, float]:
         """Answers per second, p95 and its excess of a run, its first tenth not counted."""

@@ -27,7 +27,7 @@ from batchtune.report.html.search_figures import history, pareto
 from batchtune.report.html.space_figures import heat_maps, slices
 from batchtune.report.html.trial_rows import COLUMNS, trial_rows
 from batchtune.report.html.twin_figures import agreement, rates
-from batchtune.report.statement import PROTOCOLS
+from batchtune.report.units import PROTOCOLS
 from batchtune.scenario.units import counted, rounded_duration
 
 _HERE: Final = Path(__file__).parent

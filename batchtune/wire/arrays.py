@@ -1,0 +1,37 @@
+"""What do numpy's arrays need wherever tensors travel: strings as objects, little-endian numbers, bfloat16?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_RANK = 64
+"""numpy's own limit."""
+
+
+def object_array(values: Sequence[Any]) -> NDArray[Any]:
+    """One dimension of Python objects."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def as_bytes(value: Any) -> bytes:
+    """An element of a string tensor; raises ValueError for what is neither text nor bytes."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise ValueError(f"strings are bytes or text, not {type(value).__name__}")
+
+
+def little_endian(name: str) -> np.dtype[Any]:
+    """The dtype of this name as it travels."""
+    if name == "bfloat16":
+        import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name).newbyteorder("<")

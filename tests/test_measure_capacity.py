@@ -87,7 +87,7 @@ def test_the_limit_that_is_missed_first_sets_the_capacity() -> None:
         server = SimulatedServer(tau_s=TAU_S, limit=P95, others=(median,))
         found = find_capacity(server, replace(PLAN, seed=seed))
         near += abs(found.crossing_rps / 1300 - 1) <= 0.05
-        assert 0.88 * 1300 <= found.rate_rps.low <= 1.04 * 1300
+        assert 0.85 * 1300 <= found.rate_rps.low <= 1.08 * 1300
     assert near >= 16
 
 

@@ -33,5 +33,6 @@ def little_endian(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes  # comes with tensorflow; registers the dtype with numpy
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(name).newbyteorder("<")

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.json_complaints import complaint as rapidjson_complaint
 from batchtune.server.json_text import DEBUG_BYTES, debug_text, parse_json, to_bytes, type_name
 from batchtune.wire.status import StatusError
 
@@ -74,29 +73,6 @@ def test_a_number_too_big_is_refused_beside_a_bare_infinity() -> None:
 
 def test_a_body_is_complained_of_only_up_to_its_end() -> None:
     assert parse_json(rb'{"a": NaN} "\ud800"').keys() == {"a"}
-
-
-def test_words_of_a_decoder_to_come_are_called_unspecific() -> None:
-    error = json.JSONDecodeError("Something nobody has met yet", "[1 2]", 3)
-    assert rapidjson_complaint(error) == ("Unspecific syntax error.", 3)
-
-
-@pytest.mark.parametrize(
-    ("message", "document", "comma", "words"),
-    [
-        (
-            "Illegal trailing comma before end of object",
-            '{"a":1 ,\n}',
-            7,
-            ("Missing a name for object member.", 9),
-        ),
-        ("Illegal trailing comma before end of array", "[1,]", 2, ("Invalid value.", 3)),
-    ],
-)
-def test_python_3_13_points_at_the_comma(
-    message: str, document: str, comma: int, words: tuple[str, int]
-) -> None:
-    assert rapidjson_complaint(json.JSONDecodeError(message, document, comma)) == words
 
 
 def test_what_rapidjson_accepts_beyond_json_is_accepted() -> None:

@@ -2,7 +2,7 @@
 
 orjson reads what is strictly JSON; what it refuses, TensorFlow Serving's parser (rapidjson 1.1, iterative, with NaN
 and Infinity, stopping when done) may still accept: bare `NaN`, `Infinity` and `Inf`, text after the value, bytes that
-are no UTF-8. Error texts are rapidjson's, with the offset in bytes.
+are no UTF-8. It is asked then, through python-rapidjson: error texts are its own, with the offset in bytes.
 """
 
 from __future__ import annotations
@@ -14,29 +14,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
+import rapidjson
 
-from batchtune.server.json_complaints import LONE_SURROGATE, NUMBER_TOO_BIG, STRING, complaint
 from batchtune.wire.status import StatusError
 
 DEBUG_BYTES = 256
 """JSON shown in an error message is cut at the first token past this many bytes."""
 
-_BARE_INFINITY = re.compile(STRING + r"|Inf(?!i)", re.DOTALL)
-_LONE_SURROGATE = re.compile(
-    r"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
-)
-_TOO_BIG = re.compile(STRING + r"|[-0-9][-+.0-9eE]+", re.DOTALL)
-
-
-def _finite(text: str) -> float:
-    """A number of the text; raises OverflowError beyond double."""
-    value = float(text)
-    if math.isinf(value):
-        raise OverflowError
-    return value
-
-
-_decoder = json.JSONDecoder(parse_float=_finite)
+NUMBER_TOO_BIG = "Number too big to be stored in double."
+LONE_SURROGATE = "The surrogate pair in string is invalid."
+# Possessive and closed by the end of the text too: linear even on a hostile body.
+_BARE_INFINITY = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)|Inf(?!i)', re.DOTALL)
+_NUMBERS = rapidjson.NM_NAN | rapidjson.NM_NATIVE
+_NO_VALUE_STARTS_SO = frozenset("}],:\0")
+# rapidjson 1.1 as released; python-rapidjson holds a later commit.
+_REWORDED = {"Invalid encoding in string.": "Invalid escape character in string."}
 
 
 def parse_json(body: bytes) -> Any:
@@ -49,7 +41,7 @@ def parse_json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         if error.msg.startswith("number is infinity"):
-            raise _parse_error(NUMBER_TOO_BIG, _byte_offset(body.decode(), error.pos)) from error
+            raise _parse_error(NUMBER_TOO_BIG, len(body.decode()[: error.pos].encode())) from error
         return _parse_leniently(body)
 
 
@@ -95,43 +87,30 @@ def _parse_leniently(body: bytes) -> Any:
     start = len(text) - len(text.lstrip(" \t\r\n\ufeff"))
     if start == len(text):
         raise _parse_error("The document is empty" + ("." if body else ""), len(body) if body else None)
+    lead = len(text[:start].encode())
+    if text[start] in _NO_VALUE_STARTS_SO:
+        raise _parse_error("The document is empty.", lead)
+    value = _read(text.encode("utf-8", "replace"), lead)  # a byte that is no UTF-8 is one byte here too
+    if body.isascii():
+        return value
+    spelled_out = _BARE_INFINITY.sub(lambda match: "Infinity" if match[0] == "Inf" else match[0], text)
     try:
-        value, end = _decoder.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        if text.startswith(("Inf", "-Inf"), error.pos):
-            spelled_out = _BARE_INFINITY.sub(lambda one: "Infinity" if one[0] == "Inf" else one[0], text)
-            if spelled_out != text:
-                return _parse_leniently(spelled_out.encode("utf-8", "surrogateescape"))
-        _check_surrogates(text, len(text) if error.msg.startswith("Unterminated") else error.pos)
-        message, at = complaint(error)
-        raise _parse_error(message, _byte_offset(text, at)) from error
+        return json.JSONDecoder().raw_decode(spelled_out, start)[0]
+    except ValueError:  # -NaN
+        return value
+
+
+def _read(body: bytes, lead: int) -> Any:
+    """The value that begins at `lead`, whatever follows it."""
+    try:
+        return rapidjson.loads(body[lead:], number_mode=_NUMBERS)
     except RecursionError as error:
         raise _parse_error("Nested too deeply.", len(body)) from error
-    except (OverflowError, ValueError) as error:  # ValueError: an integer of more digits than Python reads
-        raise _parse_error(NUMBER_TOO_BIG, _byte_offset(text, _number_too_big(text))) from error
-    _check_surrogates(text, end)
-    return value
-
-
-def _check_surrogates(text: str, end: int) -> None:
-    lone = _LONE_SURROGATE.search(text, 0, end) if "\\u" in text else None
-    if lone is not None:
-        raise _parse_error(LONE_SURROGATE, _byte_offset(text, lone.start(1)))
-
-
-def _number_too_big(text: str) -> int:
-    """Where the first number stands that no double can hold."""
-    for number in _TOO_BIG.finditer(text):
-        try:
-            if number[0][0] != '"' and math.isinf(float(number[0])):
-                return number.start()
-        except ValueError:  # no number after all
-            continue
-    return len(text)
-
-
-def _byte_offset(text: str, offset: int) -> int:
-    return len(text[:offset].encode("utf-8", "surrogateescape"))
+    except rapidjson.JSONDecodeError as error:
+        place, _, message = str(error).removeprefix("Parse error at offset ").partition(": ")
+        if message.startswith("The document root must not be followed"):
+            return _read(body[: lead + int(place)], lead)
+        raise _parse_error(_REWORDED.get(message, message), lead + int(place)) from error
 
 
 def _parse_error(message: str, offset: int | None) -> StatusError:

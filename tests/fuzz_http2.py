@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+from tensor_protos import tensor_to_proto
 from wire_peers import REQUEST_HEADERS, ClientUnderTest, ServerUnderTest, grpc_message, raw_frame
 
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
@@ -25,7 +26,7 @@ from batchtune.wire.http2_frames import PREFACE
 from batchtune.wire.protos import PredictRequest, TensorProto
 from batchtune.wire.rest_tensors import decode_predict_json
 from batchtune.wire.server_limits import ServerLimits
-from batchtune.wire.tensors import decode_predict_response, tensor_from_proto, tensor_to_proto
+from batchtune.wire.tensors import decode_predict_response, tensor_from_proto
 
 LIMITS = ServerLimits(max_message_bytes=100_000, max_buffered_bytes=200_000, max_concurrent_streams=20)
 REQUEST_BLOCK = encode_block(REQUEST_HEADERS)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from server_process import ServerProcess
+from tensor_protos import tensor_to_proto
 
 from batchtune.wire.protos import DataType, PredictRequest, PredictResponse
-from batchtune.wire.tensorflow_messages import described_files
-from batchtune.wire.tensors import decode_predict_response, tensor_to_proto
+from batchtune.wire.tensorflow_messages import _FILES, _described
+from batchtune.wire.tensors import decode_predict_response
 
 ABSENT = """
 import sys
@@ -65,6 +66,12 @@ except ModuleNotFoundError:
 """
     )
     assert said == "absent\n"
+
+
+def described_files() -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    """The declarations by file name, dependencies first."""
+    described = (_described(path, *declared) for path, declared in _FILES.items())
+    return {file.name: file for file in described}
 
 
 def real_files() -> dict[str, descriptor_pb2.FileDescriptorProto]:

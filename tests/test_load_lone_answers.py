@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 import numpy as np
 import pytest
+from tensor_protos import tensor_to_proto
 
 from batchtune.errors import TargetError
 from batchtune.load.answers import difference
@@ -20,7 +21,7 @@ from batchtune.scenario.request_spec import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.protos import PredictRequest, PredictResponse
 from batchtune.wire.signature import Signature, TensorSpec
-from batchtune.wire.tensors import tensor_from_proto, tensor_to_proto
+from batchtune.wire.tensors import tensor_from_proto
 
 SIGNATURE = Signature(
     name="serving_default",

@@ -15,6 +15,7 @@ import pytest
 from google.protobuf.text_format import Parse
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from server_fakes import FakeModels, FakeServable, RunningGrpc, running_grpc, signature, spec
+from tensor_protos import tensor_to_proto
 
 from batchtune.server.health import HealthCalls
 from batchtune.server.reflection import REFLECTION_SERVICES, Reflection
@@ -35,7 +36,7 @@ from batchtune.wire.protos import (
     TensorProto,
 )
 from batchtune.wire.status import GRPC_CODES, StatusError
-from batchtune.wire.tensors import encode_predict_request, tensor_from_proto, tensor_to_proto
+from batchtune.wire.tensors import encode_predict_request, tensor_from_proto
 
 # Their message modules are those of wire.protos, so TensorFlow itself is not imported.
 from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc  # isort: skip

@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from server_process import ServerProcess, free_ports, run_to_end, write_emulated
+from tensor_protos import tensor_to_proto
 
 from batchtune.wire.grpc import GrpcClientConnection
 from batchtune.wire.grpc_calls import prepare_call
@@ -30,7 +31,7 @@ from batchtune.wire.protos import (
     ReloadConfigRequest,
     ReloadConfigResponse,
 )
-from batchtune.wire.tensors import decode_predict_response, encode_predict_request, tensor_to_proto
+from batchtune.wire.tensors import decode_predict_response, encode_predict_request
 
 LOOK_ONCE = "--file_system_poll_wait_seconds=0"
 METRICS = "/monitoring/prometheus/metrics"

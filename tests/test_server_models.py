@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensor_protos import tensor_to_proto
 
 from batchtune.batching import BatchingParameters
 from batchtune.server.emulated_backend import load_emulated_model
@@ -21,7 +22,6 @@ from batchtune.server.warmup import WARMUP_FILE, warm_up
 from batchtune.wire.protos import PredictionLog, SignatureDefMap
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import tensor_to_proto
 
 CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
 EMULATED = """

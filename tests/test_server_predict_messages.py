@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from tensor_protos import tensor_to_proto
 
 from batchtune.server.metrics import Metrics
 from batchtune.server.predict_requests import PredictRequests, decode_inputs
@@ -19,7 +20,7 @@ from batchtune.server.predict_responses import PredictResponses
 from batchtune.server.request_counts import RequestCounts
 from batchtune.wire.protos import PredictRequest, PredictResponse
 from batchtune.wire.status import StatusError
-from batchtune.wire.tensors import encode_predict_request, tensor_from_proto, tensor_to_proto
+from batchtune.wire.tensors import encode_predict_request, tensor_from_proto
 
 DTYPES = [
     "float32",

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recording_device import RecordingDevice
 
 from batchtune.batching import BatchingParameters
 from batchtune.server import torch_lanes
@@ -66,7 +67,7 @@ class Counted:
 def test_only_recorded_sizes_are_replayed_and_all_give_the_models_answer(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    model = served(Counted(), HostDevice(torch, records=True))
+    model = served(Counted(), RecordingDevice(torch))
     model.prepare((2, 4), 1)
     for count in (1, 2, 3, 4):
         np.testing.assert_array_equal(run(model, rows(count)), rows(count) * 2)
@@ -80,7 +81,7 @@ def test_only_recorded_sizes_are_replayed_and_all_give_the_models_answer(
 
 
 def test_an_answer_outlives_the_next_batch_on_the_same_lane() -> None:
-    model = served(Counted(), HostDevice(torch, records=True))
+    model = served(Counted(), RecordingDevice(torch))
     model.prepare((2,), 1)
     first = run(model, rows(2))
     run(model, rows(2, start=100))
@@ -96,7 +97,7 @@ def test_batches_in_work_together_do_not_share_tensors() -> None:
             together.wait()
         return x + 1
 
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model.prepare((2,), 2)
     armed.append(True)
     answers: dict[int, np.ndarray] = {}
@@ -128,7 +129,7 @@ def test_no_more_batches_are_in_work_than_there_are_lanes() -> None:
             inside[0] -= 1
         return x
 
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model.prepare((2,), 2)
     threads = [threading.Thread(target=run, args=(model, rows(2))) for _ in range(8)]
     for thread in threads:
@@ -140,7 +141,7 @@ def test_no_more_batches_are_in_work_than_there_are_lanes() -> None:
 
 def test_other_parameters_bring_other_graphs() -> None:
     module = Counted()
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model.prepare((2,), 1)
     module.calls.clear()
     model.prepare((8, 4), 2)
@@ -150,7 +151,7 @@ def test_other_parameters_bring_other_graphs() -> None:
 
 def test_a_change_that_leaves_sizes_and_threads_alone_records_nothing_anew() -> None:
     module = Counted()
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model.prepare((8, 4), 2)
     module.calls.clear()
     model.prepare((4, 8), 2)
@@ -169,7 +170,7 @@ def test_batches_under_way_end_before_other_graphs_are_recorded() -> None:
             assert go_on.wait(20)
         return x * 2
 
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model.prepare((2,), 1)
     asking = threading.Thread(target=run, args=(model, rows(3)))
     asking.start()
@@ -192,7 +193,7 @@ def test_a_surprise_while_recording_costs_no_lane() -> None:
             raise IndexError("nobody expects this")
         return x * 2
 
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     with pytest.raises(IndexError):
         model.prepare((2,), 3)
     armed[0] = False
@@ -209,7 +210,7 @@ def test_a_size_that_cannot_be_recorded_runs_without_a_graph(capfd: pytest.Captu
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return x * 2
 
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model_device_knows_oom(model)
     model.prepare((2, 4), 2)
     recording[0] = False
@@ -251,7 +252,7 @@ def test_recording_ends_when_its_time_is_up(
 ) -> None:
     monkeypatch.setattr(torch_lanes, "RECORDING_LIMIT_S", -1.0)
     module = Counted()
-    model = served(module, HostDevice(torch, records=True))
+    model = served(module, RecordingDevice(torch))
     model.prepare((2, 4), 2)
     assert module.calls == []
     assert capfd.readouterr().err.count("no more CUDA graphs") == 1

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tensor_protos import tensor_to_proto
 
 from batchtune.wire.protos import (
     PredictRequest,
@@ -29,7 +30,6 @@ from batchtune.wire.tensors import (
     signature_from_def,
     signature_to_def,
     tensor_from_proto,
-    tensor_to_proto,
 )
 
 NUMERIC = ["float32", "float64", "int32", "uint8", "int16", "int8", "complex64", "int64", "bool", "uint16"]
@@ -304,7 +304,7 @@ for name in sys.argv[1:]:
     array = np.arange(6).reshape(2, 3).astype(name)
     proto = tf.make_tensor_proto(array)
     assert isinstance(proto, protos.TensorProto)
-    content, typed = (tensors.tensor_to_proto(array, as_content=choice) for choice in (True, False))
+    content, typed = (tensor_to_proto(array, as_content=choice) for choice in (True, False))
     for ours in (proto, content, typed):
         values = tf.make_ndarray(ours).tolist()
         assert tensors.tensor_from_proto(ours).tolist() == values == array.tolist(), name
@@ -313,7 +313,7 @@ for name in sys.argv[1:]:
 half = tf.constant([1.5, -2.0], tf.bfloat16)
 assert (tensors.tensor_from_proto(tf.make_tensor_proto(half)) == half.numpy()).all()
 for as_content in (True, False):
-    ours = tensors.tensor_to_proto(half.numpy(), as_content=as_content)
+    ours = tensor_to_proto(half.numpy(), as_content=as_content)
     assert (tf.make_ndarray(ours) == half.numpy()).all()
 text = tf.make_tensor_proto([[b"a", b""], [b"\\xff", b"d"]])
 assert tensors.tensor_from_proto(text).tolist() == tf.make_ndarray(text).tolist()

@@ -91,13 +91,6 @@ class Samples:
         return latency_ns
 
     @property
-    def send_lag_ns(self) -> NDArray[np.int64]:
-        """How late the client itself sent each request that was sent, shape (≤ n,): waits for the server excluded."""
-        sent = self.sent_ns != NEVER_NS
-        lag_ns: NDArray[np.int64] = (self.sent_ns - self.due_ns - self.connection_wait_ns)[sent]
-        return lag_ns
-
-    @property
     def client_cpu_ratio(self) -> float:
         """The part of the client's cores that the client used; 0 when nothing ran."""
         available_s = self.wall_s * self.client_cores

@@ -62,11 +62,6 @@ class RequestSet:
         """What carries the bodies: gRPC, or HTTP/1.1."""
         return "grpc" if self.protocol in {"grpc", "kserve_grpc"} else "rest"
 
-    @property
-    def rows_mean(self) -> float:
-        """Rows of a request on average."""
-        return float(np.mean(np.asarray(self.rows)[self.order]))
-
 
 def build_requests(
     request: RequestSpec,

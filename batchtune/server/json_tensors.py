@@ -30,7 +30,6 @@ from batchtune.server.json_text import debug_text, parse_json, to_bytes
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError, invalid_argument
 
-_EITHER = "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
 _MAX_PACKED_VALUES = 1 << 16
 
 

@@ -82,13 +82,14 @@ class Device(Protocol):
 
 
 class HostDevice:
-    """The CPU. `records` is for tests: graphs that keep one set of tensors, as CUDA's do, and run the module again."""
+    """The CPU, on which nothing is recorded."""
 
-    def __init__(self, torch: Any, *, records: bool = False) -> None:
+    records = False
+
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.name = torch.device("cpu")
         self.lanes_max: int | None = None
-        self.records = records
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.empty(shape, dtype)
@@ -102,7 +103,7 @@ class HostDevice:
         return staged
 
     def to_host(self, output: Tensor) -> Tensor:
-        return output.clone() if self.records else output
+        return output
 
     def new_stream(self) -> Any:
         return None
@@ -120,8 +121,7 @@ class HostDevice:
         """Everything is done by now."""
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
-        del pool
-        return _HostGraph(forward, [one.clone() for one in inputs])
+        raise NotImplementedError
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         # What c10's CPU allocator says where malloc gives nothing.
@@ -136,17 +136,6 @@ class HostDevice:
 
     def free_cache(self) -> None:
         """The allocator of the C library keeps little."""
-
-
-class _HostGraph:
-    def __init__(self, forward: Forward, inputs: list[Tensor]) -> None:
-        self._forward = forward
-        self.inputs = inputs
-        self.outputs = forward(inputs)
-
-    def replay(self) -> None:
-        for kept, fresh in zip(self.outputs, self._forward(self.inputs), strict=True):
-            kept.copy_(fresh)
 
 
 def first_line(error: BaseException) -> str:

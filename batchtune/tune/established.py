@@ -42,12 +42,8 @@ def open_questions(
     return tuple(questions)
 
 
-def refutation(chosen: Pooled, trials: Sequence[Trial], slo: SloSpec) -> str | None:
-    """`2 fresh runs at 15,700/s missed the SLO (33 % and 71 % errors); …`: what fresh runs say against a capacity."""
-    return next(iter(_refutation(chosen, trials, slo)), None)
-
-
 def _refutation(chosen: Pooled, trials: Sequence[Trial], slo: SloSpec) -> list[str]:
+    """`2 fresh runs at 15,700/s missed the SLO (33 % and 71 % errors); …`: what fresh runs say against a capacity."""
     claim = chosen.claim
     if claim is None or claim.established or not claim.misses:
         return []

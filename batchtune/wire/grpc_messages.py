@@ -16,7 +16,6 @@ from batchtune.wire.status import GRPC_CODES, StatusError
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 
-CODE_NAMES: dict[int, str] = {number: name for name, number in GRPC_CODES.items()}
 
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _TIMEOUT_LARGEST = 99_999_999

@@ -101,12 +101,6 @@ def declared_messages() -> Iterator[None]:
             del sys.modules[name]
 
 
-def described_files() -> dict[str, descriptor_pb2.FileDescriptorProto]:
-    """The declarations by file name, dependencies first."""
-    described = (_described(path, *declared) for path, declared in _FILES.items())
-    return {file.name: file for file in described}
-
-
 def _package_names() -> Iterator[str]:
     yield "tensorflow"
     yield "tensorflow.core"

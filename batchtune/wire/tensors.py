@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.wire.arrays import MAX_RANK, as_bytes, little_endian, object_array
-from batchtune.wire.protos import DataType, PredictRequest, PredictResponse, SignatureDef, TensorProto
+from batchtune.wire.protos import DataType, PredictRequest, PredictResponse, SignatureDef
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.varint import read_varint, varint
 
@@ -106,13 +106,6 @@ def tensor_from_proto(proto: Any) -> NDArray[Any]:
             raise ValueError(f"tensor_content has {len(content)} bytes, which is not {shape} of {dtype}")
         return np.frombuffer(content, dtype).reshape(shape)
     return _repeat_last(_typed_values(proto, dtype), count, 0).reshape(shape)
-
-
-def tensor_to_proto(array: NDArray[Any], *, as_content: bool) -> Any:
-    """Encode an array (strings always as `string_val`); raises ValueError for a dtype TensorFlow lacks."""
-    proto = TensorProto()
-    fill_tensor(proto, array, as_content=as_content)
-    return proto
 
 
 def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from load_rivals import CLIENT_CPU, SERVER_CPU, spread
 from load_servers import requests_for
+from send_lag import send_lag_ns
 
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.job import LoadJob
@@ -50,7 +51,7 @@ def poisson(rate_rps: int, seed: int) -> Schedule:
 
 
 def report(name: str, runs: list[Samples]) -> None:
-    lags_micros = [samples.send_lag_ns / 1e3 for samples in runs]
+    lags_micros = [send_lag_ns(samples) / 1e3 for samples in runs]
     quantiles = [
         spread([float(np.quantile(lag, quantile)) for lag in lags_micros], "{:.0f}")
         for quantile in (0.5, 0.99, 0.999)

@@ -22,7 +22,6 @@ DEBUG_BYTES = 256
 """JSON shown in an error message is cut at the first token past this many bytes."""
 
 NUMBER_TOO_BIG = "Number too big to be stored in double."
-LONE_SURROGATE = "The surrogate pair in string is invalid."
 # Possessive and closed by the end of the text too: linear even on a hostile body.
 _BARE_INFINITY = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)|Inf(?!i)', re.DOTALL)
 _NUMBERS = rapidjson.NM_NAN | rapidjson.NM_NATIVE
@@ -71,15 +70,8 @@ def type_name(value: Any) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Encode a string that parse_json has read; bytes that were no UTF-8 come back as they were.
-
-    Raises:
-        StatusError: INVALID_ARGUMENT for half of a surrogate pair.
-    """
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise _parse_error(LONE_SURROGATE, 0) from error
+    """Encode a string that parse_json has read; bytes that were no UTF-8 come back as they were."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _parse_leniently(body: bytes) -> Any:

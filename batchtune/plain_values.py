@@ -48,7 +48,8 @@ def from_plain(kind: type[T], values: Any, place: str = "") -> T:
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"{place or kind.__name__} is {shortened(values)}")
-    hints, given = _hints(kind), {}
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name in values:
             given[field.name] = _read(hints[field.name], values[field.name], f"{place}.{field.name}")

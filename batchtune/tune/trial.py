@@ -44,7 +44,7 @@ NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "calibration", "load"))
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
 
-State = Literal["complete", "failed", "interrupted"]
+State = Literal["complete", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from batchtune.tune import policy
 from batchtune.tune.bench import Plan
 from batchtune.tune.capacity_trial import capacity_plan
 from batchtune.tune.compare import Variant
-from batchtune.tune.pace import Pace, pace_of, rows_per_request, times_of
+from batchtune.tune.pace import Pace, pace_of, times_of
 from batchtune.tune.space import in_force
 from batchtune.tune.trial import FinishedTrial, Source
 
@@ -91,7 +91,7 @@ def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
     fewest, most = policy.CALIBRATION_CLIENTS
     if configuration.batching is None:
         return fewest
-    requests = int(in_force(configuration, "max_batch_size")) // rows_per_request(scenario)
+    requests = int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most
     return min(max(2 * requests, fewest), most)
 
 

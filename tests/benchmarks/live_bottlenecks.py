@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from live_target import CLIENT_CORE, SERVER_CORE, Case, Live, live
 
-from batchtune.measure.bottleneck import find_bottleneck, settings_of
+from batchtune.measure.bottleneck import find_bottleneck
+from batchtune.measure.server_settings import settings_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.tune.load_run import Figures, LoadRun
 

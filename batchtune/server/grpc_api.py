@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from batchtune.server.grpc_front_end import GrpcFrontEnd, fail_call
 from batchtune.server.grpc_inference import InferenceCalls
 from batchtune.server.grpc_model_service import ModelServiceCalls
 from batchtune.server.grpc_predict import PredictCalls
 from batchtune.server.health import HealthCalls
+from batchtune.server.metrics import Metrics
 from batchtune.server.pending_call import PendingCalls
 from batchtune.server.reflection import REFLECTION_SERVICES, Reflection, load_service_descriptions
-from batchtune.server.request_counts import RequestMetrics
 from batchtune.server.served_models import Models
 from batchtune.wire.grpc_call import GrpcCall, GrpcStream
 from batchtune.wire.status import FAULT, StatusError
@@ -24,14 +23,6 @@ MODEL_SERVICE = "tensorflow.serving.ModelService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 _logger = logging.getLogger(__name__)
-
-
-class ReadableMetrics(RequestMetrics, Protocol):
-    """Counters that can be read one by one."""
-
-    def first_values(self, names: Iterable[str]) -> dict[str, int]:
-        """The first value of each counter or gauge; 0 where there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +49,7 @@ class GrpcApi:
     announce_stop: Callable[[], None]
 
 
-def make_grpc_api(
-    repository: Models, metrics: ReadableMetrics, *, options: GrpcOptions | None = None
-) -> GrpcApi:
+def make_grpc_api(repository: Models, metrics: Metrics, *, options: GrpcOptions | None = None) -> GrpcApi:
     """Make the services; everything is called on the event loop."""
     options = options or GrpcOptions()
     pending: PendingCalls[GrpcCall] = PendingCalls(GrpcFrontEnd(), metrics, "GRPC")

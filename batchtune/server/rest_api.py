@@ -20,8 +20,9 @@ from batchtune.server.rest_calls import RestCalls
 from batchtune.server.rest_gzip import BodyTooLargeError, deflate, inflate
 from batchtune.server.rest_message import Head, KnownHeads, Request
 from batchtune.server.rest_routes import TUNING_PATH, Route, find_route, is_api_path
-from batchtune.server.rest_tuning import BatchingControl, check_client, in_force, tune
+from batchtune.server.rest_tuning import check_client, in_force, tune
 from batchtune.server.served_models import Models
+from batchtune.server.tuning import BatchingControl
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
 _JSON_TYPE = b"content-type: application/json\r\n"

@@ -5,27 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from typing import Any, Protocol
 
 import orjson
 
 from batchtune.errors import BatchingParametersError
+from batchtune.server.tuning import BatchingControl
 from batchtune.wire.status import StatusError
 
 _BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters
 _HOST = re.compile(rb"\[(?P<bracketed>[^\]]*)\](?::[0-9]*)?|(?P<plain>[^:]*)(?::[0-9]*)?")
-
-
-class BatchingControl(Protocol):
-    """The batching parameters in force; server.tuning implements it."""
-
-    def in_force(self) -> dict[str, Any]:
-        """What is in force."""
-        ...
-
-    def replace(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Put others in force and give what then is; BatchingParametersError or StatusError if they are invalid."""
-        ...
 
 
 def check_client(peer: str, host: bytes | None) -> None:

@@ -40,8 +40,7 @@ def fields_to_plain(value: Any) -> dict[str, Any]:
 def from_plain(kind: type[T], values: Any, place: str = "") -> T:
     """The inverse of `fields_to_plain`, also after a journey through JSON, whose keys are strings.
 
-    Keys that are no field are passed over, fields that are absent have their default. A whole number is a float too,
-    and null a float that is not known.
+    Keys that are no field are passed over, fields that are absent have their default. A whole number is a float too.
 
     Raises:
         TypeError: the first value that is not what its field declares, by its place: `.measurement.requests is 'x'`.
@@ -76,8 +75,8 @@ def _read(declared: Any, value: Any, place: str) -> Any:
         return {_key(arguments[0], key): _read(arguments[1], value[key], f"{place}.{key}") for key in value}
     elif origin is Literal and isinstance(value, str | int) and value in arguments:
         return value
-    elif declared is float and (value is None or value in _NOT_FINITE):
-        return math.nan if value is None else float(value)
+    elif declared is float and isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
     elif _is_number(value) if declared is float else type(value) is declared:
         return value
     raise TypeError(f"{place} is {shortened(value)}")

@@ -263,9 +263,7 @@ def test_a_sweep_that_goes_on_adds_its_time_to_what_was_spent_before():
     assert dict(spent) == {"calibration": 4.0, "race": 3.0, "confirmation": 3.0}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"schema_version": 1}', '{"schema_version": 1, "strategy": "x", "odd": 1}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema_version": 1}'])
 def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(tmp_path, text):
     run = new_run(tmp_path)
     (run.path / SEARCH).write_text(text)

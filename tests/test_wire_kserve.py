@@ -153,7 +153,7 @@ def test_an_array_without_a_datatype_is_refused(array: Array) -> None:
 
 
 def test_objects_that_are_no_strings_are_refused() -> None:
-    with pytest.raises(ValueError, match="BYTES hold bytes or text, not int"):
+    with pytest.raises(ValueError, match="strings are bytes or text, not int"):
         encode_infer_request("m", {"x": strings(3)})
 
 

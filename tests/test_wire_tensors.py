@@ -304,7 +304,9 @@ for name in sys.argv[1:]:
     array = np.arange(6).reshape(2, 3).astype(name)
     proto = tf.make_tensor_proto(array)
     assert isinstance(proto, protos.TensorProto)
-    content, typed = (tensor_to_proto(array, as_content=choice) for choice in (True, False))
+    content, typed = protos.TensorProto(), protos.TensorProto()
+    tensors.fill_tensor(content, array, as_content=True)
+    tensors.fill_tensor(typed, array, as_content=False)
     for ours in (proto, content, typed):
         values = tf.make_ndarray(ours).tolist()
         assert tensors.tensor_from_proto(ours).tolist() == values == array.tolist(), name

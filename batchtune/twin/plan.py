@@ -64,7 +64,8 @@ class ReplicaPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
-        return {**fields_to_plain(self), "extrapolated": self.extrapolated}
+        limits = [{"name": limit.name, "seconds": limit.seconds} for limit in self.limits]
+        return {**fields_to_plain(self), "limits": limits, "extrapolated": self.extrapolated}
 
 
 def plan_replicas(

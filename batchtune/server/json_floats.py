@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.server.json_tensors import DEFAULT_SIGNATURE
-from batchtune.wire.signature import TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
 
 _new_parser: Callable[[], Any] | None
 try:

@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 import orjson
 
-from batchtune.wire.grpc import GrpcClientConnection, PreparedCall, prepare_call
+from batchtune.wire.grpc import GrpcClientConnection, prepare_call
+from batchtune.wire.grpc_calls import PreparedCall
 from batchtune.wire.http1 import Http1ClientConnection, KnownHeads
 from batchtune.wire.tensors import decode_predict_response, encode_predict_request
 

@@ -315,7 +315,8 @@ for name in sys.argv[1:]:
 half = tf.constant([1.5, -2.0], tf.bfloat16)
 assert (tensors.tensor_from_proto(tf.make_tensor_proto(half)) == half.numpy()).all()
 for as_content in (True, False):
-    ours = tensor_to_proto(half.numpy(), as_content=as_content)
+    ours = protos.TensorProto()
+    tensors.fill_tensor(ours, half.numpy(), as_content=as_content)
     assert (tf.make_ndarray(ours) == half.numpy()).all()
 text = tf.make_tensor_proto([[b"a", b""], [b"\\xff", b"d"]])
 assert tensors.tensor_from_proto(text).tolist() == tf.make_ndarray(text).tolist()

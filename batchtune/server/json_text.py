@@ -83,13 +83,20 @@ def _parse_leniently(body: bytes) -> Any:
     if text[start] in _NO_VALUE_STARTS_SO:
         raise _parse_error("The document is empty.", lead)
     value = _read(text.encode("utf-8", "replace"), lead)  # a byte that is no UTF-8 is one byte here too
-    if body.isascii():
-        return value
     spelled_out = _BARE_INFINITY.sub(lambda match: "Infinity" if match[0] == "Inf" else match[0], text)
     try:
-        return json.JSONDecoder().raw_decode(spelled_out, start)[0]
+        return _EXACT.raw_decode(spelled_out, start)[0]  # rapidjson's doubles may be off by their last bit
     except ValueError:  # -NaN
         return value
+
+
+def _integer(digits: str) -> int | float:
+    """An integer of 64 bits, or the double nearest to a larger one."""
+    value = float(digits) if len(digits) > len(str(-(2**63))) else int(digits)
+    return value if -(2**63) <= value < 2**64 else float(value)
+
+
+_EXACT = json.JSONDecoder(parse_int=_integer)
 
 
 def _read(body: bytes, lead: int) -> Any:

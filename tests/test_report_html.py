@@ -14,7 +14,7 @@ from chromium import CHROMIUM, Page, chromium_page
 from test_archive_table import of_three
 from test_recommend import SCENARIO, helping_ledger
 
-from batchtune.archive import LEDGER, Run, create_run
+from batchtune.archive import BATCHING_PARAMETERS, LEDGER, Run, create_run
 from batchtune.cli.report import run_report, write_report
 from batchtune.errors import UsageError
 from batchtune.load.samples import Samples
@@ -107,6 +107,15 @@ def test_first_screen_answers_with_the_command_that_deploys(page_file):
     assert "--batching_parameters_file=" in first
     assert "max_batch_size" in first
     assert "over no batching" in first
+
+
+def test_the_command_names_a_file_only_if_that_holds_what_is_recommended(tmp_path):
+    run = kept_run(tmp_path)
+    account = account_of(run)
+    run.write_recommendation(account.chosen)
+    assert f"--batching_parameters_file={run.path}" in write_report(run).read_text()
+    (run.path / BATCHING_PARAMETERS).write_text("max_batch_size { value: 999 }")
+    assert "--batching_parameters_file=FILE" in write_report(run).read_text()
 
 
 def evil_page(root: Path) -> str:

@@ -133,7 +133,7 @@ def conclude(
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         shown = dialect == "tfserving" or write is not None
-        file = _parameters_file(run, write if dialect == "tfserving" else None, chosen)
+        file = parameters_file(run, write if dialect == "tfserving" else None, chosen)
         command = deployment(chosen.configuration, scenario, file) if dialect == "tfserving" else None
         of_run = None if named else _run_line(run)
         if why:
@@ -197,7 +197,7 @@ def _run_line(run: Run) -> str:
     return f"Run {run.path}, {age} old"
 
 
-def _parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
+def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
     """Where these parameters lie, be it in the run; FILE where `--write` has yet to put them."""
     if written is not None:
         return written

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from batchtune.archive import BATCHING_PARAMETERS, Run, open_run
+from batchtune.archive import Run, open_run
 from batchtune.cli.deployment import deployment
+from batchtune.cli.recommend import parameters_file
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.report.html.account import account_of
 from batchtune.report.html.page import write_page
@@ -37,8 +38,9 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
     """
     account = account_of(run)
     chosen = account.chosen
-    file = run.path / BATCHING_PARAMETERS
-    command = None if chosen is None else deployment(chosen.configuration, account.scenario, file)
+    command = None
+    if chosen is not None:
+        command = deployment(chosen.configuration, account.scenario, parameters_file(run, None, chosen))
     return write_page(account, deployment=command, path=output)
 
 

@@ -20,8 +20,8 @@ from batchtune.twin.traffic import Traffic, traffic_of
 
 Answer = TypeVar("Answer")
 
-BUDGET_S = 4.0
-"""Of all predictions of one page: with the rest a page of 2,000 trials takes less than its 10 s."""
+BUDGET_S = 3.0
+"""Of all predictions of one page, of the 10 s that one of 2,000 trials may take."""
 
 SHARES = {"heat": 0.45, "slices": 0.65, "trials": 0.85, "rates": 1.0}
 """Up to which part of the budget each figure may go on, so that each gets its turn."""

@@ -68,7 +68,7 @@ def distribution(account: Account) -> Section:
             type="log",
             tickvals=[1.0 / (1.0 - share) for share in _TICKS],
             ticktext=[f"{100 * share:g} %" for share in _TICKS],
-            range=[math.log10(1.0), math.log10(1.0 / (1.0 - 0.999))],
+            range=[math.log10(1.0), math.log10(1.0 / (1.0 - 0.999)) + 0.05],
         ),
         "yaxis": axis("latency, ms", rangemode="tozero"),
     }

@@ -29,7 +29,7 @@
       font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 12.5, color: ink },
       margin: { l: 60, r: 16, t: 30, b: 48 },
       hoverlabel: { bgcolor: surface, bordercolor: muted, font: { color: ink } },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
       ...coloured(layout),
     };
@@ -122,6 +122,11 @@
     const places = [...document.querySelectorAll(".plot")];
     for (const place of places) {
       await draw(place);
+      if (place.dataset.figure === "pareto") place.on("plotly_click", (event) => {
+        const point = event.points.find((each) => each.customdata !== undefined);
+        if (point) show(point.customdata);
+      });
+      performance.mark("drawn " + place.dataset.figure);
       await new Promise((resolve) => setTimeout(resolve));
     }
     return places;
@@ -147,15 +152,11 @@
         element("p", "This browser is too old to draw the figure; any browser since 2023 does.", "missing")));
       return;
     }
+    performance.mark("begun");
     const script = element("script");
     script.textContent = await unpacked();
     document.head.append(script);
     const places = await drawAll();
-    const front = places.find((place) => place.dataset.figure === "pareto");
-    if (front) front.on("plotly_click", (event) => {
-      const point = event.points.find((each) => each.customdata !== undefined);
-      if (point) show(point.customdata);
-    });
     const again = () => places.forEach(draw);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
     matchMedia("print").addEventListener("change", again);

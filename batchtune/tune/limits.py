@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final, Literal
 
 from batchtune.batching import Configuration
@@ -76,10 +77,16 @@ def _verdict(
     settings = settings_of(
         configuration,
         rows_per_request=rows_per_request(measured) or 1.0,
-        server_cores=usable_cpus(cpus),
+        server_cores=_cores(None if cpus is None else tuple(cpus)),
         flags={} if scenario is None else scenario.target.flags,
         protocol=None if scenario is None else scenario.request.protocol,
         cpus=cpus,
         known=configuration.known,
     )
     return find_bottleneck(measured, settings, blame_host=blame_host)
+
+
+@cache
+def _cores(cpus: tuple[int, ...] | None) -> float:
+    """CPUs' worth of time on these; the control groups are read once, not for each of a report's 2,000 trials."""
+    return usable_cpus(cpus)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.simulate import Summary, order_statistics
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -31,6 +29,25 @@ class Outcome:
     busy_s: float
     last_done_s: float
     replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures of one traffic on several devices, [draws] each; latency_s [draws, quantiles], refused ones as inf.
+
+    Latencies and errors of the requests due from the warm-up's end on; rate of the answers from there to the last
+    due time; batches (rows before padding; nan: none) that start from there on; busy_ratio: share of the time, from
+    there to the last answer, in which a replica's device runs at least one batch. batch_rows_max: the largest batch
+    of the run, before padding.
+    """
+
+    throughput_rps: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    mean_latency_s: NDArray[np.float64]
+    mean_batch_rows: NDArray[np.float64]
+    error_ratio: NDArray[np.float64]
+    busy_ratio: NDArray[np.float64]
+    batch_rows_max: NDArray[np.int64]
 
 
 def summarise(outcomes: Iterable[Outcome], *, warm_up_s: float, quantiles: Sequence[float]) -> Summary:
@@ -66,3 +83,12 @@ def _figures(outcome: Outcome, warm_up_s: float, quantiles: Sequence[float]) -> 
         float(outcome.batch_rows.max()) if len(outcome.batch_rows) else 0.0,
         *order_statistics(latency_s, quantiles),
     ]
+
+
+def order_statistics(values: NDArray[np.float64], probabilities: Sequence[float]) -> NDArray[np.float64]:
+    """The values at ranks ceil(n·p), [probabilities]; nan without values."""
+    count = len(values)
+    if count == 0:
+        return np.full(len(probabilities), math.nan)
+    ranks = [min(max(math.ceil(count * p - 1e-9), 1), count) - 1 for p in probabilities]
+    return np.asarray(np.partition(values, sorted(set(ranks)))[ranks])

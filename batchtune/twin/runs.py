@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from batchtune.twin.kernels import simulate
 from batchtune.twin.plain_kernel import QUEUE_FULL, PlainPlan, PlainRun, simulate_plain
+from batchtune.twin.replica import Batcher, Device, Routing, Rows
 from batchtune.twin.run_summary import Outcome
-from batchtune.twin.simulate import Batcher, Device, Routing, Rows
 from batchtune.twin.world import BATCH, BATCHES, NONE, PART, REPLICA, REQUEST, RUNNING, World
 
 _NO_LIMIT = 2**31

@@ -1,6 +1,6 @@
 """`python -m batchtune`: the same as the console script `batchtune`."""
 
-from batchtune.cli import main
+from batchtune.cli.ending import main
 
 if __name__ == "__main__":
     main()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.batching import BatchingParameters, Configuration, default_num_batch_threads
+from batchtune.batching.parameters import BatchingParameters, Configuration, default_num_batch_threads
 from batchtune.cpus import quota_cpus, schedulable_cpus, usable_cpus, usable_threads
-from batchtune.measure.server_settings import settings_of
-from batchtune.server.scheduler import SharedBatchScheduler
-from batchtune.tune.space import in_force
-from batchtune.twin.simulate import batcher_of
+from batchtune.measure.validity.server_settings import settings_of
+from batchtune.server.scheduling.shared import SharedBatchScheduler
+from batchtune.tune.trials.space import in_force
+from batchtune.twin.simulator.replica import batcher_of
 
 
 def write(root: Path, name: str, content: str) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from tune_fakes import planted
 
 from batchtune.plain_values import from_plain, to_plain
-from batchtune.tune.trial import Trial
+from batchtune.tune.trials.trial import Trial
+from tests.tune.tune_fakes import planted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

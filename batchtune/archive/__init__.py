@@ -13,34 +13,6 @@
 
 Whole files appear complete or not at all (written beside, synced, renamed). A line counts once its newline is there:
 a run killed at any instant loses at most the trial in flight, and the next append cuts the torn line off.
+
+Out go files. Start with `run.create_run`, `run.Run.append`, `run.open_run`.
 """
-
-from batchtune.archive.run import (
-    BATCHING_PARAMETERS,
-    LEDGER,
-    RECOMMENDATION,
-    SCENARIO,
-    SEARCH,
-    SERVER_LOG,
-    Run,
-    batching_file,
-    create_run,
-    latest_run,
-    open_run,
-    write_whole,
-)
-
-__all__ = [
-    "BATCHING_PARAMETERS",
-    "LEDGER",
-    "RECOMMENDATION",
-    "SCENARIO",
-    "SEARCH",
-    "SERVER_LOG",
-    "Run",
-    "batching_file",
-    "create_run",
-    "latest_run",
-    "open_run",
-    "write_whole",
-]

@@ -13,17 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.batching import format_tfserving_text
+from batchtune.batching.tfserving import format_tfserving_text
 from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.recommend import Recommendation
-from batchtune.scenario.spec import Scenario
-from batchtune.tune.summary import SearchSummary
-from batchtune.tune.trial import Trial
+from batchtune.recommend.recommendation import Recommendation
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import Trial
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from batchtune.load.samples import Samples
+    from batchtune.load.record.samples import Samples
 
 LEDGER = "trials.jsonl"
 SCENARIO = "scenario.yaml"

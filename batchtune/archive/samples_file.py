@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchtune.errors import ArchiveError
-from batchtune.load.samples import Samples
+from batchtune.load.record.samples import Samples
 
 SCHEMA_VERSION = 1
 

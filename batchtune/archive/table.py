@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from batchtune.batching import PARAMETER_NAMES, to_dict
-from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.batching.parameters import PARAMETER_NAMES, to_dict
+from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import QUANTILES, UNDEFINED, Estimate
-from batchtune.tune.trial import Trial
+from batchtune.measure.statistics.quantiles import QUANTILES, UNDEFINED, Estimate
+from batchtune.tune.trials.trial import Trial
 
 _HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
 _ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from batchtune.cli.options import (
+from batchtune.cli.arguments.options import (
     ConcurrencyOption,
     Dialect,
     JsonOption,
@@ -87,8 +87,8 @@ def sweep(
     quiet: QuietOption = False,
 ) -> None:
     """Launch the server, load it, search the parameters, recommend."""
-    from batchtune.cli.slo import slo_overrides
-    from batchtune.cli.sweep import run_sweep
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.sweep import run_sweep
 
     overrides = [
         *(set_ or []),
@@ -133,7 +133,7 @@ def recommend(
     json: JsonOption = False,
 ) -> None:
     """Choose from a run what to deploy for this SLO, and say why."""
-    from batchtune.cli.recommend import run_recommend
+    from batchtune.cli.commands.recommend import run_recommend
 
     raise typer.Exit(
         run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
@@ -191,9 +191,9 @@ def load(
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
-    from batchtune.cli.load import run_load
-    from batchtune.cli.load_request import LoadRequest
-    from batchtune.cli.slo import slo_overrides
+    from batchtune.cli.arguments.load_request import LoadRequest
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.load import run_load
 
     wanted = LoadRequest(
         scenario=scenario,
@@ -241,8 +241,8 @@ def compare(
     Tells by which factor they differ, how sure that is, and what limits each. Ends with 6 when the load generator was
     the limit, or the host stayed noisy in every run of a variant.
     """
-    from batchtune.cli.compare import run_compare
-    from batchtune.cli.slo import slo_overrides
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.compare import run_compare
 
     code = run_compare(
         scenario,
@@ -272,7 +272,7 @@ def noise(
     The scenario's configuration is compared with itself. Ends with 6 when the load generator was the limit, or the host
     stayed noisy in every run.
     """
-    from batchtune.cli.noise import run_noise
+    from batchtune.cli.commands.noise import run_noise
 
     raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
 
@@ -298,7 +298,7 @@ def simulate(
     --rate and --concurrency the scenario's own load, or the capacity that was found. Exit code 5: the twin predicts
     this server too badly.
     """
-    from batchtune.cli.simulate import SimulateRequest, run_simulate
+    from batchtune.cli.commands.simulate import SimulateRequest, run_simulate
 
     wanted = SimulateRequest(run=run, settings=set_ or [], rate=rate, concurrency=concurrency)
     raise typer.Exit(run_simulate(wanted, results=results, json=json, quiet=quiet))
@@ -329,7 +329,7 @@ def plan(
     Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
     replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
     """
-    from batchtune.cli.plan import run_plan
+    from batchtune.cli.commands.plan import run_plan
 
     code = run_plan(
         run,
@@ -347,7 +347,7 @@ def plan(
 @app.command(epilog=examples("runs", "runs --results results/quickstart --json"))
 def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> None:
     """List the runs that are kept, the newest first."""
-    from batchtune.cli.listing import run_runs
+    from batchtune.cli.commands.listing import run_runs
 
     raise typer.Exit(run_runs(results, json=json))
 
@@ -365,7 +365,7 @@ def trials(
     results: RootOption = Path("results"),
 ) -> None:
     """Show the trials of a run as a table."""
-    from batchtune.cli.listing import run_trials
+    from batchtune.cli.commands.listing import run_trials
 
     wanted = {"csv": csv, "markdown": markdown, "parquet": parquet, "json": json}
     asked: list[TableFormat] = [name for name in get_args(TableFormat) if wanted.get(name)]
@@ -385,7 +385,7 @@ def report(
     results: RootOption = Path("results"),
 ) -> None:
     """Write a sweep as one HTML file to show: what to deploy, what it gains, how sure, and the figures."""
-    from batchtune.cli.report import run_report
+    from batchtune.cli.commands.report import run_report
 
     raise typer.Exit(run_report(run, output=output, results=results))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from batchtune.batching import Configuration
-from batchtune.scenario.spec import Scenario
+from batchtune.batching.parameters import Configuration
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.tfserving import served_name
 
 PORTS = ("--port=8500", "--rest_api_port=8501")

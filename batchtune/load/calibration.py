@@ -8,8 +8,8 @@ from typing import Final
 
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.job import LoadJob
 from batchtune.load.null_server import GRPC_ANSWER, REST_ANSWER, NullServer
+from batchtune.load.worker.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet
 

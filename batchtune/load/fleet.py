@@ -19,16 +19,16 @@ from typing import Final, Self, TypeVar, cast
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
 from batchtune.interrupts import interrupts_noted
-from batchtune.load import worker
-from batchtune.load.child import start_undisturbed
-from batchtune.load.columns import Columns, new_memory
-from batchtune.load.driver import WorkerReport
-from batchtune.load.gather import samples_of
-from batchtune.load.job import LoadJob, WorkerJob, split
 from batchtune.load.live import LiveAggregate, LiveView
-from batchtune.load.samples import Samples, merge
+from batchtune.load.record.columns import Columns, new_memory
+from batchtune.load.record.samples import Samples, merge
+from batchtune.load.worker import process as worker
+from batchtune.load.worker.child import start_undisturbed
+from batchtune.load.worker.driver import WorkerReport
+from batchtune.load.worker.gather import samples_of
+from batchtune.load.worker.job import LoadJob, WorkerJob, split
 from batchtune.scenario.arrivals import Schedule
-from batchtune.scenario.specbase import require_cpus
+from batchtune.scenario.spec.section import require_cpus
 from batchtune.scratch import ScratchFolder
 
 START_DELAY_NS: Final = 20_000_000

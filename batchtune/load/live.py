@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.columns import ENDED, ISSUED, OLDEST_PENDING, PENDING, Columns
-from batchtune.load.samples import Status
+from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, PENDING, Columns
+from batchtune.load.record.samples import Status
 
 RECENT_NS: Final = 1_000_000_000
 

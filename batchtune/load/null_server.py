@@ -19,10 +19,10 @@ from typing import Final, Self, cast
 import uvloop
 
 from batchtune.errors import MeasurementInvalidError
-from batchtune.load.child import start_undisturbed
+from batchtune.load.worker.child import start_undisturbed
 from batchtune.target.endpoint import Endpoint
-from batchtune.wire import http2_frames as h2
-from batchtune.wire.hpack_blocks import encode_block
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.header_blocks import encode_block
 
 REST_ANSWER: Final = b'{"predictions": [[0.0]]}'
 GRPC_ANSWER: Final = b""

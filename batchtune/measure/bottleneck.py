@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from batchtune.measure.advice import Kind, advice_for
-from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.bottleneck_advice import Kind, advice_for
+from batchtune.measure.bottleneck_figures import BUSY_RATIO, MANY_RATIO, PAYS_PROBABLY_FROM, Seen
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.seen import BUSY_RATIO, MANY_RATIO, PAYS_PROBABLY_FROM, Seen
-from batchtune.measure.server_settings import ServerSettings
+from batchtune.measure.validity.caveats import HOST_CODES
+from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.scenario.units import percentage, rounded, rounded_duration
 
 ROOM_RATIO: Final = 0.7

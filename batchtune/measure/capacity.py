@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from batchtune.measure.isotonic import isotonic_root
-from batchtune.measure.probes import (
+from batchtune.measure.capacity_probes import (
     Capacity,
     CapacityLimit,
     CapacityProbe,
@@ -19,8 +18,9 @@ from batchtune.measure.probes import (
     ProbeKind,
     ProbeOutcome,
 )
-from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import Decision, Limit
+from batchtune.measure.statistics.isotonic import isotonic_root
+from batchtune.measure.statistics.quantiles import Estimate
 
 FIRST_SHARE: Final = 0.7
 STEP_UP: Final = 1.2

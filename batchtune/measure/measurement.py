@@ -9,17 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.samples import Samples, Status
-from batchtune.measure.caveats import Caveat, caveat
-from batchtune.measure.client import client_activity, client_caveats, error_counts
-from batchtune.measure.quantiles import (
-    Estimate,
-    latency_quantiles,
-    rate_estimate,
-)
-from batchtune.measure.server_settings import ServerSettings
+from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.slo import Limit, Slo, Verdict, primary_limit
-from batchtune.measure.steady_state import Window, warm_up_needed_s, window_of
+from batchtune.measure.statistics.quantiles import Estimate, latency_quantiles, rate_estimate
+from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.client import client_activity, client_caveats, error_counts
+from batchtune.measure.validity.server_settings import ServerSettings
+from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
 from batchtune.measure.verdict import CountedRequests, counted_requests, judge
 from batchtune.target.telemetry import ServerActivity
 

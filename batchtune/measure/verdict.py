@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.samples import Samples, Status
-from batchtune.measure.caveats import HOST_CODES, Caveat
-from batchtune.measure.client import own_lag_ns
-from batchtune.measure.quantiles import design_effect, quantile_design_effect, time_slices
+from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.slo import Decision, Limit, Slo, Verdict, limits_of, strict_decision, times_longer
-from batchtune.measure.steady_state import Window
+from batchtune.measure.statistics.quantiles import design_effect, quantile_design_effect, time_slices
+from batchtune.measure.validity.caveats import HOST_CODES, Caveat
+from batchtune.measure.validity.client import own_lag_ns
+from batchtune.measure.validity.steady_state import Window
 from batchtune.scenario.units import percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 
@@ -31,7 +31,7 @@ MARGIN_REQUESTS = 300
 
 That holds where the tail falls at least as fast as one over the latency, as that of every queue does. In runs of at
 least so many requests the false PASSes at the exact limit stay near 5 %, in streams of queues, bursts and drift (the
-part `limits` of tests/benchmarks/measure_coverage.py); with 100 requests of a drifting host they were 12 %."""
+part `limits` of tests/benchmarks/twin/measure_coverage.py); with 100 requests of a drifting host they were 12 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

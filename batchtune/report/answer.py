@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-from batchtune.batching import to_dict
-from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.recommend import Recommendation
-from batchtune.report.limits import limit_title
+from batchtune.batching.parameters import to_dict
+from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.recommend.prediction import Promise, Reference
+from batchtune.recommend.recommendation import Recommendation
+from batchtune.report.bottleneck import limit_title
 from batchtune.report.statement import capacity_text, parameters, workload
 from batchtune.report.tables import console_on, paragraph, text_width
 from batchtune.report.units import interval, milliseconds, ratio
-from batchtune.scenario.spec import Scenario
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage, rounded_duration
-from batchtune.tune.prediction import Promise, Reference
 
 INDENT: Final = " " * 7
 GAP: Final = 2

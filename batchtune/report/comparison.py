@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from batchtune.measure.caveats import HOST_CODES, Touches
-from batchtune.measure.paired import BLOCKS_NEEDED
-from batchtune.report.limits import limit_title, limit_word
+from batchtune.measure.statistics.paired import BLOCKS_NEEDED
+from batchtune.measure.validity.caveats import HOST_CODES, Touches
+from batchtune.report.bottleneck import limit_title, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import PROTOCOLS, interval, milliseconds, number, percent, ratio
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
-from batchtune.tune.comparison import BatchingAnswer, Comparison, Pair
-from batchtune.tune.trial import Trial
-from batchtune.tune.variant_figures import QUANTILES, VariantFigures
+from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair
+from batchtune.tune.compare.variant import QUANTILES, VariantFigures
+from batchtune.tune.trials.trial import Trial
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from batchtune.measure.quantiles import Estimate
-    from batchtune.tune.noise_floor import NoiseFloor
+    from batchtune.measure.statistics.quantiles import Estimate
+    from batchtune.tune.compare.noise_floor import NoiseFloor
 
 _METRICS = {
     "throughput": "throughput",

@@ -7,12 +7,12 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.report.limits import limit_word
+from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.report.bottleneck import limit_word
 from batchtune.report.units import latency, number, percent
 from batchtune.scenario.units import counted, rounded, rounded_duration
-from batchtune.tune.limits import usual_bottleneck
-from batchtune.tune.trial import NO_CANDIDATES
+from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.trials.trial import NO_CANDIDATES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from batchtune.load.live import LiveAggregate
     from batchtune.measure.measurement import Measurement
-    from batchtune.scenario.spec import Scenario
-    from batchtune.tune.progress import SweepProgress
-    from batchtune.tune.trial import Trial
+    from batchtune.scenario.spec.scenario import Scenario
+    from batchtune.tune.sweep.progress import SweepProgress
+    from batchtune.tune.trials.trial import Trial
 
 _REFRESH_S = 0.25
 _HEARTBEAT_S = 10.0

@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batchtune.measure.caveats import Caveat, Touches
+from batchtune.measure.validity.caveats import Caveat, Touches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from batchtune.batching import Configuration, to_dict
-from batchtune.measure.quantiles import Estimate
-from batchtune.recommend import Recommendation
-from batchtune.report.limits import limit_sentence, limit_word
+from batchtune.batching.parameters import Configuration, to_dict
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.recommend.alternatives import Alternative
+from batchtune.recommend.near_best import NearBest
+from batchtune.recommend.prediction import Promise, Reference
+from batchtune.recommend.recommendation import Recommendation
+from batchtune.report.bottleneck import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import PROTOCOLS, interval, milliseconds, number, percent, ratio
-from batchtune.scenario.spec import Scenario
-from batchtune.scenario.specbase import cpu_list
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.section import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded_duration
-from batchtune.tune.confidence import NearBest
-from batchtune.tune.pareto import Alternative
-from batchtune.tune.prediction import Promise, Reference
-from batchtune.tune.summary import SearchSummary
+from batchtune.tune.trials.search_summary import SearchSummary
 
 if TYPE_CHECKING:
     from rich.table import Table

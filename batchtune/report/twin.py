@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from batchtune.batching import Configuration
+from batchtune.batching.parameters import Configuration
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, latency, milliseconds, number, percent
 from batchtune.scenario.units import counted, rounded_duration
-from batchtune.twin.traffic import Traffic
+from batchtune.twin.model.traffic import Traffic
 
 if TYPE_CHECKING:
-    from batchtune.twin.model import Prediction, Twin
-    from batchtune.twin.plan import ReplicaPlan
+    from batchtune.twin.model.replicas import ReplicaPlan
+    from batchtune.twin.model.twin import Prediction, Twin
 
 PATIENCE_S: Final = 1.0
 """What takes longer says what it is doing."""

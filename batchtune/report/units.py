@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from batchtune.measure.quantiles import Estimate
+from batchtune.measure.statistics.quantiles import Estimate
 
 TELLING: Final = 10.0
 """Of [0.0142, 795] around a p95 of 3.36 ms a reader takes the digits for knowledge."""

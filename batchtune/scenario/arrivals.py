@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
-from batchtune.scenario.load_spec import LoadSpec, OnOffSpec
+from batchtune.scenario.spec.load import LoadSpec, OnOffSpec
 from batchtune.scenario.traces import read_trace
 
 _REQUESTS_MAX = 200_000_000

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.recordings import Recording, read_recordings
-from batchtune.scenario.request_spec import (
+from batchtune.scenario.spec.request import (
     FileInputs,
     MixSpec,
     Protocol,
@@ -23,10 +23,10 @@ from batchtune.scenario.request_spec import (
     RequestSpec,
 )
 from batchtune.scenario.tensor_shapes import check_names, concrete_shape, numpy_dtype
-from batchtune.wire.kserve import encode_infer_json, encode_infer_request
-from batchtune.wire.rest_tensors import encode_predict_json
+from batchtune.wire.kserve.infer import encode_infer_json, encode_infer_request
 from batchtune.wire.signature import Signature
-from batchtune.wire.tensors import encode_predict_request
+from batchtune.wire.tfserving.rest_json import encode_predict_json
+from batchtune.wire.tfserving.tensors import encode_predict_request
 
 _ORDER_LENGTH = 4096
 

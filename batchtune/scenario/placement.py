@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from batchtune.cpus import quota_cpus, schedulable_cpus
-from batchtune.scenario.spec import Scenario
-from batchtune.scenario.specbase import cpu_list
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.section import cpu_list
 
 _CONTAINER_PROGRAMS = frozenset({"docker", "podman", "nerdctl"})
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
-from batchtune.scenario.spec import Scenario
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import Document, parse_override, parse_yaml
 
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from batchtune.errors import ScenarioError
 from batchtune.scenario.tensor_shapes import fitted, rows_of
 from batchtune.wire.signature import Signature
-from batchtune.wire.tensors import tensor_from_proto
+from batchtune.wire.tfserving.tensors import tensor_from_proto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -220,7 +220,7 @@ def _is_base64(value: Mapping[str, Any]) -> bool:
 def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recording]:
     from google.protobuf.message import DecodeError
 
-    from batchtune.wire.protos import PredictionLog
+    from batchtune.wire.tfserving.messages import PredictionLog
 
     for number, record in enumerate(read_tfrecords(path), start=1):
         where = f"{path}: record {number}"

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(line)
         import uvloop
 
-        from batchtune.server.model_server import ModelServer
+        from batchtune.server.process import ModelServer
 
         server = ModelServer(command.flags)
     except UsageError as error:

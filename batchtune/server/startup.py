@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchtune.batching import BatchingParameters, parse_tfserving_text, text_proto, validate
+from batchtune.batching import text_proto
+from batchtune.batching.parameters import BatchingParameters, validate
+from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
-from batchtune.server.concurrency_limit import ConcurrencyLimit
+from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
-from batchtune.server.loaded_model import BackendOptions
-from batchtune.server.model_config import ModelConfig, read_model_config_file
-from batchtune.server.repository import RepositoryOptions
-from batchtune.server.sessions import BatchingSettings
+from batchtune.server.models.concurrency_limit import ConcurrencyLimit
+from batchtune.server.models.model_config import ModelConfig, read_model_config_file
+from batchtune.server.models.repository import RepositoryOptions
+from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from batchtune.batching import Configuration, from_dict
+from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.target.endpoint import (
     Endpoint,
@@ -18,9 +18,13 @@ from batchtune.target.endpoint import (
 from batchtune.target.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH, ApplyRecord
-from batchtune.wire.protos import GetModelMetadataRequest, GetModelMetadataResponse, SignatureDefMap
 from batchtune.wire.signature import Signature
-from batchtune.wire.tensors import signature_from_def
+from batchtune.wire.tfserving.messages import (
+    GetModelMetadataRequest,
+    GetModelMetadataResponse,
+    SignatureDefMap,
+)
+from batchtune.wire.tfserving.tensors import signature_from_def
 
 _LIMIT_S = 5.0
 

@@ -11,14 +11,14 @@ from google.protobuf.message import DecodeError
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, grpc_words, in_words
 from batchtune.target.telemetry import Counters
-from batchtune.wire.kserve_messages import (
+from batchtune.wire.kserve.messages import (
     METADATA_PATH,
     STATISTICS_PATH,
     ModelMetadataRequest,
     ModelStatisticsRequest,
     ModelStatisticsResponse,
 )
-from batchtune.wire.kserve_metadata import signature_from_metadata, signature_from_response
+from batchtune.wire.kserve.metadata import signature_from_metadata, signature_from_response
 from batchtune.wire.signature import Signature
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from batchtune.batching import Configuration, format_tfserving_text, to_dict
+from batchtune.batching.parameters import Configuration, to_dict
+from batchtune.batching.tfserving import format_tfserving_text
 from batchtune.errors import TargetError, UsageError
-from batchtune.scenario.spec import Scenario, TargetSpec
-from batchtune.scenario.specbase import require_cpus
+from batchtune.scenario.spec.scenario import Scenario, TargetSpec
+from batchtune.scenario.spec.section import require_cpus
 from batchtune.scratch import ScratchFolder
 from batchtune.target.container import container_of
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready

@@ -9,29 +9,23 @@ from datetime import UTC, datetime
 
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
-from batchtune.load.samples import Samples, Status
-from batchtune.measure.host import HostGuard
+from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate
 from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import primary_limit
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec import Scenario
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_errors import meaning_of
 from batchtune.tune import policy
-from batchtune.tune.ask import Ask
-from batchtune.tune.capacity_trial import capacity_plan, search_capacity
-from batchtune.tune.load_run import (
-    Figures,
-    Fleet,
-    Loader,
-    LoadRun,
-    Target,
-)
-from batchtune.tune.pace import Pace, Times, times_of
-from batchtune.tune.space import in_force
-from batchtune.tune.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
+from batchtune.tune.capacity_search import capacity_plan, search_capacity
+from batchtune.tune.loader import Figures, Fleet, Loader, LoadRun, Target
+from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.pace import Pace, Times, times_of
+from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
 
 OVERLOAD = frozenset(
     one.name for one in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)

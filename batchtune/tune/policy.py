@@ -1,15 +1,16 @@
 """How much time, how many trials and how near is near enough: every hand-set number of search, race and confirmation.
 
 Durations are in seconds (`_S`), merits and margins in natural logarithms of the objective, shares and ratios are plain
-numbers. `tests/benchmarks/policy.py` moves each by 30 % on the recorded tables and prints what that does to the regret.
+numbers. `tests/benchmarks/replay/policy.py` moves each by 30 % on the recorded tables and prints what that does to
+the regret.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from batchtune.measure import seen
-from batchtune.scenario.search_spec import DEFAULT_TIME_BUDGET_S
+from batchtune.measure import bottleneck_figures as seen
+from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
 
 # Any trial.
 
@@ -43,7 +44,7 @@ SLO."""
 
 
 # The pace of a load, by what a batch takes. A rate read between the ends of n batches of one size is exact; n of 4 or 5
-# leave room for one that was slow (twins of emulated devices of 250 ms a row, tests/test_tune_speed.py).
+# leave room for one that was slow (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
 
 WARM_UP_BATCHES = 1.5
 """A closed loop starts with a batch of its first request alone; the next one is full."""
@@ -59,7 +60,7 @@ RUN_BATCHES_MIN = 2
 
 FRESH_BATCHES = 100
 """Batches in a fresh run at the capacity claimed: some per cent above what the server sustains its queue grows so
-slowly that a short run keeps the limit (tests/benchmarks/capacity_coverage.py: of 8 + 0.6·b ms 1 % too much was
+slowly that a short run keeps the limit (tests/benchmarks/twin/capacity_coverage.py: of 8 + 0.6·b ms 1 % too much was
 established with 40 batches, of 40 + 2·b ms 5 % with 12)."""
 
 RUN_SHARE = 1 / 12

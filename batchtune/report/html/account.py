@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from batchtune.archive import Run
+from batchtune.archive.run import Run
 from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.recommend import Recommendation, recommend
-from batchtune.scenario.spec import Scenario
-from batchtune.tune.choice import Choice, choose
-from batchtune.tune.ledger import without_superseded
-from batchtune.tune.pool import Pooled
-from batchtune.tune.trial import Trial
-from batchtune.twin.model import Twin
+from batchtune.recommend.choice import Choice, choose
+from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.evidence.pooled import Pooled
+from batchtune.tune.trials.ledger import without_superseded
+from batchtune.tune.trials.trial import Trial
+from batchtune.twin.model.twin import Twin
 
 if TYPE_CHECKING:
-    from batchtune.load.samples import Samples
+    from batchtune.load.record.samples import Samples
 
 CHOSEN: Final = "recommended"
 ROLES: Final = {"no_batching": "no batching", "defaults": "server defaults"}

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from batchtune.measure.quantiles import Estimate
-from batchtune.recommend import Recommendation
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.recommend.near_best import NearBest
+from batchtune.recommend.prediction import Promise
+from batchtune.recommend.recommendation import Recommendation
+from batchtune.report.bottleneck import limit_title
 from batchtune.report.html.account import ROLES, Account
 from batchtune.report.html.drawing import parameters_of
-from batchtune.report.limits import limit_title
 from batchtune.report.units import interval, latency, number
 from batchtune.scenario.units import counted, percentage, rounded_duration
-from batchtune.tune.confidence import NearBest
-from batchtune.tune.prediction import Promise
 
 _GAINED = {"throughput": "throughput", "capacity": "capacity", "latency": "lower p95"}
 

@@ -11,7 +11,7 @@ from batchtune.report.html.account import Account
 from batchtune.report.html.drawing import COLOURS, Figure, Section, Trace, axis, finite, log_axis, numbers
 from batchtune.report.units import percent
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.space import in_force
+from batchtune.tune.trials.space import in_force
 
 _REASONS: Final = {
     "full": "full",

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from batchtune.batching import Configuration, to_dict
-from batchtune.measure.quantiles import Estimate
+from batchtune.batching.parameters import Configuration, to_dict
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.account import CHOSEN, ROLES
 from batchtune.report.listing import short_label
 

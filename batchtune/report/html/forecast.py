@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from batchtune.batching import Configuration
+from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
-from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import limits_of
-from batchtune.scenario.spec import Scenario
-from batchtune.twin.model import Prediction, Twin, estimate_of
-from batchtune.twin.simulate import batcher_of
-from batchtune.twin.traffic import Traffic, traffic_of
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.twin.model.traffic import Traffic, traffic_of
+from batchtune.twin.model.twin import Prediction, Twin, estimate_of
+from batchtune.twin.simulator.replica import batcher_of
 
 Answer = TypeVar("Answer")
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from batchtune.load.samples import Samples, Status
-from batchtune.measure.quantiles import QUANTILES
+from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.statistics.quantiles import QUANTILES
 from batchtune.report.html.account import Account
 from batchtune.report.html.drawing import (
     COLOURS,
@@ -24,7 +24,7 @@ from batchtune.report.html.drawing import (
     with_limit,
 )
 from batchtune.scenario.units import rounded_duration
-from batchtune.tune.pool import Pooled
+from batchtune.tune.evidence.pooled import Pooled
 
 QUANTILE_POINTS: Final = 160
 TIMELINE_BINS: Final = 60

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive import write_whole
+from batchtune.archive.run import write_whole
 from batchtune.errors import ArchiveError
-from batchtune.measure.caveats import Caveat
+from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.account import PAGE_FILE, Account
 from batchtune.report.html.answers import answers_of, notes_of
 from batchtune.report.html.batch_figures import service_time, sizes

@@ -26,7 +26,7 @@ from batchtune.report.html.drawing import (
 )
 from batchtune.report.units import interval, milliseconds
 from batchtune.scenario.units import counted, rounded_duration
-from batchtune.tune.pool import Pooled
+from batchtune.tune.evidence.pooled import Pooled
 
 
 def pareto(account: Account) -> Section:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from batchtune.batching import Configuration
-from batchtune.measure.quantiles import Estimate
+from batchtune.batching.parameters import Configuration
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.account import CHOSEN, Account
 from batchtune.report.html.drawing import (
     MERITS,
@@ -24,7 +24,7 @@ from batchtune.report.html.drawing import (
     safe,
 )
 from batchtune.report.html.forecast import Forecast
-from batchtune.tune.space import Space
+from batchtune.tune.trials.space import Space
 
 MOST_CELLS: Final = 400
 """Of the space, for the predicted heat map: more cannot be read, nor predicted in time."""

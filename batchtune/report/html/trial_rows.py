@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from batchtune.report.bottleneck import limit_word
 from batchtune.report.html.account import Account
 from batchtune.report.html.drawing import label, parameters_of
-from batchtune.report.limits import limit_word
 from batchtune.report.units import interval, milliseconds, number, percent
-from batchtune.tune.limits import trial_bottleneck
-from batchtune.tune.trial import Trial
+from batchtune.tune.evidence.bottleneck_of import trial_bottleneck
+from batchtune.tune.trials.trial import Trial
 
 COLUMNS: Final = (
     "trial",

@@ -27,10 +27,10 @@ from batchtune.report.html.drawing import (
 )
 from batchtune.report.html.forecast import Forecast
 from batchtune.report.html.latency_figures import limited
-from batchtune.tune.pool import Pooled
-from batchtune.twin.model import Prediction
-from batchtune.twin.simulate import batcher_of
-from batchtune.twin.traffic import traffic_of
+from batchtune.tune.evidence.pooled import Pooled
+from batchtune.twin.model.traffic import traffic_of
+from batchtune.twin.model.twin import Prediction
+from batchtune.twin.simulator.replica import batcher_of
 
 RATES: Final = 9
 

@@ -1,0 +1,277 @@
+"""What does the command line of `batchtune load` ask for: which scenario, which configuration, which points?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, to_dict
+from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
+from batchtune.errors import UsageError
+from batchtune.scenario.placement import placed
+from batchtune.scenario.reader import dotted_keys, read_scenario, unchecked_scenario
+from batchtune.scenario.spec.knobs import KNOBS, configuration_of, misspelt_knob, server_flags
+from batchtune.scenario.spec.load import ArrivalKind
+from batchtune.scenario.spec.request import Protocol
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.traces import read_trace
+from batchtune.scenario.yaml_document import parse_override
+from batchtune.tune.bench import Plan
+
+_PATTERNS: Final = frozenset(get_args(ArrivalKind)) - {"closed", "constant", "poisson"}
+_REST: Final[Mapping[str, Protocol]] = {"grpc": "rest", "kserve_grpc": "kserve_rest"}
+_GRPC: Final[Mapping[str, Protocol]] = {
+    "rest": "grpc",
+    "kserve_rest": "kserve_grpc",
+    "kserve_rest_binary": "kserve_grpc",
+}
+
+COUNTED_LIMIT_S: Final = 600.0
+"""How long a fixed number of requests may take where the scenario names no duration: a hung job must end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """What the command line asked for; None: as the scenario says."""
+
+    scenario: Path
+    overrides: Sequence[str] = ()
+    concurrency: str | None = None
+    rate: str | None = None
+    batching_parameters_file: Path | None = None
+    no_batching: bool = False
+    rest_url: str | None = None
+    grpc_url: str | None = None
+
+    @property
+    def launches(self) -> bool:
+        """Whether a server is launched, rather than one loaded that runs already."""
+        return self.rest_url is None and self.grpc_url is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The scenario that is to be loaded, the settings of a server that is launched, and what was changed unasked."""
+
+    scenario: Scenario
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def question_of(wanted: LoadRequest) -> Question:
+    """Read the scenario as the options change it.
+
+    A `--set` whose key is a batching parameter, or a name in the scenario's space, is a setting of the server: a load
+    test searches nothing, so that a point of the space can be given.
+
+    Raises:
+        UsageError: options that contradict each other, or that cannot apply to a server that runs already.
+        ScenarioError: as `read_scenario`.
+    """
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
+    if wanted.no_batching and wanted.batching_parameters_file is not None:
+        raise UsageError("--no-batching and --batching-parameters-file exclude each other")
+    written = unchecked_scenario(wanted.scenario)
+    settings, overrides = _split(wanted.overrides, searched=_keys(written, "search", "space"))
+    _refuse_idle_options(wanted, settings)
+    asked = unchecked_scenario(wanted.scenario, overrides=overrides)
+    loop = _loop(wanted, _below(asked, "load"))
+    protocol, notes = _protocol(wanted, _below(asked, "request"))
+    scenario = read_scenario(wanted.scenario, overrides=[*overrides, *loop, *protocol])
+    if scenario.load.rate_is_missing():
+        raise UsageError(
+            "the scenario names no rate: it asks for the highest one",
+            hint="give --rate 500, or --rate 100:1k:100",
+        )
+    if wanted.rate is not None:
+        _refuse_rate_of_an_instant(scenario)
+    scenario = _with_time_for_all(scenario)
+    if wanted.launches:
+        scenario, placement = placed(scenario)
+        notes = (*notes, placement) if placement else notes
+    else:
+        elsewhere = scenario.target.model_copy(update={"flags": {}, "cpus": None})
+        scenario = scenario.model_copy(update={"target": elsewhere})
+    return Question(scenario=scenario, settings=settings, notes=notes)
+
+
+def asked_configuration(question: Question, wanted: LoadRequest) -> Configuration:
+    """What a launched server is to be given: `fixed`, or the file's parameters, with the settings laid over them.
+
+    Raises:
+        UsageError: the file cannot be read.
+        BatchingParametersError: values that no server would accept.
+    """
+    scenario, settings = question.scenario, question.settings
+    if wanted.no_batching:
+        return Configuration(batching=None, flags=server_flags({**scenario.fixed, **settings}))
+    base: dict[str, Any] = dict(scenario.fixed)
+    if wanted.batching_parameters_file is not None:
+        flags = {name: value for name, value in scenario.fixed.items() if name not in KNOBS}
+        base = {**flags, **_file_parameters(wanted.batching_parameters_file)}
+    if settings.keys() & PARAMETER_NAMES:
+        base.pop("enable_batching", None)
+    return configuration_of(base, settings, searched={*scenario.search.space, *settings})
+
+
+def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
+    """One plan a point; without a range the scenario's own load."""
+    plan = Plan(number=1, configuration=configuration, source="load", reason="load", seed=scenario.load.seed)
+    if wanted.rate is not None:
+        for number, rate in enumerate(rates_rps(wanted.rate), 1):
+            yield replace(plan, number=number, rate_rps=rate)
+    elif wanted.concurrency is not None:
+        for number, clients in enumerate(client_counts(wanted.concurrency), 1):
+            yield replace(plan, number=number, concurrency=clients)
+    else:
+        yield plan
+
+
+def _split(overrides: Iterable[str], *, searched: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the server among the `--set`, and the others, which are the scenario's."""
+    space = set(searched)
+    settings: dict[str, Any] = {}
+    others = []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        key = key.strip()
+        name = key.removeprefix("fixed.")
+        if key in KNOBS or name in space or key.startswith("--"):
+            settings[name] = _value(name, override, text)
+            continue
+        near = misspelt_knob(key) if "." not in key and key not in dotted_keys() else None
+        if near is not None:
+            raise UsageError(f"--set {override}: no such parameter or key", hint=f"did you mean {near!r}?")
+        others.append(override)
+    return settings, others
+
+
+def _value(name: str, override: str, text: str) -> Any:
+    """As `simulate` takes it: sizes are listed with commas; a value is YAML."""
+    if name == "allowed_batch_sizes" and "," in text and "[" not in text:
+        text = f"[{text}]"
+    elif "," in text and name in KNOBS and "[" not in text:
+        raise UsageError(
+            f"--set {override}: one load test has one configuration",
+            hint="run `batchtune load` once for each value, or ask the twin: `batchtune simulate` takes several",
+        )
+    return parse_override(f"value={text}").data["value"]
+
+
+def _refuse_idle_options(wanted: LoadRequest, settings: Mapping[str, Any]) -> None:
+    batching = sorted(settings.keys() & KNOBS)
+    if wanted.no_batching and batching:
+        raise UsageError(f"--no-batching and --set {batching[0]} exclude each other")
+    if wanted.launches:
+        return
+    idle = {
+        "--no-batching": wanted.no_batching,
+        "--batching-parameters-file": wanted.batching_parameters_file is not None,
+        **{f"--set {name}": True for name in settings},
+        **{f"--set {key}": True for key in map(_key_of, wanted.overrides) if _of_a_launch(key)},
+    }
+    for option, given in idle.items():
+        if given:
+            raise UsageError(
+                f"{option} is for a server that is launched; the one behind the URL runs already",
+                hint="leave out the option, or --rest-url and --grpc-url",
+            )
+
+
+def _of_a_launch(key: str) -> bool:
+    """Whether this key of a scenario says how a server is launched: all of `target` but whom to ask, and how."""
+    asked = ("target.model", "target.tls")
+    return key.startswith("fixed.") or (key.startswith("target.") and not key.startswith(asked))
+
+
+def _loop(wanted: LoadRequest, load: Mapping[str, Any]) -> list[str]:
+    """Overrides that turn the scenario's load into the one that `--rate` or `--concurrency` asks for.
+
+    A rate keeps the pattern of the arrivals (gamma, on_off, ramp, steps, trace), stretched to that mean.
+    """
+    arrivals = load.get("arrivals")
+    if wanted.rate is not None:
+        rate = [f"load.rate={rates_rps(wanted.rate)[0]}", "objective=latency"]
+        if arrivals != "closed":
+            return rate
+        return [
+            "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s", "load.requests=null", *rate
+        ]  # fmt: skip
+    if wanted.concurrency is not None:
+        if arrivals in _PATTERNS:
+            raise UsageError(
+                f"--concurrency: the scenario's arrivals are {arrivals}; clients that wait for their answers have no "
+                "such pattern",
+                hint="give --rate, which keeps it, or add "
+                f"--set load.arrivals=closed --set load.{arrivals}=null",
+            )
+        return [
+            "load.arrivals=closed", "load.rate=null", "load.max_in_flight=null",
+            f"load.concurrency={client_counts(wanted.concurrency)[0]}", "objective=throughput",
+        ]  # fmt: skip
+    return []
+
+
+def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
+    """Overrides that make the protocol that of the only URL given, and how to say so."""
+    protocol = str(request.get("protocol", "grpc"))
+    if (wanted.rest_url is None) == (wanted.grpc_url is None):
+        return [], ()
+    option, others = ("--grpc-url", _GRPC) if wanted.rest_url is None else ("--rest-url", _REST)
+    if protocol not in others:
+        return [], ()
+    if any(_key_of(override) == "request.protocol" for override in wanted.overrides):
+        raise UsageError(
+            f"--set request.protocol={protocol} cannot be sent to {option}",
+            hint=f"leave one of the two out, or say --set request.protocol={others[protocol]}",
+        )
+    note = f"request.protocol is {others[protocol]}, as {option} asks; the scenario says {protocol}"
+    return [f"request.protocol={others[protocol]}"], (note,)
+
+
+def _refuse_rate_of_an_instant(scenario: Scenario) -> None:
+    """A trace is stretched to a rate, unless it has no length."""
+    trace = scenario.load.trace
+    if trace is None:
+        return
+    offsets_s = read_trace(trace.file).offsets_s
+    if offsets_s[-1] <= offsets_s[0]:
+        raise UsageError(
+            f"--rate: all requests of the trace {trace.file} come at one instant, which has no rate",
+            hint="leave --rate out, or add --set load.arrivals=poisson --set load.trace=null",
+        )
+
+
+def _with_time_for_all(scenario: Scenario) -> Scenario:
+    """A number of requests without a duration ends when they are answered, not after the default duration."""
+    load = scenario.load
+    if load.requests is None or "duration_s" in load.model_fields_set:
+        return scenario
+    return scenario.model_copy(update={"load": load.model_copy(update={"duration_s": COUNTED_LIMIT_S})})
+
+
+def _file_parameters(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--batching-parameters-file: {error}") from error
+    return to_dict(parse_tfserving_text(text, source=str(path)))
+
+
+def _key_of(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _below(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """What stands below these keys of a scenario that is not checked yet; empty where nothing does."""
+    for key in keys:
+        below = data.get(key)
+        data = below if isinstance(below, Mapping) else {}
+    return data
+
+
+def _keys(data: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+    return tuple(map(str, _below(data, *keys)))

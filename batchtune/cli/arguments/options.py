@@ -1,0 +1,122 @@
+"""Which arguments and options do several commands share?"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+ScenarioArgument = Annotated[
+    Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
+]
+
+
+def _keys_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of a scenario's `--set`."""
+    from batchtune.scenario.reader import dotted_keys
+
+    return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
+
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the scenario, e.g. search.budget.time=30s.",
+        autocompletion=_keys_beginning,
+    ),
+]
+ConcurrencyOption = Annotated[
+    str | None,
+    typer.Option(metavar="N|START:END:STEP|START:END:xK", help="Closed loop with N clients, or a range."),
+]
+RateOption = Annotated[
+    str | None,
+    typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
+]
+RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+WhyOption = Annotated[
+    bool, typer.Option("--why", help="The whole argument: figures, noise, search, caveats, alternatives.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+RunArgument = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
+]
+Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
+Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
+TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
+Routing = Literal["round_robin", "random", "least_loaded"]
+
+
+def _parameters_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of `--set`."""
+    from batchtune.batching.parameters import PARAMETER_NAMES
+
+    return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching") if name.startswith(incomplete)]
+
+
+ParameterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE[,VALUE…]",
+        help="A batching parameter; several values give one row each, several --set every combination.",
+        autocompletion=_parameters_beginning,
+    ),
+]
+
+
+def _keys_and_parameters_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of the `--set` of `load`."""
+    return [*_parameters_beginning(incomplete), *_keys_beginning(incomplete)]
+
+
+LoadSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A batching parameter of the launched server, e.g. max_batch_size=8, whether the scenario searches it or "
+        "not; or a key of the scenario, e.g. load.duration=10s.",
+        autocompletion=_keys_and_parameters_beginning,
+    ),
+]
+
+
+_LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
+_SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),
+    "errors": ("RATIO", "Most requests that may fail, such as 0.1%; replaces the scenario's."),
+}
+
+
+def takes_slo(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options `--slo-p50` to `--slo-errors`; as `slo` it gets the texts given, by name."""
+    names = {f"slo_{name.replace('.', '_')}": name for name in _SLO_HELP}
+
+    @functools.wraps(command)
+    def with_slo(**given: Any) -> None:
+        texts = {name: given.pop(parameter) for parameter, name in names.items()}
+        command(**given, slo={name: text for name, text in texts.items() if text is not None})
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "slo"]
+    for parameter, name in names.items():
+        metavar, text = _SLO_HELP[name]
+        option = Annotated[str | None, typer.Option(f"--slo-{name}", metavar=metavar, help=text)]
+        parameters.append(
+            inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        )
+    with_slo.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_slo
+
+
+def examples(*lines: str) -> str:
+    """Below a command's options; the mark keeps each on its own line."""
+    return "\n".join(["\b", "Examples:", *(f"  batchtune {line}" for line in lines)])

@@ -1,0 +1,180 @@
+"""Which twin does a run give, and which configurations does the command line ask it about?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.archive.run import Run, open_run
+from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
+from batchtune.cli.commands.recommend import kept_trials
+from batchtune.errors import (
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    TwinError,
+    UsageError,
+)
+from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.report.twin import note_when_slow
+from batchtune.scenario.spec.knobs import KNOBS, configuration_of
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted
+from batchtune.tune.trials.ledger import without_superseded
+from batchtune.tune.trials.trial import Trial
+from batchtune.twin.calibration.calibrate import calibrate, observation_of
+from batchtune.twin.model.twin import Twin
+
+MOST_CONFIGURATIONS = 500
+
+_INT64_MAX = 2**63 - 1
+_MOST_ROWS = 100_000
+"""The simulator holds a time for each number of rows: 0.8 MB for each of the twin's readings."""
+
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "max_batch_size": (1, _MOST_ROWS),
+    "max_execution_batch_size": (1, _MOST_ROWS),
+    "allowed_batch_sizes": (1, _MOST_ROWS),
+    "batch_timeout_micros": (0, _INT64_MAX),
+    "max_enqueued_batches": (0, _INT64_MAX),
+    "num_batch_threads": (1, 10_000),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A run, its scenario and the twin that its trials give; `base` is what `--set` starts from, `base_name` why.
+
+    `capacity_rps` is what the run found for the base, None where it looked for no capacity or found none.
+    """
+
+    run: Run
+    scenario: Scenario
+    twin: Twin
+    base: Configuration
+    base_name: str
+    capacity_rps: float | None = None
+
+
+def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
+    """Fit the twin to the trials of a run (None: the latest).
+
+    Raises:
+        ArchiveError: no such run.
+        TwinError: none of its trials can be used; the hint says what would help.
+    """
+    run = open_run(path, root=results)
+    scenario = run.scenario()
+    trials = kept_trials(run)
+    measured = [
+        one for one in without_superseded(trials) if one.measurement is not None and one.configuration.known
+    ]
+    if not measured:
+        raise TwinError(
+            f"{run.path} holds no measured trial of known parameters to calibrate a twin from",
+            hint="`batchtune sweep SCENARIO.yaml` measures some; --set search.budget.time=30s is enough",
+        )
+    with note_when_slow(
+        f"calibrating the twin from {counted(len(measured), 'trial')} of {run.path}", quiet=quiet
+    ):
+        twin = calibrate(
+            [
+                observation_of(one.configuration, one.measurement, scenario)
+                for one in measured
+                if one.measurement
+            ]
+        )
+    chosen = _recommended(trials, scenario)
+    if chosen is None:
+        base, base_name = scenario.configuration({}), "the scenario's own configuration"
+        return Calibrated(run=run, scenario=scenario, twin=twin, base=base, base_name=base_name)
+    return Calibrated(
+        run=run,
+        scenario=scenario,
+        twin=twin,
+        base=chosen.configuration,
+        base_name="the recommended configuration",
+        capacity_rps=None if chosen.capacity_rps is None else chosen.capacity_rps.value,
+    )
+
+
+def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[Configuration]:
+    """Every combination of the values that `--set KEY=VALUE[,VALUE…]` gives, laid over the base.
+
+    Raises:
+        UsageError: an unknown parameter, a value of another type, or too many combinations.
+        BatchingParametersError: a combination that no server would accept.
+    """
+    choices = dict(_choices(text) for text in settings)
+    values = {} if base.batching is None else to_dict(base.batching)
+    if base.batching is None and not choices:
+        return [base]
+    combinations = list(itertools.product(*choices.values()))
+    if len(combinations) > MOST_CONFIGURATIONS:
+        raise UsageError(
+            f"--set asks for {len(combinations):,} configurations; at most {MOST_CONFIGURATIONS}",
+            hint="give fewer values",
+        )
+    found = []
+    for combination in combinations:
+        point = dict(zip(choices, combination, strict=True))
+        if base.batching is None and point.keys() - {"enable_batching"}:
+            point.setdefault("enable_batching", True)
+        kept = _without_stale_sizes(values, point)
+        one = configuration_of(kept, point, searched=())
+        found.append(Configuration(batching=one.batching, flags=base.flags))
+    return list(dict.fromkeys(found))
+
+
+def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
+    """None: a comparison, a load test, or a run of which nothing can be recommended."""
+    if any(trial.source in ("variant", "load") for trial in trials):
+        return None
+    try:
+        return recommend(trials, scenario=scenario)
+    except (NoFeasibleConfigurationError, InconclusiveError, TargetError):
+        return None
+
+
+def _choices(text: str) -> tuple[str, list[Any]]:
+    name, equals, given = text.partition("=")
+    name = name.strip()
+    if not equals or not given.strip():
+        raise UsageError(
+            f"--set {text}: expected KEY=VALUE", hint="for instance --set max_batch_size=16,32,64"
+        )
+    if name not in KNOBS:
+        raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
+    if name == "allowed_batch_sizes":
+        return name, [tuple(_value(name, one) for one in given.split(","))]
+    return name, [_value(name, one) for one in given.split(",")]
+
+
+def _value(name: str, text: str) -> Any:
+    text = text.strip()
+    if text in ("true", "false"):
+        return text == "true"
+    if name == "thread_pool_name":
+        return text
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--set {name}: {text!r} is no whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
+        ) from error
+    least, most = _RANGES.get(name, (-_INT64_MAX, _INT64_MAX))
+    if not least <= number <= most:
+        upper = "" if most == _INT64_MAX else f" to {most:,}"
+        raise UsageError(
+            f"--set {name}={number}: out of its range", hint=f"give a whole number from {least}{upper}"
+        )
+    return number
+
+
+def _without_stale_sizes(values: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """Allowed sizes end at max_batch_size: another maximum makes those of the base meaningless."""
+    stale = {"allowed_batch_sizes", "max_execution_batch_size"} if "max_batch_size" in point else set()
+    return {name: value for name, value in values.items() if name in PARAMETER_NAMES and name not in stale}

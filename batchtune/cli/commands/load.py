@@ -1,0 +1,268 @@
+"""`batchtune load`: one load test, or one for each point of a range, against a launched or a running server."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchtune.archive.run import SERVER_LOG, create_run
+from batchtune.batching.parameters import Configuration
+from batchtune.cli.arguments.load_request import (
+    LoadRequest,
+    Question,
+    asked_configuration,
+    asked_plans,
+    question_of,
+)
+from batchtune.errors import (
+    ArchiveError,
+    BatchtuneError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
+from batchtune.load.calibration import calibrate
+from batchtune.load.fleet import LoadFleet
+from batchtune.measure.validity.host import HostGuard
+from batchtune.report.live import live_line, sweep_view, trial_line
+from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import Scenario, TlsSpec
+from batchtune.scenario.units import counted, rounded_duration
+from batchtune.target.endpoint import TlsOptions
+from batchtune.target.external import ExternalTarget, external_endpoint
+from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
+from batchtune.tune import policy
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
+from batchtune.tune.evidence.best_point import best_point
+from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.tune.trials.pace import times_of
+from batchtune.tune.trials.trial import FinishedTrial
+
+if TYPE_CHECKING:
+    from batchtune.archive.run import Run
+    from batchtune.report.live import View
+    from batchtune.tune.trials.trial import Trial
+
+_UNKNOWN = Configuration(batching=None, known=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """The points so far, and the folder that keeps them; None: none does."""
+
+    points: list[Trial] = field(default_factory=list)
+    run: Run | None = None
+    interrupted: bool = False
+
+
+def run_load(
+    wanted: LoadRequest,
+    *,
+    output: Literal["table", "json", "csv"],
+    results: Path | None,
+    quiet: bool,
+) -> int:
+    """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
+
+    An error that ends it is raised after that.
+
+    0; 3 when the SLO is missed, 5 when that cannot be told; of a range its best point decides, and without an SLO
+    there is no verdict. 6 when every point that was measured shows the load generator or a noisy host (repeats
+    included); 7 when a point failed; 130 when interrupted.
+    """
+    question = question_of(wanted)
+    measured = Measured()
+    fault: BatchtuneError | None = None
+    with sweep_view(quiet=quiet) as view:
+        for note in question.notes:
+            view.event(note)
+        try:
+            _measure(question, wanted, measured, results=results, view=view)
+        except KeyboardInterrupt:
+            measured.interrupted = True
+        except BatchtuneError as error:
+            if not measured.points:
+                raise
+            fault = error
+    _print(measured, question.scenario, output=output)
+    if fault is not None:
+        raise fault
+    if measured.interrupted:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return _exit_code(measured.points, question.scenario)
+
+
+def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "json", "csv"]) -> None:
+    points = measured.points
+    match output:
+        case "json":
+            run = None if measured.run is None else str(measured.run.path)
+            print(json_text.dumps({"run": run, **points_dict(points, scenario=scenario)}, indent=2))
+        case "csv":
+            print_points_csv(points, scenario=scenario)
+        case "table":
+            print_points(points, scenario=scenario)
+
+
+def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
+    if any(point.failure for point in points):
+        return TargetError.exit_code
+    void = spoilt_message(points)
+    if void is not None:
+        print(f"invalid: {void}", file=sys.stderr)
+        return MeasurementInvalidError.exit_code
+    best = best_point(points)
+    judgement = None if best is None else best.point.measurement
+    if judgement is None or judgement.verdict not in ("FAIL", "UNSURE"):
+        return 0
+    if judgement.verdict == "FAIL":
+        print(f"the SLO is missed: {judgement.verdict_reason}", file=sys.stderr)
+        return NoFeasibleConfigurationError.exit_code
+    if scenario.load.requests is None:
+        longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=…"
+    else:
+        longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=…"
+    print(f"whether the SLO is kept is not sure: {judgement.verdict_reason}; {longer}", file=sys.stderr)
+    return InconclusiveError.exit_code
+
+
+def _measure(
+    question: Question, wanted: LoadRequest, measured: Measured, *, results: Path | None, view: View
+) -> None:
+    """Run each point, keep it and show it; what was measured before an interruption stays."""
+    scenario = question.scenario
+    configuration = asked_configuration(question, wanted) if wanted.launches else _UNKNOWN
+    target = _target(scenario, wanted, view)
+    try:
+        with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
+            target.apply(configuration)
+            if results is not None:
+                measured.run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
+                view.event(f"results go to {measured.run.path}")
+                if isinstance(target, TfServingTarget):
+                    target.keep_log(measured.run.path / SERVER_LOG)
+            plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
+            bench = _bench(scenario, target, fleet, plans, view)
+            if leaves_duration_open(scenario):
+                plans = _paced(bench, plans, scenario, view)
+            for finished in repeated_points(bench, plans, scenario=scenario, view=view):
+                measured.points.append(finished.trial)
+                _keep(measured, finished)
+                view.event(trial_line(finished.trial, head=_load_of(finished.trial), scenario=scenario))
+    finally:
+        target.close()
+
+
+def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:
+    """The same points, as long as a server of this speed needs; says so where that is longer than usual."""
+    configuration = plans[0].configuration
+    clients = max((plan.concurrency or 0 for plan in plans), default=0)
+    pace = probed_pace(bench, scenario, configuration, clients=clients or None)
+    paced = [replace(plan, pace=pace) for plan in plans]
+    times = [
+        times_of(pace, scenario, configuration, clients=plan.concurrency, rate_rps=plan.rate_rps)
+        for plan in paced
+    ]
+    if max(each.duration_s for each in times) > scenario.load.duration_s:
+        batch_s = rounded_duration(max(each.batch_s for each in times))
+        all_s = rounded_duration(sum(each.run_s for each in times))
+        view.event(f"a batch takes about {batch_s}: {counted(len(plans), 'point')} in about {all_s}")
+    return paced
+
+
+def _bench(
+    scenario: Scenario,
+    target: TfServingTarget | ExternalTarget,
+    fleet: LoadFleet,
+    plans: Sequence[Plan],
+    view: View,
+) -> Bench:
+    return Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=lambda plan, live: view.live(f"{_place(plan, plans)}{live_line(live)}"),
+        guard=HostGuard(),
+        client_max_rps=lambda requests: (
+            calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
+        ),
+    )
+
+
+def repeated_points(
+    bench: Bench, plans: Sequence[Plan], *, scenario: Scenario, view: View
+) -> Iterator[FinishedTrial]:
+    """Each point once; one that a noisy host disturbed is repeated, within policy, and only its last run counts."""
+    repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
+    for plan in plans:
+        finished = _without_empty_verdict(bench.run(plan), scenario)
+        for _ in range(min(policy.REPEATS_MAX, repeats_left)):
+            if spoilt_by(finished.trial) != "host":
+                break
+            view.event("the host was noisy: once more")
+            repeats_left -= 1
+            finished = _without_empty_verdict(bench.run(plan), scenario)
+        yield finished
+
+
+def _without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
+    """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
+    measured = finished.trial.measurement
+    if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
+        return finished
+    unjudged = replace(measured, verdict=None, verdict_reason="")
+    return replace(finished, trial=replace(finished.trial, measurement=unjudged))
+
+
+def _keep(measured: Measured, finished: FinishedTrial) -> None:
+    """A point that cannot be kept is measured all the same: that is told once."""
+    if measured.run is None:
+        return
+    try:
+        measured.run.append(finished.trial, finished.samples)
+    except ArchiveError as error:
+        print(f"note: {error.message}; from here on nothing is kept", file=sys.stderr)
+        measured.run = None
+
+
+def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTarget | ExternalTarget:
+    if wanted.launches:
+        view.event(f"launching the server for {scenario.target.model}")
+        return launched_target(scenario, on_event=view.event)
+    endpoint = external_endpoint(
+        model_name=served_name(scenario.target.model),
+        rest_url=wanted.rest_url,
+        grpc_url=wanted.grpc_url,
+        tls=_tls(scenario.target.tls),
+    )
+    return ExternalTarget(endpoint, kserve=scenario.request.protocol.startswith("kserve_"))
+
+
+def _tls(spec: TlsSpec | None) -> TlsOptions | None:
+    if spec is None:
+        return None
+    return TlsOptions(
+        ca_file=spec.ca_file,
+        certificate_file=spec.certificate_file,
+        key_file=spec.key_file,
+        server_name=spec.server_name,
+    )
+
+
+def _place(plan: Plan, plans: Sequence[Plan]) -> str:
+    return f"point {plan.number} of {len(plans)}: " if len(plans) > 1 else ""
+
+
+def _load_of(point: Trial) -> str | None:
+    """The load of one point; None where the scenario's own says it."""
+    if point.rate_rps is not None:
+        return f"{point.rate_rps:,.6g} requests/s offered"
+    return None if point.concurrency is None else counted(point.concurrency, "client")

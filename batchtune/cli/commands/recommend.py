@@ -1,0 +1,260 @@
+"""`batchtune recommend`: choose from a run, write the parameters down, say why."""
+
+from __future__ import annotations
+
+import json as json_text
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from batchtune.archive.run import (
+    BATCHING_PARAMETERS,
+    RECOMMENDATION,
+    SCENARIO,
+    Run,
+    batching_file,
+    open_run,
+    write_whole,
+)
+from batchtune.batching.cortex import format_cortex
+from batchtune.batching.flags import format_flags
+from batchtune.batching.triton import format_triton
+from batchtune.cli.arguments.options import Dialect
+from batchtune.cli.arguments.slo import in_place_of, promised
+from batchtune.cli.deployment import deployment
+from batchtune.errors import (
+    ArchiveError,
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+    UsageError,
+)
+from batchtune.recommend.reason import failure_with_batching
+from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.report.answer import print_answer
+from batchtune.report.statement import print_recommendation
+from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
+
+
+def run_recommend(
+    path: Path | None,
+    limits: Mapping[str, str | None],
+    *,
+    dialect: Dialect,
+    write: Path | None,
+    results: Path,
+    json: bool,
+    why: bool = False,
+) -> int:
+    """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
+    promise = promised(limits)
+    run = open_run(path, root=results)
+    scenario = run.scenario()
+    slo = None if promise is None else in_place_of(scenario.slo, promise)
+    trials = kept_trials(run)
+    if any(trial.source == "variant" for trial in trials):
+        raise UsageError(
+            f"{run.path} compares variants; there is nothing to choose from",
+            hint="name the run of a sweep, or read comparison.json in that folder",
+        )
+    if any(trial.source == "load" for trial in trials):
+        raise UsageError(
+            f"{run.path} is a load test; there is nothing to choose from", hint="name the run of a sweep"
+        )
+    try:
+        return conclude(
+            run,
+            scenario,
+            trials,
+            slo=slo,
+            json=json,
+            why=why,
+            write=write,
+            dialect=dialect,
+            named=path is not None and run.path == path,
+        )
+    except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
+        raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
+
+
+def kept_trials(run: Run) -> list[Trial]:
+    """The trials of a run; what could not be read of it is told on stderr."""
+    trials = run.ledger()
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return trials
+
+
+def conclude(
+    run: Run,
+    scenario: Scenario,
+    trials: Sequence[Trial],
+    *,
+    slo: SloSpec | None = None,
+    json: bool = False,
+    why: bool = False,
+    write: Path | None = None,
+    dialect: Dialect = "tfserving",
+    named: bool = True,
+    swept: bool = False,
+) -> int:
+    """Recommend from the trials and print it, with another dialect's parameters below; the exit code, 0 or 5.
+
+    Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
+    A sweep that ends without a recommendation leaves none of an earlier one in the run.
+    `why`: the whole argument instead of the short answer. `named`: somebody named this run, so it need not be said
+    which it is.
+
+    Raises:
+        NoFeasibleConfigurationError, InconclusiveError, TargetError: nothing measured is known to meet the SLO, or
+            nothing worked; with `json` the document says so too.
+        BatchingParametersError: the dialect cannot say it; nothing was printed or written.
+    """
+    try:
+        chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
+    except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
+        if json:
+            print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
+        if swept:
+            run.remove_recommendation()
+        raise
+    text = "" if json and write is None else formatted(chosen, dialect)
+    own = slo is None or slo == scenario.slo
+    if own and (swept or not (run.path / RECOMMENDATION).is_file()):
+        _keep(run, chosen)
+    if write is not None:
+        _write(write, text)
+    asked = None if own else slo
+    step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
+    if json:
+        document = {"run": str(run.path), "to_establish": step, **chosen.to_dict()}
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        shown = dialect == "tfserving" or write is not None
+        file = parameters_file(run, write if dialect == "tfserving" else None, chosen)
+        command = deployment(chosen.configuration, scenario, file) if dialect == "tfserving" else None
+        of_run = None if named else _run_line(run)
+        if why:
+            print_recommendation(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step)
+        else:
+            more = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked)}--why"
+            print_answer(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, why=more)
+        if not shown:
+            print(text)
+    return 0 if chosen.established else InconclusiveError.exit_code
+
+
+def to_establish(
+    run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
+) -> str | None:
+    """The command that goes on with the run, with twice what it had; for another SLO, `asked`, a sweep of its own.
+
+    None where every batch fails: more of the same tells nothing.
+    """
+    if failure_with_batching(trials) is not None:
+        return None
+    sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
+    if asked is not None:
+        return f"{sweep} {_asked(asked)}".rstrip()
+    more = " ".join(f"--set search.budget.{text}" for text in _twice(scenario, trials))
+    return f"{sweep} --resume {shlex.quote(str(run.path))} {more}"
+
+
+def _asked(slo: SloSpec | None) -> str:
+    """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
+    if slo is None:
+        return ""
+    limits = [f"--slo-{name} {1e3 * limit_s:g}ms" for name, limit_s in slo.limits().items()]
+    return " ".join([*limits, f"--slo-errors {slo.error_ratio:g}", ""])
+
+
+def _twice(scenario: Scenario, trials: Sequence[Trial]) -> list[str]:
+    """Each part of the budget twice, or twice what was really spent where that is more or no budget was given."""
+    search = scenario.search
+    told = []
+    if search.time_budget_s is not None:
+        given_s = search.time_budget_s if search.budget_is_given else 0.0
+        told.append(f"time={math.ceil(2.0 * max(given_s, sum(trial.seconds for trial in trials)))}s")
+    if search.trials is not None:
+        tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
+        told.append(f"trials={2 * max(search.trials, len(tried))}")
+    return told
+
+
+def _run_line(run: Run) -> str:
+    """`Run results/quickstart/…, 3 h old`."""
+    started = datetime.strptime(run.path.name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    minutes = max(0, round((datetime.now(UTC) - started).total_seconds() / 60))
+    age = (
+        f"{minutes} min"
+        if minutes < 120
+        else f"{minutes // 60} h"
+        if minutes < 2880
+        else f"{minutes // 1440} days"
+    )
+    return f"Run {run.path}, {age} old"
+
+
+def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> Path:
+    """Where these parameters lie, be it in the run; FILE where `--write` has yet to put them."""
+    if written is not None:
+        return written
+    kept = run.path / BATCHING_PARAMETERS
+    try:
+        is_same = kept.read_text(encoding="utf-8") == batching_file(chosen)
+    except (OSError, UnicodeDecodeError):
+        is_same = False
+    return kept if is_same else Path("FILE")
+
+
+def _keep(run: Run, chosen: Recommendation) -> None:
+    """A run that cannot be written, such as another's, is answered from all the same."""
+    try:
+        run.write_recommendation(chosen)
+    except ArchiveError as error:
+        print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
+
+
+def formatted(chosen: Recommendation, dialect: Dialect) -> str:
+    """The recommended configuration in a server's own words.
+
+    Raises:
+        BatchingParametersError: the dialect cannot say it.
+    """
+    batching, flags = chosen.configuration.batching, chosen.configuration.flags
+    match dialect:
+        case "json":
+            return json_text.dumps(chosen.configuration.to_dict(), indent=2) + "\n"
+        case "triton":
+            text = format_triton(batching, rows_per_request=chosen.rows_per_request)
+            return _without_counterpart(flags, "Triton") + text
+        case "cortex":
+            return _without_counterpart(flags, "Cortex") + format_cortex(batching)
+        case "flags":
+            return (
+                " ".join([format_flags(batching), *(shlex.quote(f"--{one}={said}") for one, said in flags)])
+                + "\n"
+            )
+        case "tfserving":
+            return batching_file(chosen)
+
+
+def _without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
+    return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all; what is no plain file, such as /dev/stdout, is written to as it is."""
+    try:
+        if path.is_file() or not path.exists():
+            write_whole(path.resolve(), text.encode())
+        else:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--write: {error}") from error
+    except ArchiveError as error:
+        raise UsageError(f"--write: {error.message}") from error

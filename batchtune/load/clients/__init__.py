@@ -1,0 +1,1 @@
+"""How is a request sent and its answer read, over REST and gRPC, open loop and closed?"""

@@ -1,0 +1,144 @@
+"""Which client sends a job's requests, and which bytes does it send?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.errors import UsageError
+from batchtune.load.clients.source import Source
+from batchtune.load.record.recorder import Recorder
+from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.spec.request import Protocol as RequestProtocol
+from batchtune.target.endpoint import Endpoint
+from batchtune.wire.kserve.infer import JSON_LENGTH_HEADER, json_length
+from batchtune.wire.kserve.messages import INFER_PATH
+
+if TYPE_CHECKING:
+    from batchtune.wire.grpc.prepared_call import PreparedCall
+
+PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
+
+
+class Client(Protocol):
+    """A way to send requests, with a pool of connections."""
+
+    async def open(self, connections: int) -> None:
+        """Connect before the start, so that connecting is not measured."""
+
+    def try_send(self, index: int) -> bool:
+        """Send request `index` now if there is a free place; `flush` may be needed to write it."""
+
+    def fill(self) -> None:
+        """Give what the source has ready to free places; dial if there are too few."""
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Give up on these requests, all of which were sent."""
+
+    def close(self) -> None:
+        """Close every connection at once."""
+
+
+def make_client(
+    endpoint: Endpoint,
+    requests: RequestSet,
+    request_order: NDArray[np.int32],
+    recorder: Recorder,
+    source: Source,
+    *,
+    in_flight_max: int,
+    timeout_s: float,
+) -> Client:
+    """A client for the set's transport that sends request `request_order[i % len(request_order)]` i-th.
+
+    Raises:
+        UsageError: the endpoint has no port for the protocol.
+    """
+    if requests.transport == "grpc":
+        from batchtune.load.clients.grpc import GrpcClient
+
+        _require(endpoint.grpc_port, "gRPC")
+        calls = grpc_calls(endpoint, requests)
+        return GrpcClient(
+            endpoint,
+            [calls[which] for which in request_order.tolist()],
+            recorder,
+            source,
+            streams_max=in_flight_max,
+            timeout_s=timeout_s,
+        )
+    from batchtune.load.clients.rest import RestClient
+
+    _require(endpoint.rest_port, "REST")
+    posts = http_posts(endpoint, requests)
+    return RestClient(
+        endpoint,
+        [posts[which] for which in request_order.tolist()],
+        recorder,
+        source,
+        connections_max=in_flight_max,
+        timeout_s=timeout_s,
+    )
+
+
+def http_posts(endpoint: Endpoint, requests: RequestSet) -> list[bytes]:
+    """Each request of the set as the bytes of a whole HTTP/1.1 POST."""
+    extra = "".join(f"{name}: {value}\r\n" for name, value in requests.headers)
+    path = http_path(endpoint, requests.protocol)
+    return [
+        (
+            f"POST {path} HTTP/1.1\r\nHost: {endpoint.rest_authority}\r\n"
+            f"{_header_lines(requests.protocol, body)}{extra}Content-Length: {len(body)}\r\n\r\n"
+        ).encode("latin-1")
+        + body
+        for body in requests.bodies
+    ]
+
+
+def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCall]:
+    """Each request of the set as a prepared call."""
+    from batchtune.wire.grpc.prepared_call import prepare_call
+
+    return [
+        prepare_call(
+            grpc_path(requests.protocol),
+            endpoint.grpc_authority,
+            body,
+            metadata=requests.headers,
+            timeout_s=requests.timeout_s,
+            scheme="https" if endpoint.tls else "http",
+        )
+        for body in requests.bodies
+    ]
+
+
+def http_path(endpoint: Endpoint, protocol: RequestProtocol) -> str:
+    """Where a request of this protocol is posted."""
+    return f"{endpoint.model_path}:predict" if protocol == "rest" else f"{endpoint.kserve_path}/infer"
+
+
+def grpc_path(protocol: RequestProtocol) -> str:
+    """The gRPC method that a request of this protocol calls."""
+    return PREDICT_PATH if protocol == "grpc" else INFER_PATH
+
+
+def content_headers(protocol: RequestProtocol, body: bytes) -> dict[str, str]:
+    """The HTTP headers that describe this body, its length aside."""
+    if protocol == "kserve_rest_binary":
+        return {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(json_length(body))}
+    return {"Content-Type": "application/json"}
+
+
+def _header_lines(protocol: RequestProtocol, body: bytes) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in content_headers(protocol, body).items())
+
+
+def _require(port: int | None, protocol: str) -> None:
+    if port is None:
+        raise UsageError(f"the target does not answer {protocol}", hint="choose the other request.protocol")

@@ -1,0 +1,153 @@
+"""How are requests sent as HTTP/1.1 POSTs over a pool of connections, one request in flight on each?
+
+The path of a good answer is flat on purpose: two clock-free stores, one source call and one write per request keep
+the client at the price of wrk (tests/benchmarks/load/load_rest.py).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from batchtune.load.clients.dialer import Dialer
+from batchtune.load.clients.source import Source
+from batchtune.load.record import failures
+from batchtune.load.record.columns import ENDED
+from batchtune.load.record.recorder import Recorder
+from batchtune.load.record.samples import Status
+from batchtune.target.endpoint import Endpoint
+from batchtune.wire.http1_client import NO_TAG, Http1ClientConnection, KnownHeads
+
+_OK = Status.OK + ENDED
+_monotonic_ns = time.monotonic_ns
+
+
+class RestClient:
+    """Sends `requests[i % len(requests)]` for request i; `source` says which i comes next on a free connection."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[bytes],
+        recorder: Recorder,
+        source: Source,
+        *,
+        connections_max: int,
+        timeout_s: float,
+    ) -> None:
+        columns = recorder.columns
+        self._sent, self._first_byte = columns.sent, columns.first_byte
+        self._done, self._outcome = columns.done, columns.outcome
+        self._requests = requests
+        self._period = len(requests)
+        self._recorder = recorder
+        self._check_every = recorder.check_every or sys.maxsize
+        self._source = source
+        self._finished = source.finished
+        self._heads = KnownHeads()
+        self._idle: list[Http1ClientConnection] = []
+        self._connections: set[Http1ClientConnection] = set()
+        self._dialer = Dialer(
+            endpoint,
+            endpoint.rest_port or 80,
+            alpn="http/1.1",
+            connections_max=connections_max,
+            timeout_s=timeout_s,
+            make_protocol=lambda: Http1ClientConnection(self, self._heads),
+            on_failed=self._dial_failed,
+        )
+
+    async def open(self, connections: int) -> None:
+        """Connect before the start, so that connecting is not measured."""
+        await self._dialer.resolve()
+        await self._dialer.dial_all(connections)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    def try_send(self, index: int) -> bool:
+        """Send request `index` now if a connection is free."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                self._send(connection, index, _monotonic_ns())
+                return True
+        return False
+
+    def flush(self) -> None:
+        """Nothing is held back: each request is one write."""
+
+    def fill(self) -> None:
+        """Give what the source has ready to the free connections, and dial for the rest."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.reusable:
+                continue
+            now_ns = _monotonic_ns()
+            index = self._source.take(now_ns)
+            if index < 0:
+                self._idle.append(connection)
+                return
+            self._send(connection, index, now_ns)
+        self._dialer.dial(self._source.backlog())
+
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Give up on these requests, all sent: close their connections, since HTTP/1.1 has no other way."""
+        by_tag = {connection.tag: connection for connection in self._connections}
+        for index in indices:
+            if index in by_tag:
+                by_tag[index].abandon()
+                self._source.released(_monotonic_ns())
+
+    def close(self) -> None:
+        self._dialer.hang_up()
+
+    def ready(self, connection: Http1ClientConnection) -> None:
+        self._connections.add(connection)
+        self._dialer.became_ready(connection)
+        self._idle.append(connection)
+        self.fill()
+
+    def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:  # noqa: ARG002
+        self._first_byte[tag] = _monotonic_ns()
+
+    def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
+        now_ns = _monotonic_ns()
+        if status == 200:
+            self._done[tag] = now_ns
+            self._outcome[tag] = _OK
+            if body is not None:
+                self._recorder.keep_answer(tag, body)
+        else:
+            text = (body or b"").decode("utf-8", "replace")
+            self._recorder.fail(tag, failures.of_http(status, text), f"HTTP {status}: {text}")
+        if not connection.reusable:
+            self._source.released(now_ns)
+            return
+        index = self._finished(now_ns)
+        if index < 0:
+            self._idle.append(connection)
+            return
+        self._send(connection, index, now_ns)
+
+    def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
+        self._connections.discard(connection)
+        self._dialer.closed(connection)
+        if tag != NO_TAG:
+            self._recorder.fail(tag, Status.MALFORMED if connection.malformed else Status.RESET, reason)
+            self._source.failed(_monotonic_ns())
+        self.fill()
+
+    def _send(self, connection: Http1ClientConnection, index: int, now_ns: int) -> None:
+        self._sent[index] = now_ns
+        connection.send(self._requests[index % self._period], index, index % self._check_every == 0)
+
+    def _dial_failed(self, reason: str) -> None:
+        now_ns = _monotonic_ns()
+        index = self._source.take(now_ns)
+        if index >= 0:
+            self._recorder.fail(index, Status.REFUSED, reason)
+            self._source.failed(now_ns)
+        self.fill()

@@ -1,0 +1,201 @@
+"""Which request is to be sent next, and when: open loop from a schedule, closed loop from users who wait for answers.
+
+Both speak to a client through three calls: `take` (a place is free), `finished` (its request was answered) and
+`failed`/`released` (the place itself is gone). A negative index means: nothing to send now.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from batchtune.load.record.columns import PENDING, Columns
+
+NOTHING: Final = -1
+BACK_OFF_NS: Final = 10_000_000
+"""How long a closed-loop user waits after a connection failed under it, so that a dead server is not hammered."""
+
+_monotonic_ns = time.monotonic_ns
+
+
+class Source(Protocol):
+    """What a client asks."""
+
+    def take(self, now_ns: int) -> int:
+        """The request to send on a place that is free."""
+
+    def finished(self, now_ns: int) -> int:
+        """The request to send on a place whose request was just answered."""
+
+    def released(self, now_ns: int) -> None:
+        """A request ended, and its place cannot be used again."""
+
+    def failed(self, now_ns: int) -> None:
+        """A request ended with its connection, or without ever having one."""
+
+    def backlog(self) -> int:
+        """How many requests could be sent now if there were places."""
+
+
+class Sender(Protocol):
+    """What a source asks of a client."""
+
+    def try_send(self, index: int) -> bool: ...
+    def fill(self) -> None: ...
+    def flush(self) -> None: ...
+
+
+class OpenSource:
+    """Sends request i when `columns.due[i]` is reached, whatever became of those before it.
+
+    Those for which no place is free wait in order; `columns.wait` takes how long.
+    """
+
+    def __init__(self, columns: Columns, count: int, wake_at: Callable[[int], None]) -> None:
+        self.issued = 0
+        self.count = count
+        self._due, self._wait, self._outcome = columns.due, columns.wait, columns.outcome
+        self._waiting: deque[int] = deque()
+        self._wake_at = wake_at
+        self.sender: Sender
+
+    def start(self, _start_ns: int, _end_ns: int) -> None:
+        """Arm the first wake; `columns.due` holds absolute times by now."""
+        if self.count:
+            self._wake_at(self._due[0])
+
+    def stop(self) -> None:
+        """Send nothing that is not due yet."""
+        self.count = self.issued
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing will become due any more."""
+        return self.issued >= self.count
+
+    def wake(self) -> None:
+        """Send everything that is due by now."""
+        due, sender = self._due, self.sender
+        index, count = self.issued, self.count
+        now_ns = _monotonic_ns()
+        while index < count and due[index] <= now_ns:
+            self.issued = index + 1
+            if self._waiting or not sender.try_send(index):
+                self._wait[index] = -_monotonic_ns()
+                self._waiting.append(index)
+            index += 1
+            if index < count and due[index] > now_ns:
+                now_ns = _monotonic_ns()
+        if self._waiting:
+            sender.fill()
+        sender.flush()
+        if index < self.count:
+            self._wake_at(due[index])
+
+    def take(self, now_ns: int) -> int:
+        waiting = self._waiting
+        while waiting:
+            index = waiting.popleft()
+            if self._outcome[index] == PENDING:
+                self._wait[index] += now_ns
+                return index
+        return NOTHING
+
+    finished = take
+
+    def released(self, now_ns: int) -> None:
+        """The schedule goes on all the same."""
+
+    failed = released
+
+    def backlog(self) -> int:
+        return len(self._waiting)
+
+
+class ClosedSource:
+    """`users` users, each of whom sends its next request `think_ns` after the answer to its last.
+
+    A user's request is due when the user is ready for it. A place that fails costs its user BACK_OFF_NS at least.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        *,
+        users: int,
+        think_ns: int,
+        requests_max: int,
+        wake_at: Callable[[int], None],
+    ) -> None:
+        self.issued = 0
+        self.users = users
+        self._due = columns.due
+        self._think_ns = think_ns
+        self._requests_max = min(requests_max, columns.capacity)
+        self._end_ns = 0
+        self._ready: deque[int] = deque()
+        self._thinking: list[int] = []
+        self._wake_at = wake_at
+        self.sender: Sender
+
+    def start(self, start_ns: int, end_ns: int) -> None:
+        """Every user is ready at `start_ns`; no request is sent from `end_ns` on."""
+        self._end_ns = end_ns
+        self._ready.extend([start_ns] * self.users)
+        self._wake_at(start_ns)
+
+    def stop(self) -> None:
+        self._end_ns = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return _monotonic_ns() >= self._end_ns or self.issued >= self._requests_max
+
+    def wake(self) -> None:
+        """Let the users go whose time to think is over."""
+        now_ns = _monotonic_ns()
+        while self._thinking and self._thinking[0] <= now_ns:
+            self._ready.append(heapq.heappop(self._thinking))
+        self.sender.fill()
+        self.sender.flush()
+        if self._thinking and not self.exhausted:
+            self._wake_at(self._thinking[0])
+
+    def take(self, now_ns: int) -> int:
+        if not self._ready or now_ns >= self._end_ns or self.issued >= self._requests_max:
+            return NOTHING
+        index = self.issued
+        self.issued = index + 1
+        self._due[index] = self._ready.popleft()
+        return index
+
+    def finished(self, now_ns: int) -> int:
+        if self._think_ns:
+            self._think(now_ns, self._think_ns)
+            return self.take(now_ns)
+        index = self.issued
+        if now_ns >= self._end_ns or index >= self._requests_max:
+            return NOTHING
+        self.issued = index + 1
+        self._due[index] = now_ns
+        return index
+
+    def released(self, now_ns: int) -> None:
+        if self._think_ns:
+            self._think(now_ns, self._think_ns)
+        else:
+            self._ready.append(now_ns)
+
+    def failed(self, now_ns: int) -> None:
+        self._think(now_ns, max(self._think_ns, BACK_OFF_NS))
+
+    def backlog(self) -> int:
+        return 0 if self.exhausted else len(self._ready)
+
+    def _think(self, now_ns: int, for_ns: int) -> None:
+        heapq.heappush(self._thinking, now_ns + for_ns)
+        if self._thinking[0] == now_ns + for_ns:
+            self._wake_at(self._thinking[0])

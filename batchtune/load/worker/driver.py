@@ -1,0 +1,219 @@
+"""How does one process run its part of a load job: connect, start on time, send, time out, drain, stop?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.errors import UsageError
+from batchtune.load.clients.client import Client, make_client
+from batchtune.load.clients.source import ClosedSource, OpenSource
+from batchtune.load.record.columns import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns
+from batchtune.load.record.recorder import Recorder
+from batchtune.load.record.samples import Status
+from batchtune.load.worker.answers import check_answers
+from batchtune.load.worker.job import ROWS_MAX, WorkerJob
+from batchtune.load.worker.pacing import Pacer
+from batchtune.scenario.arrivals import ClosedLoop, Schedule
+
+TICK_S: Final = 0.02
+"""How often timeouts are looked for, counters published and the end noticed."""
+DRAIN_AFTER_STOP_S: Final = 1.0
+CLOSING_S: Final = 0.001
+"""A turn or two of the loop, in which connections are closed."""
+PAUSE_S: Final = 0.005
+"""A tick that comes later than this after its time tells of a pause: the process did not run, or ran something else."""
+PAUSES_MAX: Final = 1000
+PREFAULTED_ROWS: Final = 200_000
+
+_monotonic_ns = time.monotonic_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What one process did, beside its columns."""
+
+    issued: int
+    wall_s: float
+    cpu_s: float
+    stopped_early: bool
+    answers_checked: int
+    error_texts: dict[str, str]
+    notes: tuple[str, ...]
+    pauses_ns: tuple[tuple[int, int], ...] = ()
+
+
+class Driver:
+    """Runs one WorkerJob in the running loop: `prepare()`, then `run(start_ns)`; `stop()` ends it early."""
+
+    def __init__(self, job: WorkerJob, columns: Columns) -> None:
+        self._job = job
+        self._columns = columns
+        self._outcomes = columns.outcomes()
+        self._recorder = Recorder(columns, check_every=job.check_every)
+        self._loop = asyncio.get_running_loop()
+        self._pacer = Pacer(self._loop, self._wake)
+        self._source = self._make_source()
+        self._client = self._make_client()
+        self._source.sender = self._client
+        self._oldest = 0
+        self._give_up_ns = 0
+        self._start_ns = 0
+        self._tick_due_ns = 0
+        self._pauses_ns: list[tuple[int, int]] = []
+        self._stopped = False
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+
+    async def prepare(self) -> None:
+        """Open the connections and touch the memory.
+
+        Raises:
+            TargetError: the host's name does not resolve, or its TLS files cannot be read.
+        """
+        self._columns.prefault(min(self._job.capacity, PREFAULTED_ROWS))
+        await self._client.open(self._job.connections)
+        gc.collect()
+
+    async def run(self, start_ns: int) -> WorkerReport:
+        """Send from `start_ns` (CLOCK_MONOTONIC) on, and return when every request that was due has ended."""
+        gc.freeze()
+        gc.disable()
+        try:
+            cpu_before_ns = time.process_time_ns()
+            self._start(start_ns)
+            await self._finished
+            cpu_s = (time.process_time_ns() - cpu_before_ns) / 1e9
+            wall_s = (_monotonic_ns() - start_ns) / 1e9
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            self._pacer.close()
+            self._client.close()
+            await asyncio.sleep(CLOSING_S)
+        return self._report(wall_s, cpu_s)
+
+    def abandon(self) -> WorkerReport:
+        """Close without having started."""
+        self._pacer.close()
+        self._client.close()
+        self._stopped = True
+        return self._report(0.0, 0.0)
+
+    def stop(self) -> None:
+        """Send nothing more, and do not wait long for the answers."""
+        if not self._stopped and self._give_up_ns:
+            self._stopped = True
+            self._source.stop()
+            drain_ns = int(min(self._job.drain_s, DRAIN_AFTER_STOP_S) * 1e9)
+            self._give_up_ns = min(self._give_up_ns, _monotonic_ns() + drain_ns)
+
+    def _make_client(self) -> Client:
+        job = self._job
+        try:
+            return make_client(
+                job.endpoint,
+                job.requests,
+                job.request_order,
+                self._recorder,
+                self._source,
+                in_flight_max=job.in_flight_max,
+                timeout_s=job.timeout_s,
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"request.headers: {error}", hint="names and values are printable ASCII"
+            ) from error
+
+    def _make_source(self) -> OpenSource | ClosedSource:
+        arrivals = self._job.arrivals
+        if isinstance(arrivals, Schedule):
+            return OpenSource(self._columns, len(arrivals.due_ns), self._pacer.wake_at)
+        return ClosedSource(
+            self._columns,
+            users=arrivals.concurrency,
+            think_ns=int(arrivals.think_s * 1e9),
+            requests_max=ROWS_MAX if arrivals.requests_max is None else arrivals.requests_max,
+            wake_at=self._pacer.wake_at,
+        )
+
+    def _start(self, start_ns: int) -> None:
+        self._columns.header[STARTED_NS] = start_ns
+        arrivals = self._job.arrivals
+        end_ns = start_ns + int(arrivals.duration_s * 1e9)
+        if isinstance(arrivals, Schedule):
+            self._columns.times("due")[:] = arrivals.due_ns + start_ns
+            last_ns = int(arrivals.due_ns[-1]) + start_ns if len(arrivals.due_ns) else start_ns
+        else:
+            last_ns = end_ns
+        self._give_up_ns = last_ns + int(self._job.drain_s * 1e9)
+        self._source.start(start_ns, end_ns)
+        self._start_ns = start_ns
+        self._call_tick(max(start_ns, _monotonic_ns()))
+
+    def _call_tick(self, now_ns: int) -> None:
+        self._tick_due_ns = now_ns + int(TICK_S * 1e9)
+        self._loop.call_later((self._tick_due_ns - _monotonic_ns()) / 1e9, self._tick)
+
+    def _wake(self) -> None:
+        self._source.wake()
+
+    def _tick(self) -> None:
+        """Publish the counters, end what has waited too long, and see whether the job is over."""
+        now_ns = _monotonic_ns()
+        late_ns = now_ns - self._tick_due_ns
+        if late_ns > PAUSE_S * 1e9 and len(self._pauses_ns) < PAUSES_MAX:
+            self._pauses_ns.append((self._tick_due_ns - self._start_ns, late_ns))
+        issued = self._source.issued
+        pending = self._oldest + np.flatnonzero(self._outcomes[self._oldest : issued] == PENDING)
+        self._oldest = int(pending[0]) if len(pending) else issued
+        self._columns.header[ISSUED] = issued
+        self._columns.header[OLDEST_PENDING] = self._oldest
+        over = now_ns >= self._give_up_ns
+        if over:
+            self._source.stop()
+        self._end_overdue(pending, now_ns, over=over)
+        if over or (self._source.exhausted and not len(pending)):
+            self._columns.header[ISSUED] = self._source.issued
+            self._finished.set_result(None)
+        else:
+            self._call_tick(_monotonic_ns())
+
+    def _end_overdue(self, pending: NDArray[np.int64], now_ns: int, *, over: bool) -> None:
+        """End the pending requests that timed out; when the job is over, the others too."""
+        timeout_s = self._job.timeout_s
+        timed_out = self._columns.times("due")[pending] + int(timeout_s * 1e9) <= now_ns
+        was_sent = self._columns.times("sent")[pending] != 0
+        ended = timed_out | over
+        if not ended.any():
+            return
+        for index in pending[timed_out].tolist():
+            self._recorder.fail(index, Status.TIMEOUT, f"no answer within {timeout_s:g} s")
+        for index in pending[ended & ~timed_out & was_sent].tolist():
+            self._recorder.fail(index, Status.UNFINISHED, "no answer before the drain ended")
+        for index in pending[ended & ~timed_out & ~was_sent].tolist():
+            self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
+        self._client.cancel(pending[ended & was_sent].tolist())
+
+    def _report(self, wall_s: float, cpu_s: float) -> WorkerReport:
+        notes = list(self._pacer.notes)
+        issued = self._source.issued
+        arrivals = self._job.arrivals
+        if isinstance(arrivals, ClosedLoop) and issued == self._job.capacity != arrivals.requests_max:
+            notes.append(f"stopped after {issued} requests, as many as memory was set aside for")
+        checked = check_answers(self._recorder, self._job.requests, self._job.request_order)
+        return WorkerReport(
+            issued=issued,
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            stopped_early=self._stopped,
+            answers_checked=checked,
+            error_texts={status.name: text for status, text in self._recorder.error_texts.items()},
+            notes=tuple(notes),
+            pauses_ns=tuple(self._pauses_ns),
+        )

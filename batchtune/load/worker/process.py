@@ -1,0 +1,87 @@
+"""What does one process of the fleet do? It waits for jobs on a pipe, runs each in one event loop, and reports.
+
+Messages to it: a `WorkerJob` followed by the descriptor of its columns, `Start`, `Stop`, and the end of the pipe,
+which ends it. Messages from it: `Ready`, `WorkerReport`, or a BatchtuneError that stopped the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+
+import uvloop
+
+from batchtune.errors import BatchtuneError
+from batchtune.load.record.columns import Columns
+from batchtune.load.worker.driver import Driver, WorkerReport
+from batchtune.load.worker.job import WorkerJob
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Connected, memory touched: the job can start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start at this CLOCK_MONOTONIC time."""
+
+    start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Send nothing more and report what there is."""
+
+
+def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> None:
+    """Serve jobs until the pipe ends; stderr goes to `last_words_file`. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    words = os.open(last_words_file, os.O_WRONLY | os.O_APPEND)
+    os.dup2(words, 2)
+    os.close(words)
+    if cpus is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        while True:
+            try:
+                job = pipe.recv()
+                if isinstance(job, Stop):  # it came after the last job had ended by itself
+                    continue
+                pipe.send(runner.run(_run(pipe, job, recv_handle(pipe))))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+
+
+async def _run(pipe: Connection, job: WorkerJob, memory: int) -> WorkerReport | BatchtuneError:
+    columns = Columns(memory, job.capacity)
+    os.close(memory)
+    try:
+        driver = Driver(job, columns)
+        await driver.prepare()
+    except BatchtuneError as error:
+        return error
+    pipe.send(Ready())
+    start = pipe.recv()
+    if not isinstance(start, Start):
+        return driver.abandon()
+    loop = asyncio.get_running_loop()
+
+    def heard() -> None:
+        loop.remove_reader(pipe.fileno())
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            pipe.recv()  # Stop; the end of the pipe means the same
+        driver.stop()
+
+    loop.add_reader(pipe.fileno(), heard)
+    os.set_blocking(pipe.fileno(), True)  # uvloop turned it off, and the pipe is read and written as blocking
+    try:
+        return await driver.run(start.start_ns)
+    finally:
+        loop.remove_reader(pipe.fileno())

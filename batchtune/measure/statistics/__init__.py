@@ -1,0 +1,1 @@
+"""How sure is a number? Distributions, quantiles, isotonic fits, paired comparisons."""

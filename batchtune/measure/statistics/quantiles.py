@@ -1,0 +1,210 @@
+"""Which latency quantiles and which rate do these samples show, and how sure is that?
+
+Intervals are distribution-free: order statistics, widened by the design effect because requests that share a
+batch finish together (`reference/measurement.md` 2.3). No shape of the latency distribution is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.measure.statistics.distributions import Z_95, binomial_quantile_ranks, t_quantile
+
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+SLICES = 20
+
+FEW_CLUMPS = 15.0
+"""With fewer independent requests than this beyond a quantile, their own clumping cannot be seen."""
+
+CENTRAL = (0.6, 0.7, 0.8, 0.9)
+TAIL_OVER_CENTRE = 1.2
+"""Beyond the centre requests clump so much more: 1.0 to 1.4 times in the exact chain from 60 to 90 % load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure with its 95 % interval; an end that the samples cannot give is ±inf; no figure is nan."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width_ratio(self) -> float:
+        """Half the interval's width relative to the value; inf when an end is undefined."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or not self.value:
+            return math.inf
+        return 0.5 * (self.high - self.low) / abs(self.value)
+
+
+UNDEFINED = Estimate(value=math.nan, low=math.nan, high=math.nan)
+
+
+def quantile_estimate(
+    sorted_values: NDArray[np.float64],
+    quantile: float,
+    *,
+    design_effect: float = 1.0,
+    confidence: float = 0.95,
+) -> Estimate:
+    """The quantile of ascending values with its order-statistic interval.
+
+    `design_effect` ≥ 1 moves both ranks away from n·p by its square root; ends outside the sample are ±inf.
+    """
+    count = len(sorted_values)
+    if count == 0:
+        return UNDEFINED
+    expected = count * quantile
+    lower, upper = binomial_quantile_ranks(count, quantile, confidence)
+    widening = math.sqrt(design_effect)
+    if widening > 1.0:
+        lower = math.floor(expected - (expected - lower) * widening)
+        upper = math.ceil(expected + (upper - expected) * widening)
+    rank = min(max(math.ceil(expected - 1e-9), 1), count)
+    return Estimate(
+        value=float(sorted_values[rank - 1]),
+        low=float(sorted_values[lower - 1]) if lower >= 1 else -math.inf,
+        high=float(sorted_values[upper - 1]) if upper <= count else math.inf,
+    )
+
+
+def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> float:
+    """How many times the variance of the share of `over` is that of independent requests; at least 1.
+
+    `slice_of` numbers the equal time slice of each request, 0 to SLICES-1. Busy spells may outlast a slice: the
+    largest of four estimates counts, from 20, 10 and 5 slices and extrapolated from the first two, and Student's t
+    pays for their being estimates (tests/benchmarks/twin/measure_coverage.py compares).
+    """
+    twenty, ten, five = _variance_ratios(over, slice_of)
+    unsure = (t_quantile(0.975, SLICES - 1) / Z_95) ** 2
+    return max(1.0, unsure * max(twenty, ten, five, 2.0 * ten - twenty))
+
+
+def _variance_ratios(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> tuple[float, float, float]:
+    """Variance of the share of `over` by 20, 10 and 5 slices, relative to independent requests.
+
+    The share is taken as a ratio estimate, so slices may hold different counts or none.
+    """
+    count = len(over)
+    misses = int(np.count_nonzero(over))
+    if misses in (0, count):
+        return 1.0, 1.0, 1.0
+    share = misses / count
+    per_slice = np.bincount(slice_of, minlength=SLICES)
+    residuals = np.bincount(slice_of[over], minlength=SLICES) - share * per_slice
+    independent = count * share * (1.0 - share)
+    twenty, ten, five = (
+        float(np.square(residuals.reshape(-1, merged).sum(axis=1)).sum())
+        * slices
+        / (slices - 1)
+        / independent
+        for merged, slices in ((1, SLICES), (2, SLICES // 2), (4, SLICES // 4))
+    )
+    return twenty, ten, five
+
+
+def quantile_design_effect(
+    latencies_s: NDArray[np.float64], due_ns: NDArray[np.int64], quantile: float
+) -> float:
+    """The design effect by which `latency_quantiles` widens this quantile's interval."""
+    ordered = np.sort(latencies_s)
+    value_s = quantile_estimate(ordered, quantile).value
+    return _quantile_effect(latencies_s, ordered, time_slices(due_ns), quantile, value_s)
+
+
+def _quantile_effect(
+    latencies_s: NDArray[np.float64],
+    ordered: NDArray[np.float64],
+    slice_of: NDArray[np.intp],
+    quantile: float,
+    value_s: float,
+) -> float:
+    """The design effect of the share beyond a quantile; where that share is thin, at least what the centre shows.
+
+    A run of a few busy spells holds one or two of them beyond p95: whether these are typical it cannot tell, so the
+    clumping at more central levels, seen in more spells, bounds it from below.
+    """
+    effect = design_effect(latencies_s > value_s, slice_of)
+    count = len(ordered)
+    levels = [level for level in CENTRAL if level < quantile]
+    if not count or not levels or count * (1.0 - quantile) / effect >= FEW_CLUMPS:
+        return effect
+    central = [
+        _variance_ratios(latencies_s > ordered[math.ceil(count * level) - 1], slice_of) for level in levels
+    ]
+    typical = max(1.0, float(np.mean(central, axis=0).max()))
+    spells = max(2, int(count / typical / 4.0))
+    unsure = (t_quantile(0.975, spells) / Z_95) ** 2
+    return max(effect, TAIL_OVER_CENTRE * unsure * typical)
+
+
+def time_slices(times_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The number, 0 to SLICES-1, of the equal time slice that each instant falls in."""
+    if len(times_ns) == 0:
+        return np.zeros(0, dtype=np.intp)
+    start = times_ns.min()
+    width = max(int(times_ns.max()) - int(start) + 1, 1)
+    return np.asarray((times_ns - start) * np.float64(SLICES / width), dtype=np.intp)
+
+
+def latency_quantiles(
+    latencies_s: NDArray[np.float64],
+    due_ns: NDArray[np.int64],
+    quantiles: Mapping[str, float] = QUANTILES,
+) -> dict[str, Estimate]:
+    """Each named quantile of the latencies, (n,) seconds, inf for requests without a good answer.
+
+    `due_ns` places each request in time; it need not be sorted. Lower ends are at least 0.
+    """
+    ordered = np.sort(latencies_s)
+    slice_of = time_slices(due_ns)
+    estimates = {}
+    for name, quantile in quantiles.items():
+        plain = quantile_estimate(ordered, quantile)
+        effect = _quantile_effect(latencies_s, ordered, slice_of, quantile, plain.value)
+        widened = quantile_estimate(ordered, quantile, design_effect=effect)
+        estimates[name] = Estimate(value=widened.value, low=max(widened.low, 0.0), high=widened.high)
+    return estimates
+
+
+def rate_estimate(
+    times_ns: NDArray[np.int64], window_ns: tuple[int, int], *, weights: NDArray[np.float64] | None = None
+) -> Estimate:
+    """Events (or weights) per second within [start, end) and the interval of that rate.
+
+    Completions come in clumps of one batch, so plain counts per slice mostly tell where the edges fell. The
+    variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their variance
+    for independent counts); the window's own edges cut one clump each, uniformly. What varies more slowly than a slice,
+    such as the host's speed, shows in part only: that is the spread between runs.
+    """
+    start, end = window_ns
+    if end <= start:
+        return UNDEFINED
+    inside = (times_ns >= start) & (times_ns < end)
+    window_s = (end - start) / 1e9
+    mass = np.ones(np.count_nonzero(inside)) if weights is None else weights[inside].astype(np.float64)
+    total = float(mass.sum())
+    position = (times_ns[inside] - start) * np.float64(SLICES / (end - start))
+    left = np.minimum(position.astype(np.intp), SLICES - 1)
+    beyond = position - left
+    triangular = np.bincount(left, weights=mass * (1.0 - beyond), minlength=SLICES + 1)
+    triangular += np.bincount(left + 1, weights=mass * beyond, minlength=SLICES + 1)
+    variance = (
+        SLICES * 1.5 * float(np.var(triangular[1:-1], ddof=1)) + _clump(times_ns[inside], total) ** 2 / 6.0
+    )
+    spread = t_quantile(0.975, SLICES - 4) * math.sqrt(variance) / window_s
+    rate = total / window_s
+    return Estimate(value=rate, low=max(rate - spread, 0.0), high=rate + spread)
+
+
+def _clump(times_ns: NDArray[np.int64], total: float) -> float:
+    """Mean weight of what comes at once: a gap no shorter than the mean gap begins a new clump."""
+    if len(times_ns) < 2:
+        return total
+    gaps = np.diff(np.sort(times_ns))
+    return total / (1 + int(np.count_nonzero(gaps >= gaps.mean())))

@@ -1,0 +1,1 @@
+"""May a measurement be believed? Client, host, steady state, and the closed list of caveats."""

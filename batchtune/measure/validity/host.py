@@ -1,0 +1,230 @@
+"""Were the CPUs of server and client quiet? Steal, other programs, pressure, a fixed loop before and after.
+
+Only CPUs that server and client may run on are looked at: a neighbour that keeps others busy takes nothing from them.
+Pressure is the kernel's "some" of PSI (Documentation/accounting/psi.rst): the share of the time in which at least one
+task that wanted to run waited for a CPU. That of our control group is taken where there is one, server and client being
+what is in it; else the machine's, where its CPUs are ours. A server that uses all of its CPUs waits for itself, so
+pressure is told and spoils no trial.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from batchtune.cpus import control_groups, schedulable_cpus
+from batchtune.measure.validity.caveats import Caveat, caveat
+
+MOST_STEAL_RATIO = 0.02
+MOST_CANARY_CHANGE = 0.05
+MUCH_PRESSURE_RATIO = 0.5
+MOST_FOREIGN_RATIO = 0.2
+"""A program that takes half of one core of two is a quarter of the machine."""
+
+CANARY_LOOPS = 60_000
+TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+CANARY_REPEATS = 5
+
+Pressed: TypeAlias = Literal["our control group", "this machine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """One look at the machine; None where its kernel does not tell.
+
+    `steal_ticks`, `cpu_ticks` and those that programs used (`busy_ticks`) since boot, over the CPUs that were asked
+    for; `pressure_s` the time some task of `pressed` waited for a CPU, `canary_s` the median time of the fixed loop,
+    `own_cpu_s` this process's CPU time.
+    """
+
+    monotonic_s: float
+    steal_ticks: int | None
+    cpu_ticks: int | None
+    pressure_s: float | None
+    canary_s: float
+    busy_ticks: int | None = None
+    pressed: Pressed | None = None
+    own_cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNoise:
+    """What happened between two readings; `canary_change` is against the session's median, 0 without one.
+
+    `foreign_ratio` is the share of our CPUs' time that programs other than server and client used, 0 where that is not
+    known; `pressed` is whose tasks waited for `pressure_ratio` of the time.
+    A canary that ran faster than usual is no sign of noise: the processor raised its clock.
+    """
+
+    steal_ratio: float
+    pressure_ratio: float
+    canary_change: float
+    foreign_ratio: float = 0.0
+    pressed: Pressed | None = None
+
+    @property
+    def noisy(self) -> bool:
+        return (
+            self.steal_ratio > MOST_STEAL_RATIO
+            or self.foreign_ratio > MOST_FOREIGN_RATIO
+            or self.canary_change > MOST_CANARY_CHANGE
+        )
+
+    def caveats(self) -> tuple[Caveat, ...]:
+        """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
+        found = []
+        if self.steal_ratio > MOST_STEAL_RATIO:
+            found.append(caveat("host_steal", steal_ratio=self.steal_ratio))
+        if self.foreign_ratio > MOST_FOREIGN_RATIO:
+            found.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
+        if self.canary_change > MOST_CANARY_CHANGE:
+            found.append(caveat("host_canary", canary_change=self.canary_change))
+        if self.pressure_ratio > MUCH_PRESSURE_RATIO:
+            found.append(
+                caveat(
+                    "host_pressure",
+                    pressure_ratio=self.pressure_ratio,
+                    pressed=self.pressed or "this machine",
+                )
+            )
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class HostGuard:
+    """Remembers the session's canary times: `begin()` before a trial, `end()` after it."""
+
+    canaries_s: list[float] = field(default_factory=list)
+    _before: HostReading | None = None
+    _cpus: Collection[int] | None = None
+
+    def begin(self, *, cpus: Collection[int] | None = None) -> None:
+        """`cpus`: those that server and client may run on; None: those of this process."""
+        self._cpus = cpus
+        self._before = read_host(cpus)
+
+    def end(self, *, loaded_cpu_s: float | None = None) -> HostNoise:
+        """The noise since `begin()`; without one, since now.
+
+        `loaded_cpu_s`: the CPU time of server and client in between; None: not known, so neither is that of others.
+        """
+        after = read_host(self._cpus)
+        before = self._before or after
+        usual_s = statistics.median(self.canaries_s) if len(self.canaries_s) >= 4 else None
+        self.canaries_s += [before.canary_s, after.canary_s]
+        self._before = None
+        return noise_between(before, after, usual_canary_s=usual_s, loaded_cpu_s=loaded_cpu_s)
+
+
+def noise_between(
+    before: HostReading,
+    after: HostReading,
+    *,
+    usual_canary_s: float | None = None,
+    loaded_cpu_s: float | None = None,
+) -> HostNoise:
+    """Ratios between two readings; sensors that the kernel lacks count as quiet.
+
+    The faster of the two canaries counts: one that was merely preempted says little, two slow ones say that the clock
+    or the neighbours changed.
+    """
+    steal_ratio = 0.0
+    if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
+        ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
+        steal_ratio = ((after.steal_ticks or 0) - (before.steal_ticks or 0)) / ticks if ticks > 0 else 0.0
+    pressure_ratio = 0.0
+    elapsed_s = after.monotonic_s - before.monotonic_s
+    pressed = after.pressed if after.pressed == before.pressed else None
+    if pressed and before.pressure_s is not None and after.pressure_s is not None and elapsed_s > 0:
+        pressure_ratio = (after.pressure_s - before.pressure_s) / elapsed_s
+    canary_s = min(before.canary_s, after.canary_s)
+    return HostNoise(
+        steal_ratio=steal_ratio,
+        pressure_ratio=pressure_ratio,
+        canary_change=canary_s / usual_canary_s - 1.0 if usual_canary_s else 0.0,
+        pressed=pressed,
+        foreign_ratio=0.0 if loaded_cpu_s is None else _foreign_ratio(before, after, loaded_cpu_s),
+    )
+
+
+def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float) -> float:
+    """CPU time of user programs and system calls, less ours, over the time of those CPUs (interrupts are nobody's)."""
+    if None in (before.busy_ticks, after.busy_ticks, before.cpu_ticks, after.cpu_ticks):
+        return 0.0
+    ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
+    if ticks <= 0:
+        return 0.0
+    busy_s = ((after.busy_ticks or 0) - (before.busy_ticks or 0)) / TICKS_PER_S
+    ours_s = loaded_cpu_s + after.own_cpu_s - before.own_cpu_s
+    return max(0.0, busy_s - ours_s) / (ticks / TICKS_PER_S)
+
+
+def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> HostReading:
+    """Read /proc and /sys under `root` for these CPUs (None: this process's) and time the canary: about 15 ms."""
+    ours = schedulable_cpus() if cpus is None else frozenset(cpus)
+    by_cpu = _ticks_by_cpu(root / "proc" / "stat")
+    lines = [ticks for cpu, ticks in by_cpu.items() if cpu in ours]
+    ticks = [sum(column) for column in zip(*lines, strict=True)] or None
+    pressed, pressure_s = _pressure(root, whole=ours >= by_cpu.keys())
+    return HostReading(
+        monotonic_s=time.monotonic(),
+        steal_ticks=None if ticks is None else ticks[7],
+        cpu_ticks=None if ticks is None else sum(ticks),
+        pressure_s=pressure_s,
+        pressed=pressed,
+        busy_ticks=None if ticks is None else sum(ticks[:3]),
+        own_cpu_s=time.process_time(),
+        canary_s=statistics.median(_canary_s() for _ in range(CANARY_REPEATS)),
+    )
+
+
+def _ticks_by_cpu(path: Path) -> dict[int, list[int]]:
+    """The lines cpuN: user nice system idle iowait irq softirq steal; empty where the kernel does not tell."""
+    by_cpu = {}
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, *words = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and len(words) >= 8:
+                by_cpu[int(name[3:])] = [int(word) for word in words[:8]]
+    except (OSError, ValueError):
+        return {}
+    return by_cpu
+
+
+def _pressure(root: Path, *, whole: bool) -> tuple[Pressed | None, float | None]:
+    """Whose tasks waited, and for how many seconds so far; `whole`: all of the machine's CPUs are ours."""
+    group_s = _group_some_s(root)
+    if group_s is not None:
+        return "our control group", group_s
+    machine_s = _some_s(root / "proc" / "pressure" / "cpu") if whole else None
+    return (None, None) if machine_s is None else ("this machine", machine_s)
+
+
+def _group_some_s(root: Path) -> float | None:
+    """Of the innermost control group that tells."""
+    for group in control_groups(root):
+        waited_s = _some_s(group / "cpu.pressure")
+        if waited_s is not None:
+            return waited_s
+    return None
+
+
+def _some_s(path: Path) -> float | None:
+    try:
+        line = path.read_text(encoding="ascii").split("\n", 1)[0]
+        return int(line.rsplit("total=", 1)[1]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _canary_s() -> float:
+    start = time.perf_counter()
+    total = 0
+    for number in range(CANARY_LOOPS):
+        total += number & 7
+    return time.perf_counter() - start

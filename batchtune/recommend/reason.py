@@ -1,0 +1,306 @@
+"""Why this configuration, or why none, in one sentence built from what was measured?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.target.telemetry import ServerActivity
+from batchtune.tune import policy
+from batchtune.tune.evidence.pooled import Pooled
+from batchtune.tune.trials.failure_texts import explain_failure
+from batchtune.tune.trials.space import Space, in_force
+from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, is_feasible, violations
+
+_CLOSINGS = {
+    "full": "because they are full",
+    "timeout": "on the timeout",
+    "no_room": "because the next request does not fit",
+    "closed": "at the end",
+}
+
+
+def explain_gain(
+    batched: Pooled | None,
+    *,
+    absence: str,
+    no_batching: Pooled | None,
+    gain: Estimate | None,
+    unbatched_rows_per_s: float,
+    limits_s: dict[str, float],
+) -> str:
+    """Why batching pays, or why not: the sentence for the best batched configuration against no batching.
+
+    `absence` is why there is none, where `batched` is None. `unbatched_rows_per_s` is what the server does without
+    batching when it is kept busy; NaN when it was not measured, or when the load in question leaves it idle.
+    """
+    if batched is None:
+        return absence
+    told = [_batch_cost(batched, unbatched_rows_per_s), _batch_sizes(batched)]
+    if no_batching is not None and not no_batching.feasible:
+        told.append(_missed(no_batching, limits_s))
+    facts = "; ".join(one for one in told if one)
+    if gain is None:
+        return facts or "there is no run without batching to compare with"
+    verdict = (
+        f"batching is worth {rounded(gain.value)}× no batching ({rounded(gain.low)} to {rounded(gain.high)})"
+    )
+    if math.isinf(gain.high):
+        verdict = (
+            f"batching is worth at least {rounded(gain.value)}× no batching, which held at no rate tried"
+        )
+    return f"{facts}: {verdict}" if facts else verdict
+
+
+def absence_of_batching(
+    inside: Sequence[Pooled], pooled: Sequence[Pooled], trials: Sequence[Trial], *, tried: bool
+) -> str:
+    """Why no configuration with batching can be recommended; `tried`: at a rate as low as no batching takes."""
+    failure = failure_with_batching(trials)
+    if failure is not None:
+        return f"every configuration with batching failed: {failure}"
+    if any(one.configuration.batching is not None for one in inside):
+        missed = "meets the SLO" if tried else "was tried at a rate as low as no batching takes"
+        return f"no configuration with batching {missed}"
+    if any(one.configuration.batching is not None for one in pooled):
+        return "no configuration with batching was measured inside the search space"
+    return "no configuration with batching was measured"
+
+
+def is_telling(batched: Pooled, no_batching: Pooled | None, *, scenario: Scenario) -> bool:
+    """Whether it shows if batching helps: to miss the SLO at a rate above no batching's says nothing of lower ones."""
+    if scenario.objective != "capacity" or no_batching is None or batched.feasible:
+        return True
+    alone_rps = no_batching.value if no_batching.claim is None else no_batching.claim.rps
+    return batched.value <= policy.PAYS_FROM * alone_rps
+
+
+def nothing_to_recommend(
+    pooled: Sequence[Pooled], trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec
+) -> BatchtuneError:
+    """The error that says so: 7 where all failed, 3 where what was tried misses the SLO, 5 where that is not known."""
+    why = explain_miss(pooled, trials, slo)
+    if trials and all(trial.state == "failed" for trial in trials):
+        return TargetError(
+            why, hint="the failed trials are in the ledger; see whether the server works by hand"
+        )
+    open_question = _open_question(pooled, trials, scenario=scenario, slo=slo)
+    if open_question is not None:
+        return InconclusiveError(f"{why}; {open_question}", hint=advise_miss((), trials))
+    return NoFeasibleConfigurationError(why, hint=advise_miss(pooled, trials))
+
+
+def _open_question(
+    pooled: Sequence[Pooled], trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec
+) -> str | None:
+    """Why it is not known that nothing meets the SLO; None: it is."""
+    if not pooled:
+        return "whether something meets the SLO is not known"
+    if not any(one.configuration.batching is not None for one in pooled) and not failure_with_batching(
+        trials
+    ):
+        return "whether batching would meet it is not known: none was tried"
+    if scenario.objective != "capacity":
+        return _too_few_tried(trials, scenario=scenario, slo=slo)
+    if any(one.claim is not None and one.claim.misses for one in pooled):
+        return "what held in the search was refuted by fresh runs, and no lower rate was tried"
+    lone = _lone_request(trials)
+    if lone is not None and _keeps(lone, slo):
+        return "a lone request keeps it, so a rate low enough would: too little time to find one"
+    return None
+
+
+def _too_few_tried(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
+    """That the misses of so few points say nothing of the others; None where a lone request misses the SLO too."""
+    lone = _lone_request(trials)
+    if lone is not None and not _keeps(lone, slo):
+        return None
+    candidates = [trial.configuration for trial in trials if trial.source not in NO_CANDIDATES]
+    tried = len({configuration for configuration in candidates if configuration.batching is not None})
+    size = Space(scenario).size
+    if tried >= min(policy.FEW_POINTS, size):
+        return None
+    were = "was" if tried == 1 else "were"
+    return f"whether another would is not known: only {tried} with batching {were} tried, of {size:,} points"
+
+
+def _lone_request(trials: Sequence[Trial]) -> Trial | None:
+    """The run of one client without batching, which no configuration answers sooner; None: it was not made."""
+    probes = (trial for trial in trials if trial.source == "probe" and trial.measurement is not None)
+    return next((trial for trial in probes if trial.concurrency == 1), None)
+
+
+def _keeps(trial: Trial, slo: SloSpec) -> bool:
+    if trial.measurement is None:
+        return False
+    latency_s = {name: quantile.value for name, quantile in trial.measurement.latency_s.items()}
+    return is_feasible(
+        violations(latency_s, trial.measurement.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+    )
+
+
+def failure_with_batching(trials: Sequence[Trial]) -> str | None:
+    """The model's own words, where every trial with batching failed; None: one worked, or none was made."""
+    batched = [trial for trial in trials if trial.configuration.batching is not None]
+    worked = [
+        trial
+        for trial in batched
+        if trial.state == "complete"
+        and trial.measurement is not None
+        and trial.measurement.error_ratio < policy.ALL_FAIL_RATIO
+    ]
+    if not batched or worked:
+        return None
+    return explain_failure(batched) or batched[-1].failure or "no request had a good answer"
+
+
+def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec) -> str:
+    """What was asked for, which configuration comes nearest, and by how much it misses."""
+    wanted = ", ".join(f"{name} ≤ {rounded_duration(limit)}" for name, limit in slo.limits().items())
+    wanted = f"{wanted}{', ' if wanted else ''}errors ≤ {rounded(slo.error_ratio)}"
+    if not pooled:
+        failures = [trial.failure for trial in trials if trial.failure]
+        if failures:
+            why = explain_failure([trial for trial in trials if trial.error_texts])
+            told = f": {why}" if why else f"; the last: {failures[-1]}"
+            return f"nothing to recommend: {counted(len(failures), 'trial')} failed{told}"
+        probes = f", only {counted(len(trials), 'probe')}" if trials else ""
+        return f"nothing to recommend: no trial is finished{probes}"
+    nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
+    missed = {name: value for name, value in nearest.constraints.items() if value > 0}
+    told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
+    label = nearest.configuration.label()
+    return f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {label}, {told}"
+
+
+def advise_miss(pooled: Sequence[Pooled], trials: Sequence[Trial]) -> str:
+    """What to do next where nothing can be recommended."""
+    if pooled:
+        return "relax the SLO, lower the load, or widen the search space"
+    if any(trial.failure for trial in trials):
+        return "what failed would fail again: change the search space or the scenario; all is in trials.jsonl"
+    return "go on with that sweep (--resume), with a larger search.budget where it was spent"
+
+
+def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
+    if name == "errors":
+        ratios = [run.error_ratio for run in nearest.runs]
+        return f"{percentage(sum(ratios) / len(ratios), 2)} of requests fail where {percentage(slo.error_ratio, 2)} may"
+    value_s, limit_s = nearest.latency_s.get(name, math.nan), slo.limits()[name]
+    if not math.isfinite(value_s):
+        return f"{name} is undefined: too many requests had no good answer"
+    shown, allowed, ratio = (
+        f"{name} {rounded_duration(value_s)}",
+        rounded_duration(limit_s),
+        value_s / limit_s,
+    )
+    return (
+        f"{shown} misses {allowed} by {percentage(ratio - 1)}"
+        if ratio < 2
+        else f"{shown} is {rounded(ratio)} × {allowed}"
+    )
+
+
+def cannot_pay(trials: Sequence[Trial]) -> str | None:
+    """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
+
+    By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
+    when larger batches do more rows per second, or when too few sizes were seen.
+    """
+    times = _execution_times(trials)
+    if len(times) < 2 or max(times) < policy.WIDE_SIZES * min(times):
+        return None
+    least, most = min(times), max(times)
+    per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
+    if per_row_s[least] / min(per_row_s.values()) >= policy.PAYS_FROM:
+        return None
+    return (
+        f"batching cannot pay here: a batch of {_rows(most)} takes {rounded(times[most] / times[least])} times "
+        f"as long as one of {_rows(least)}, so the device does no more rows in a second however they come"
+    )
+
+
+def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
+    """Mean seconds of a batch by its rows, over the trials with the fewest batch threads."""
+    told = [
+        (in_force(trial.configuration, "num_batch_threads"), trial.measurement.server)
+        for trial in trials
+        if trial.configuration.batching is not None
+        and trial.measurement is not None
+        and trial.measurement.server is not None
+        and trial.measurement.server.execution_s_by_rows
+    ]
+    fewest = min((threads for threads, _ in told), default=0)
+    seen: dict[int, tuple[int, float]] = {}
+    for threads, server in told:
+        if threads == fewest:
+            for rows, mean_s in server.execution_s_by_rows.items():
+                batches, spent_s = seen.get(rows, (0, 0.0))
+                more = server.batches_by_rows.get(rows, 0)
+                seen[rows] = (batches + more, spent_s + more * mean_s)
+    return {
+        rows: spent_s / batches
+        for rows, (batches, spent_s) in seen.items()
+        if batches >= policy.SEEN_BATCHES_MIN
+    }
+
+
+def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
+    """`a batch of 14 rows takes 6.1 ms where 14 rows one by one take 18 ms`, for the size that held most rows.
+
+    Where several batches run at once, the time between two that are done is what compares; `unbatched_rows_per_s` NaN
+    (the load does not keep the server busy) leaves the comparison out.
+    """
+    activity = _activity(batched)
+    if activity is None or not activity.execution_s_by_rows:
+        return ""
+    counts, times_s = activity.batches_by_rows, activity.execution_s_by_rows
+    rows = max(times_s, key=lambda size: size * counts.get(size, 0))
+    busy_s = sum(counts.get(size, 0) * each_s for size, each_s in times_s.items())
+    at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
+    each = rounded_duration(times_s[rows])
+    took = f"a batch of {_rows(rows)} takes {each}"
+    if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
+        return took
+    if at_once >= 1.2:
+        every = rounded_duration(times_s[rows] / at_once)
+        took = f"a batch of {_rows(rows)} is done every {every} ({rounded(at_once)} at once, {each} each)"
+    return f"{took} where {_rows(rows)} one by one take {rounded_duration(rows / unbatched_rows_per_s)}"
+
+
+def _batch_sizes(batched: Pooled) -> str:
+    """`batches hold 13.6 rows on average, 87 % close because they are full`."""
+    activity = _activity(batched)
+    if activity is None or activity.mean_batch_rows is None:
+        return ""
+    held = f"batches hold {rounded(activity.mean_batch_rows)} rows on average"
+    closed = sum(activity.close_reasons.values())
+    if not closed:
+        return held
+    reason = max(activity.close_reasons, key=lambda one: activity.close_reasons[one])
+    share = percentage(activity.close_reasons[reason] / closed)
+    if reason == "timeout" and not in_force(batched.configuration, "batch_timeout_micros"):
+        return f"{held}, {share} go as soon as a thread is free"
+    return f"{held}, {share} close {_CLOSINGS.get(reason, f'by {reason}')}"
+
+
+def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
+    for name, limit_s in limits_s.items():
+        value_s = no_batching.latency_s.get(name, math.nan)
+        if not value_s <= limit_s:
+            shown = rounded_duration(value_s) if math.isfinite(value_s) else "without bound"
+            return f"without batching {name} is {shown}, above the {rounded_duration(limit_s)} allowed"
+    return "without batching too many requests fail"
+
+
+def _activity(one: Pooled) -> ServerActivity | None:
+    measurement = one.runs[-1].trial.measurement
+    return None if measurement is None else measurement.server
+
+
+def _rows(number: int) -> str:
+    return counted(number, "row")

@@ -1,0 +1,191 @@
+"""Which traffic does a scenario ask for?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from batchtune.scenario.spec.section import Cpus, FileName, Spec
+from batchtune.scenario.units import (
+    Count,
+    PositiveSeconds,
+    RateOrNoneRps,
+    RateRps,
+    Ratio,
+    Seconds,
+    Whole,
+    problem,
+)
+
+ArrivalKind = Literal["closed", "constant", "poisson", "gamma", "on_off", "ramp", "steps", "trace"]
+
+_NEEDS_RATE = {"constant", "poisson", "gamma", "on_off"}
+_BLOCKS = ("gamma", "on_off", "ramp", "steps", "trace")
+Spacing = Annotated[
+    Literal["poisson", "constant"],
+    Field(
+        description="poisson: random around the momentary rate; constant: evenly spaced at the momentary rate"
+    ),
+]
+
+
+class GammaSpec(Spec):
+    cv: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=20,
+            description="coefficient of variation of the time between arrivals: below 1 more even than Poisson, "
+            "1 Poisson, above 1 bursty",
+            examples=[3],
+        ),
+    ]
+
+
+class OnOffSpec(Spec):
+    on_s: PositiveSeconds = Field(alias="on", description="mean length of a busy phase")
+    off_s: PositiveSeconds = Field(alias="off", description="mean length of a quiet phase")
+    off_rate_ratio: Ratio = Field(
+        default=0.0, description="rate in a quiet phase, as a ratio of that in a busy one; 0: silence"
+    )
+    phases: Literal["random", "fixed"] = Field(
+        default="random", description="random: exponential lengths (a Markov-modulated Poisson process, MMPP)"
+    )
+
+
+class RampSpec(Spec):
+    from_rps: RateOrNoneRps = Field(alias="from", description="rate at the start, per second")
+    to_rps: RateOrNoneRps = Field(alias="to", description="rate at the end, per second")
+    spacing: Spacing = "poisson"
+
+    @model_validator(mode="after")
+    def _some_traffic(self) -> Self:
+        if self.from_rps == 0 and self.to_rps == 0:
+            raise problem("a ramp from 0 to 0 sends nothing", at=("to",))
+        return self
+
+
+class StepSpec(Spec):
+    rate_rps: RateOrNoneRps = Field(alias="rate", description="rate of this step, per second")
+    duration_s: PositiveSeconds = Field(alias="duration", description="length of this step")
+
+
+class TraceSpec(Spec):
+    file: FileName = Field(
+        description=".csv with a header, or .jsonl: offset_s (or offset_ms, offset_us, offset_ns) and, if wanted, "
+        "request (index of the recorded request) and rows"
+    )
+    speed: Annotated[float, Field(gt=0, description="2: played twice as fast")] = 1.0
+
+
+def _natural_duration_s(validated: dict[str, Any]) -> float:
+    steps: Iterable[StepSpec] = validated.get("steps") or ()
+    return sum(step.duration_s for step in steps) or 5.0
+
+
+class LoadSpec(Spec):
+    """Traffic: an open loop sends at its own times, whatever the server does; a closed loop waits for answers."""
+
+    arrivals: ArrivalKind = Field(
+        description="closed: N clients, each waits for its answer. Open loop: constant, poisson, gamma (bursty), "
+        "on_off (bursts and silence), ramp, steps, trace (recorded times)"
+    )
+    rate_rps: RateRps | None = Field(default=None, alias="rate", description="open loop: requests per second")
+    concurrency: Count | None = Field(
+        default=None, description="closed loop: number of clients, each with one request at a time"
+    )
+    think_time_s: Seconds = Field(
+        default=0.0,
+        alias="think_time",
+        description="closed loop: pause of a client between answer and request",
+    )
+    requests: Count | None = Field(
+        default=None,
+        description="closed loop: stop after so many requests, or where duration ends it before, which is told; "
+        "`batchtune load` gives them 10 minutes unless a duration is written",
+    )
+    warm_up_s: Seconds = Field(default=1.0, alias="warm_up", description="sent first and not counted")
+    seed: Whole = Field(
+        default=1, description="the same seed gives the same arrivals, whatever the parameters"
+    )
+    gamma: GammaSpec | None = None
+    on_off: OnOffSpec | None = None
+    ramp: RampSpec | None = None
+    steps: tuple[StepSpec, ...] | None = None
+    trace: TraceSpec | None = None
+    duration_s: PositiveSeconds = Field(
+        default_factory=_natural_duration_s,
+        alias="duration",
+        description="measured part, after warm_up; default 5s, with steps as long as they take",
+    )
+    max_in_flight: Count | None = Field(
+        default=None,
+        description="open loop: most requests under way; a request beyond waits, and the wait counts",
+    )
+    connections: Count | None = Field(
+        default=None, description="network connections in all; absent: what suits the protocol and the load"
+    )
+    processes: Count = Field(
+        default=1, description="client processes; one core sends about 100,000 requests/s"
+    )
+    cpus: Cpus | None = Field(
+        default=None,
+        description="CPUs of the client processes, one each in turn. Absent: see target.cpus",
+        examples=[[1]],
+    )
+
+    @property
+    def open_loop(self) -> bool:
+        return self.arrivals != "closed"
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        self._check_closed() if self.arrivals == "closed" else self._check_open()
+        for block in _BLOCKS:
+            given = getattr(self, block) is not None
+            if given and self.arrivals != block:
+                raise problem(
+                    f"read only with arrivals: {block}; arrivals is {self.arrivals}",
+                    at=(block,),
+                    hint=f"set load.arrivals to {block}, or remove the block",
+                )
+            if self.arrivals == block and not given:
+                raise problem(f"missing: arrivals: {block} needs a {block} block", at=(block,))
+        if self.steps is not None and not any(step.rate_rps for step in self.steps):
+            raise problem("expected at least one step with a rate above 0", at=("steps",))
+        return self
+
+    def _check_closed(self) -> None:
+        if self.concurrency is None:
+            raise problem(
+                "missing: arrivals: closed needs the number of clients",
+                at=("concurrency",),
+                hint="add concurrency: 32",
+            )
+        if self.rate_rps is not None:
+            raise problem(
+                "a closed loop has no rate: its clients send as fast as they are answered",
+                at=("rate",),
+                hint="use arrivals: poisson for a rate",
+            )
+        if self.max_in_flight is not None:
+            raise problem("a closed loop is bounded by its concurrency", at=("max_in_flight",))
+
+    def _check_open(self) -> None:
+        for key, given in (
+            ("concurrency", self.concurrency is not None),
+            ("think_time", self.think_time_s > 0),
+            ("requests", self.requests is not None),
+        ):
+            if given:
+                raise problem(
+                    f"read only with arrivals: closed; arrivals is {self.arrivals}",
+                    at=(key,),
+                    hint="use arrivals: closed for clients that wait for their answers",
+                )
+
+    def rate_is_missing(self) -> bool:
+        """Whether nothing here says how fast to send."""
+        return self.arrivals in _NEEDS_RATE and self.rate_rps is None

@@ -1,0 +1,181 @@
+"""Which requests does a scenario ask to send?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from batchtune.scenario.spec.section import FileName, Spec
+from batchtune.scenario.units import Count, PositiveSeconds, Ratio, problem
+
+Dimensions = tuple[Count, ...]
+Shapes = Annotated[
+    dict[str, Dimensions],
+    Field(
+        description="dimensions after the batch dimension of each input whose model leaves them open",
+        examples=[{"ids": [200]}],
+    ),
+]
+Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary"]
+"""TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors."""
+
+SignatureName = Annotated[str, Field(description="signature of the model to call")]
+
+
+class RandomRange(Spec):
+    """Uniform values: low ≤ value < high; strings are drawn with `length` characters."""
+
+    low: float | None = Field(default=None, description="lowest value; default 0")
+    high: float | None = Field(
+        default=None, description="values stay below this; default 1, for integers 100"
+    )
+    whole: bool = Field(default=False, description="whole numbers also where the model takes fractions")
+    length: Count = Field(default=16, description="characters of a string")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise problem(f"expected more than low, which is {self.low:g}; was {self.high:g}", at=("high",))
+        return self
+
+
+class RandomValues(RandomRange):
+    by_input: dict[str, RandomRange] = Field(
+        default_factory=dict,
+        description="ranges for single inputs, by name",
+        examples=[{"mask": {"high": 2}}],
+    )
+
+
+class RandomInputs(Spec):
+    random: RandomValues = Field(description="random values within these limits")
+
+
+class FileInputs(Spec):
+    file: FileName = Field(
+        description="recorded requests: .npz (one array per input, first axis rows), .jsonl (one TF Serving REST "
+        "body a line) or TFRecord (tf_serving_warmup_requests)"
+    )
+
+
+def _kind_of_inputs(given: object) -> str | None:
+    if isinstance(given, str):
+        return "word"
+    if isinstance(given, RandomInputs) or (isinstance(given, Mapping) and "random" in given):
+        return "random"
+    return (
+        "file" if isinstance(given, FileInputs) or (isinstance(given, Mapping) and "file" in given) else None
+    )
+
+
+InputsField = Annotated[
+    Annotated[Literal["random", "zeros"], Tag("word")]
+    | Annotated[RandomInputs, Tag("random")]
+    | Annotated[FileInputs, Tag("file")],
+    Discriminator(
+        _kind_of_inputs,
+        custom_error_type="problem",
+        custom_error_message="expected random, zeros, {random: {low: 0, high: 100}} or {file: NAME}",
+    ),
+    Field(
+        description="random, zeros, {random: {low, high}} or {file: recorded requests}", examples=["random"]
+    ),
+]
+
+
+class MixSpec(Spec):
+    """One kind of request in a mix; what is left out is taken from `request`."""
+
+    weight: Annotated[float, Field(gt=0, description="share of requests, relative to the other weights")] = (
+        1.0
+    )
+    rows: Count | None = Field(default=None, description="rows per request")
+    signature: SignatureName | None = None
+    inputs: InputsField | None = None
+    shapes: Shapes | None = None
+
+
+class AnswersSpec(Spec):
+    """What is looked at in an answer: its status always, its tensors in a sample."""
+
+    check: Literal["status", "decode", "expected"] = Field(
+        default="decode",
+        description="status: the status only; decode: tensors must decode; expected: they must equal the expected, "
+        "to float precision",
+    )
+    sample: Ratio = Field(default=0.01, description="share of answers whose tensors are looked at")
+    file: FileName | None = Field(
+        default=None,
+        description=".npz with one array per output, rows as in the inputs file; absent: what the server answers to "
+        "each request alone",
+    )
+
+
+class RequestSpec(Spec):
+    """What one request is made of, and how it travels."""
+
+    protocol: Protocol = Field(
+        default="grpc",
+        description="TensorFlow Serving's grpc (PredictionService) or rest (HTTP/1.1); KServe v2's, which Triton "
+        "speaks: kserve_grpc, kserve_rest (JSON), kserve_rest_binary (JSON with binary tensors)",
+    )
+    rows: Count = Field(default=1, description="rows (examples) per request")
+    inputs: InputsField = "random"
+    shapes: Shapes = Field(default_factory=dict)
+    signature: SignatureName = "serving_default"
+    mix: tuple[MixSpec, ...] = Field(
+        default=(),
+        description="several kinds of request, drawn by weight",
+        examples=[[{"weight": 9, "rows": 1}]],
+    )
+    distinct: Count = Field(
+        default=16, description="different payloads in rotation, so that no cache answers for the model"
+    )
+    rest_format: Literal["row", "columnar"] = Field(
+        default="row", description="rest: row sends `instances`, columnar sends `inputs`"
+    )
+    timeout_s: PositiveSeconds = Field(
+        default=10.0, alias="timeout", description="a request without an answer by then has failed"
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        description="HTTP headers or gRPC metadata",
+        examples=[{"authorization": "Bearer …"}],
+    )
+    answers: AnswersSpec = Field(default_factory=AnswersSpec)
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        for name in self.headers:
+            if not name or not name.isascii() or any(one in name for one in " :\r\n\t"):
+                raise problem(f"not a header name: {name!r}", at=("headers",))
+            if any(one in self.headers[name] for one in "\r\n"):
+                raise problem("a header is one line", at=("headers", name))
+        if self.answers.file is not None and self.answers.check != "expected":
+            raise problem("read only with check: expected", at=("answers", "file"))
+        return self
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """The names of all signatures that are called, each once."""
+        return tuple(dict.fromkeys(str(kind.signature) for kind in self.kinds()))
+
+    @property
+    def rows_most(self) -> int:
+        """Rows of the largest kind of request."""
+        return max(kind.rows or 1 for kind in self.kinds())
+
+    def kinds(self) -> tuple[MixSpec, ...]:
+        """The mix with everything filled in; a request without a mix is a mix of one."""
+        return tuple(
+            MixSpec(
+                weight=one.weight,
+                rows=one.rows or self.rows,
+                signature=one.signature or self.signature,
+                inputs=one.inputs if one.inputs is not None else self.inputs,
+                shapes=one.shapes if one.shapes is not None else self.shapes,
+            )
+            for one in self.mix or (MixSpec(),)
+        )

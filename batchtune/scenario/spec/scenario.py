@@ -1,0 +1,300 @@
+"""What does a scenario ask for? The pydantic model of a scenario file; `reader` reads one.
+
+YAML keys are short and their values carry units (`p95: 20ms`); the attributes carry the unit in their names
+(`slo.p95_s == 0.02`). Both names are accepted from Python, only the YAML keys from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.errors import BatchingParametersError, ScenarioError
+from batchtune.scenario.spec.knobs import configuration_of, misspelt_knob, server_flags
+from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, SearchSpec
+from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
+from batchtune.scenario.units import PositiveSeconds, Ratio, problem
+
+Objective = Literal["capacity", "throughput", "latency"]
+Framework = Literal["keras", "torch", "torchscript"]
+
+
+def _flag_value(given: object) -> object:
+    if not isinstance(given, bool | int | float | str):
+        raise problem(f"expected a number, a word, true or false; was {given!r}")
+    return given
+
+
+FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
+_KNOB_SCHEMA = {
+    "type": "object",
+    "additionalProperties": {
+        "oneOf": [
+            {"type": ["number", "string", "boolean", "null"]},
+            {"type": "array", "items": {"type": "integer", "minimum": 1}},
+        ]
+    },
+    "examples": [{"max_enqueued_batches": 100}],
+}
+
+
+class TlsSpec(Spec):
+    """How to verify the server and, for mutual TLS, to identify ourselves; PEM files."""
+
+    ca_file: FileName | None = Field(default=None, description="absent: the system's trust store")
+    certificate_file: FileName | None = None
+    key_file: FileName | None = None
+    server_name: str | None = Field(
+        default=None, description="name in the server's certificate, if not its address"
+    )
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if self.key_file is not None and self.certificate_file is None:
+            raise problem("missing: a key_file goes with a certificate_file", at=("certificate_file",))
+        return self
+
+
+class TargetSpec(Spec):
+    """The server that is launched, and the model that it serves."""
+
+    kind: Literal["tfserving"] = Field(default="tfserving", description="speaks TensorFlow Serving's API")
+    model: ModelName = Field(
+        min_length=1,
+        description="a directory with numbered version directories (relative to this file), or a sample model",
+        examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model"],
+    )
+    framework: Framework | None = Field(
+        default=None, description="of a sample model; absent: the first of its frameworks that is installed"
+    )
+    device: str = Field(
+        default="auto", description="where the bundled server runs the model", examples=["cpu", "cuda"]
+    )
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="another server with TensorFlow Serving's flags; absent: the bundled server",
+        examples=[["tensorflow_model_server"]],
+    )
+    flags: dict[str, FlagValue] = Field(
+        default_factory=dict,
+        description="server flags without dashes, the same in every trial",
+        examples=[{"tensorflow_intra_op_parallelism": 1}],
+    )
+    ready_timeout_s: PositiveSeconds = Field(
+        default=120.0, alias="ready_timeout", description="how long the server may take to load the model"
+    )
+    cpus: ServerCpus | None = Field(
+        default=None,
+        description="CPUs that the launched server may run on. Absent, and load.cpus too: server and client are kept "
+        "on different CPUs where there are enough; all: they share them",
+        examples=[[0], "all"],
+    )
+    tls: TlsSpec | None = None
+
+
+class SloSpec(Spec):
+    """Limits on latency, counted from when a request was due, and on the share of failed requests."""
+
+    p50_s: PositiveSeconds | None = Field(default=None, alias="p50", description="limit of the median")
+    p90_s: PositiveSeconds | None = Field(
+        default=None, alias="p90", description="9 of 10 requests within this"
+    )
+    p95_s: PositiveSeconds | None = Field(
+        default=None, alias="p95", description="19 of 20 requests within this"
+    )
+    p99_s: PositiveSeconds | None = Field(
+        default=None, alias="p99", description="99 of 100 requests within this"
+    )
+    p99_9_s: PositiveSeconds | None = Field(
+        default=None, alias="p99.9", description="999 of 1000 within this"
+    )
+    error_ratio: Ratio = Field(default=0.01, alias="errors", description="most requests that may fail")
+
+    def limits(self) -> dict[str, float]:
+        """The latency limits that are set, in seconds, from `p50` to `p99.9`."""
+        limits = {
+            "p50": self.p50_s,
+            "p90": self.p90_s,
+            "p95": self.p95_s,
+            "p99": self.p99_s,
+            "p99.9": self.p99_9_s,
+        }
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    @property
+    def promises(self) -> bool:
+        """Whether anything is promised: a latency limit, or a share of errors that somebody wrote down."""
+        return bool(self.limits()) or "error_ratio" in self.model_fields_set
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        limits = list(self.limits().items())
+        for (lower, lower_s), (higher, higher_s) in pairwise(limits):
+            if higher_s < lower_s:
+                raise problem(
+                    f"the limit of {higher} is below that of {lower}, which it includes", at=(higher,)
+                )
+        return self
+
+
+class Scenario(Spec):
+    """One question to batchtune: which model, under which traffic, within which SLO, over which parameters."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="letters, digits, dots, - and _; names the results directory",
+        examples=["quickstart"],
+    )
+    target: TargetSpec
+    request: RequestSpec = Field(default_factory=RequestSpec)
+    load: LoadSpec
+    slo: SloSpec = Field(default_factory=SloSpec)
+    objective: Objective = Field(
+        description="capacity: highest rate within the SLO; throughput: most requests per second of a closed loop; "
+        "latency: lowest p95 at the given rate"
+    )
+    search: SearchSpec = Field(default_factory=SearchSpec)
+    fixed: Annotated[dict[str, KnobField | None], WithJsonSchema(_KNOB_SCHEMA)] = Field(
+        default_factory=dict, description="parameters and server flags that are the same in every trial"
+    )
+    variants: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="named changes to this scenario, for `batchtune compare`",
+        examples=[{"without": {"fixed": {"enable_batching": False}}}],
+    )
+
+    def configuration(self, point: Mapping[str, Any] | None = None) -> Configuration:
+        """`fixed` overlaid with a point of the space; names that are no batching parameter are server flags.
+
+        Raises:
+            BatchingParametersError: values that no server would accept.
+        """
+        return configuration_of(self.fixed, point or {}, searched=self.search.space)
+
+    @property
+    def fixed_flags(self) -> tuple[tuple[str, str], ...]:
+        """The server flags among `fixed`, as in a Configuration: what the reference points run with too."""
+        return server_flags(self.fixed)
+
+    def require_rows_fit(self) -> None:
+        """Check that the largest request fits in some batch that may be tried; a server refuses larger ones.
+
+        Raises:
+            ScenarioError: it fits in none.
+        """
+        rows = self.request.rows_most
+        knob = self.search.space.get("max_batch_size")
+        values = [self.fixed.get("max_batch_size") or DEFAULT_MAX_BATCH_SIZE] if knob is None else knob.values
+        largest = max((int(value) for value in values if isinstance(value, int)), default=rows)
+        switch = self.search.space.get("enable_batching")
+        unbatched = self.fixed.get("enable_batching") is False or (
+            switch is not None and False in switch.values
+        )
+        if rows > largest and not unbatched:
+            where = "its default" if knob is None else "in search.space"
+            where = "in fixed" if "max_batch_size" in self.fixed else where
+            raise ScenarioError(
+                f"request.rows: a request of {rows:,} rows fits in no batch: max_batch_size is at most {largest:,} "
+                f"({where})",
+                hint="raise max_batch_size, or send fewer rows in a request",
+            )
+
+    def document(self) -> dict[str, Any]:
+        """This scenario as its YAML would say it, with every default spelt out and file names absolute.
+
+        But for the times that follow from the server's speed where nobody gave them: written down they would be given.
+        """
+        document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for part, spec, names in (
+            ("load", self.load, {"duration_s": "duration", "warm_up_s": "warm_up"}),
+            ("request", self.request, {"timeout_s": "timeout"}),
+        ):
+            for name in names.keys() - spec.model_fields_set:
+                del document[part][names[name]]
+        if not self.search.budget_is_given:
+            del document["search"]["budget"]
+        if not self.search.space:  # everything is fixed; written as {} it would be refused
+            del document["search"]["space"]
+        if not self.slo.promises:  # a default that is spelt out would be a promise
+            del document["slo"]["errors"]
+        return document
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self._leave_what_is_fixed()
+        self._check_objective()
+        self._check_names()
+        self._check_values()
+        return self
+
+    def _leave_what_is_fixed(self) -> None:
+        """The space that nobody wrote down holds only what is not fixed."""
+        if "space" not in self.search.model_fields_set:
+            left = {name: space for name, space in self.search.space.items() if name not in self.fixed}
+            search = self.search.model_copy(update={"space": left})
+            search.model_fields_set.discard("space")
+            object.__setattr__(self, "search", search)
+
+    def _check_objective(self) -> None:
+        match self.objective:
+            case "throughput" if self.load.open_loop:
+                raise problem(
+                    f"throughput is measured in a closed loop; load.arrivals is {self.load.arrivals}",
+                    at=("objective",),
+                    hint="set load.arrivals to closed, or objective to capacity or latency",
+                )
+            case "capacity" | "latency" if not self.load.open_loop:
+                raise problem(
+                    f"{self.objective} is measured in an open loop; load.arrivals is closed",
+                    at=("objective",),
+                    hint="set load.arrivals to poisson, or objective to throughput",
+                )
+            case "capacity" if not self.slo.limits():
+                raise problem(
+                    "missing: objective capacity needs a latency limit",
+                    at=("slo",),
+                    hint="add slo: {p95: 20ms}",
+                )
+            case "latency" if self.load.rate_is_missing():
+                raise problem(
+                    f"missing: arrivals {self.load.arrivals} at objective latency needs a rate",
+                    at=("load", "rate"),
+                    hint="add rate: 500/s",
+                )
+            case _:
+                pass
+
+    def _check_names(self) -> None:
+        for path, names in ((("search", "space"), self.search.space), (("fixed",), self.fixed)):
+            for name in names:
+                meant = misspelt_knob(name)
+                if meant is not None:
+                    raise problem(
+                        "unknown batching parameter",
+                        at=(*path, name),
+                        hint=f"did you mean {meant!r}? (write --{name} for a server flag)",
+                    )
+        for name in self.search.space.keys() & self.fixed.keys():
+            raise problem("both fixed and searched", at=("fixed", name), hint="remove one of the two")
+
+    def _check_values(self) -> None:
+        first = self.search.point_from_indices([0] * len(self.search.space))
+        for name, space in self.search.space.items():
+            ends = space.values if isinstance(space, ListSpace) else (space.values[0], space.values[-1])
+            for value in ends:
+                self._check_point({**first, name: value}, varied=name)
+
+    def _check_point(self, point: Mapping[str, KnobValue], *, varied: str) -> None:
+        try:
+            self.configuration(point)
+        except BatchingParametersError as error:
+            named = [name for name in (varied, *self.fixed) if name in error.message + error.hint]
+            culprit = named[0] if named else varied
+            path = ("search", "space") if culprit in point else ("fixed",)
+            raise problem(error.message, hint=error.hint, at=(*path, culprit)) from error

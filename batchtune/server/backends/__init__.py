@@ -1,0 +1,1 @@
+"""How does a directory of files become a model that runs?"""

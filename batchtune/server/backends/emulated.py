@@ -1,0 +1,234 @@
+"""What does an emulated device do with a batch: how long does it hold it, and what does it answer?
+
+`emulated.yaml`, every key but inputs and outputs optional:
+
+    service_time:
+      base_ms: 2.0            # a batch of n rows takes base_ms + per_row_ms * n
+      per_row_ms: 0.05
+      steps: {1: 2.1, 8: 2.5} # instead: up to 1 row 2.1 ms, up to 8 rows 2.5 ms; above, in proportion
+      jitter_ratio: 0.0       # standard deviation / mean of a log-normal factor
+      seed: 0                 # of the jitter
+      concurrency: serial     # one batch at a time, in order; parallel: all at once
+      contention_ratio: 0.0   # of a parallel device: beside n others a batch runs at the rate 1 / (1 + ratio * n)
+    memory: {rows_max: 256}   # a batch of more rows fails as out of memory does
+    inputs: {x: {dtype: float32, shape: [200]}}     # shape without the batch dimension; -1: any size
+    outputs: {y: {dtype: float32, shape: [2]}}
+
+Output element j of row i is sum(row i of all numeric inputs) + j (strings count with their length), so that
+every answer can be checked: `expected_outputs`. The service time includes the computation.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.server.backends.emulated_file import read_emulated_file
+from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
+from batchtune.server.backends.precise_sleep import sleep_until
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.status import StatusError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTime:
+    """How long a batch holds the device; see the module for each term."""
+
+    base_ms: float = 0.0
+    per_row_ms: float = 0.0
+    steps: tuple[tuple[int, float], ...] = ()
+    jitter_ratio: float = 0.0
+    seed: int = 0
+    concurrency: Literal["serial", "parallel"] = "serial"
+    contention_ratio: float = 0.0
+
+    def mean_ns(self, rows: int) -> int:
+        """The mean time, in nanoseconds, of a batch of `rows` rows."""
+        if not self.steps:
+            return round((self.base_ms + self.per_row_ms * rows) * 1e6)
+        for rows_max, milliseconds in self.steps:
+            if rows <= rows_max:
+                return round(milliseconds * 1e6)
+        rows_max, milliseconds = self.steps[-1]
+        return round(milliseconds * 1e6 * rows / rows_max)
+
+
+class SharedTimetable:
+    """When do batches end that slow each other down? Times in ns; each batch is one entry, known by its number.
+
+    All running batches get the same share of the device, so one clock of work done serves them all: a batch ends when
+    that clock has moved on by its time alone on the device. Ends are taken in order of time, however late somebody
+    looks, so late wake-ups do not add up.
+    """
+
+    def __init__(self, contention_ratio: float) -> None:
+        self._contention_ratio = contention_ratio
+        self._running: list[tuple[float, int]] = []  # (work clock at its end, number), a heap
+        self._ended: set[int] = set()
+        self._work_ns = 0.0
+        self._at_ns = 0.0
+        self._batches = 0
+
+    def start(self, now_ns: float, held_ns: float) -> int:
+        """The number of a batch that would take `held_ns` alone."""
+        self.advance(now_ns)
+        self._batches += 1
+        heapq.heappush(self._running, (self._work_ns + held_ns, self._batches))
+        return self._batches
+
+    def next_end_ns(self) -> int:
+        """When the next batch ends if none is started before: no batch ends sooner."""
+        return math.ceil(self._at_ns + (self._running[0][0] - self._work_ns) * self._slowdown())
+
+    def advance(self, now_ns: float) -> None:
+        """Move on to this instant, ending what was due until then."""
+        while self._running and self.next_end_ns() <= now_ns:
+            self._at_ns = self.next_end_ns()
+            self._work_ns, number = heapq.heappop(self._running)
+            self._ended.add(number)
+        if self._running:
+            self._work_ns += (now_ns - self._at_ns) / self._slowdown()
+        self._at_ns = now_ns
+
+    def has_ended(self, number: int) -> bool:
+        """Whether this batch has ended; asked once it is true, it is forgotten."""
+        ended = number in self._ended
+        self._ended.discard(number)
+        return ended
+
+    def _slowdown(self) -> float:
+        return 1.0 + self._contention_ratio * (len(self._running) - 1)
+
+
+class EmulatedDevice:
+    """A device known only by its service time. A call holds it; the calling thread sleeps without the lock of
+    the interpreter.
+
+    A serial device keeps a timetable instead of a lock: a batch starts when it arrives or when the one before
+    it is due, whichever is later, so late wake-ups do not add up while several threads keep it busy.
+    """
+
+    def __init__(
+        self, service_time: ServiceTime, *, rows_max: int | None, outputs: tuple[TensorSpec, ...]
+    ) -> None:
+        self._service_time = service_time
+        self._rows_max = rows_max
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._free_at_ns = 0
+        self._shared = (
+            SharedTimetable(service_time.contention_ratio) if service_time.contention_ratio else None
+        )
+        self._random = np.random.default_rng(service_time.seed)
+        self._sigma = math.sqrt(math.log1p(service_time.jitter_ratio**2))
+
+    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
+        """The outputs of a batch, after its service time.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED for more rows than fit in the memory.
+        """
+        arrived_ns = time.monotonic_ns()
+        first = next(iter(inputs.values()))
+        rows = len(first)
+        if self._rows_max is not None and rows > self._rows_max:
+            shape = ",".join(str(size) for size in first.shape)
+            raise StatusError(
+                "RESOURCE_EXHAUSTED",
+                f"OOM when allocating tensor with shape[{shape}] and type {first.dtype} on /device:EMULATED:0: the "
+                f"emulated device has room for {self._rows_max} rows",
+            )
+        if self._shared is not None:
+            self._hold_shared(self._shared, rows)
+            return expected_outputs(self._outputs, inputs)
+        due_ns = self._due_ns(arrived_ns, rows)
+        outputs = expected_outputs(self._outputs, inputs)
+        sleep_until(due_ns)
+        return outputs
+
+    def _hold_shared(self, shared: SharedTimetable, rows: int) -> None:
+        """Sleep from one end of a batch to the next until it is this one's."""
+        with self._lock:
+            number = shared.start(time.monotonic_ns(), self._held_ns(rows))
+            next_end_ns = shared.next_end_ns()
+        while True:
+            sleep_until(next_end_ns)
+            with self._lock:
+                shared.advance(time.monotonic_ns())
+                if shared.has_ended(number):
+                    return
+                next_end_ns = shared.next_end_ns()
+
+    def _due_ns(self, arrived_ns: int, rows: int) -> int:
+        if self._sigma == 0.0 and self._service_time.concurrency == "parallel":
+            return arrived_ns + self._held_ns(rows)
+        with self._lock:
+            held_ns = self._held_ns(rows)
+            if self._service_time.concurrency == "parallel":
+                return arrived_ns + held_ns
+            self._free_at_ns = max(arrived_ns, self._free_at_ns) + held_ns
+            return self._free_at_ns
+
+    def _held_ns(self, rows: int) -> int:
+        """The time of one batch alone on the device; with jitter, under the lock."""
+        held_ns = self._service_time.mean_ns(rows)
+        if self._sigma == 0.0:
+            return held_ns
+        return round(held_ns * math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma)))
+
+
+def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:
+    """What the emulated device answers: output[i, j] = sum of row i over all inputs + j.
+
+    Sums are of float64, then take the output's dtype; j counts the output's elements in row-major order.
+    """
+    sums = sum(_row_sums(array) for array in inputs.values())
+    return {spec.name: _output(spec, np.asarray(sums)) for spec in outputs}
+
+
+def load_emulated_model(version_directory: Path) -> LoadedModel:
+    """The emulated device that `emulated.yaml` describes, with one signature, serving_default.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT naming the file, the key and what was expected.
+    """
+    document = read_emulated_file(version_directory / "emulated.yaml")
+    inputs, outputs = _by_name(document["inputs"]), _by_name(document["outputs"])
+    signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
+    service_time = ServiceTime(**document["service_time"])
+    device = EmulatedDevice(service_time, rows_max=document["memory"].get("rows_max"), outputs=outputs)
+    return LoadedModel(
+        platform="emulated",
+        signatures={DEFAULT_SIGNATURE: signature},
+        runs={DEFAULT_SIGNATURE: device},
+        emulated=True,
+        parallel=service_time.concurrency == "parallel" and service_time.contention_ratio == 0.0,
+    )
+
+
+def _row_sums(array: NDArray[Any]) -> NDArray[np.float64]:
+    rows = array.reshape(len(array), -1) if array.size else np.zeros((len(array), 1))
+    if rows.dtype == object:
+        return np.array([float(sum(len(one) for one in row)) for row in rows])
+    sums: NDArray[np.float64] = rows.sum(axis=1, dtype=np.float64)
+    return sums
+
+
+def _output(spec: TensorSpec, sums: NDArray[np.float64]) -> NDArray[Any]:
+    shape = (len(sums), *(size or 0 for size in (spec.shape or ())[1:]))
+    values = (sums[:, np.newaxis] + np.arange(math.prod(shape[1:]))).reshape(shape)
+    if spec.dtype != "object":
+        return values.astype(spec.dtype)
+    return np.array([b"%g" % value for value in values.ravel()], dtype=object).reshape(shape)
+
+
+def _by_name(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(sorted(specs, key=lambda spec: spec.name))

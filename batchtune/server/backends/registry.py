@@ -1,0 +1,44 @@
+"""Which backend loads the version of a model that a directory holds?
+
+`<base path>/<version>/` decides: `saved_model.pb` TensorFlow, `model.onnx` ONNX Runtime, `model.pt2` or
+`model.pt` PyTorch, `emulated.yaml` a device emulated by its service time. A framework is imported only for its
+own file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.wire.status import StatusError
+
+
+def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+    """The model of a version directory.
+
+    Raises:
+        StatusError: NOT_FOUND without a model file we know; otherwise what the backend says of the file.
+    """
+    if (version_directory / "emulated.yaml").is_file():
+        from batchtune.server.backends.emulated import load_emulated_model
+
+        return load_emulated_model(version_directory)
+    if (version_directory / "saved_model.pb").is_file() or (
+        version_directory / "saved_model.pbtxt"
+    ).is_file():
+        from batchtune.server.backends.tensorflow import load_saved_model
+
+        return load_saved_model(version_directory, options)
+    if (version_directory / "model.onnx").is_file():
+        from batchtune.server.backends.onnx import load_onnx_model
+
+        return load_onnx_model(version_directory, options)
+    if (version_directory / "model.pt2").is_file() or (version_directory / "model.pt").is_file():
+        from batchtune.server.backends.torch.loading import load_torch_model
+
+        return load_torch_model(version_directory, options)
+    raise StatusError(
+        "NOT_FOUND",
+        "Could not find a model: none of saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml is in "
+        f"{version_directory}",
+    )

@@ -1,0 +1,219 @@
+"""How do batches run beside one another on a device, each on its own stream, and by replay where that is possible?
+
+A lane is what one batch in work needs: a stream, an event, and the graphs recorded on that stream. A batch thread
+takes the free lane of the lowest number for each batch, so that as many threads use as many lanes. Recorded graphs
+spare the launch of every kernel, which for small models is most of the time; they exist for exact shapes only, so
+`allowed_batch_sizes`, to which batches are padded, decide what can be replayed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchtune.server.backends.torch.arrays import to_numpy
+from batchtune.server.backends.torch.device import Device, Forward, Graph, first_line
+from batchtune.server.log import note
+from batchtune.wire.status import StatusError
+
+Arrays = Sequence[NDArray[Any]]
+
+RECORDING_LIMIT_S = 15.0
+"""A change of the parameters is awaited by who asked for it; the tuner waits for 30 s."""
+
+# One at a time in a process, and no replay meanwhile: older PyTorch keeps one state of random numbers for all graphs,
+# which refuses a replay while any graph is recorded, and which graphs change unguarded when they are freed.
+_RECORDING = threading.Lock()
+
+
+class Lanes:
+    """Runs `forward` on `device` for batch threads; `failures` are what `forward` may end with: StatusError too."""
+
+    def __init__(
+        self, torch: Any, device: Device, forward: Forward, *, failures: tuple[type[Exception], ...]
+    ) -> None:
+        self._torch = torch
+        self._device = device
+        self._forward = forward
+        self._failures = failures
+        self._free = _FreeLanes(device)
+        self._noted = True  # until graphs are wanted
+        self._prepared: tuple[frozenset[Any], int | None] | None = None
+
+    def run(self, arrays: Arrays) -> list[NDArray[Any]]:
+        """The outputs of one batch; waits for a free lane, and for the device without the interpreter lock."""
+        device, torch = self._device, self._torch
+        lane = self._free.take()
+        try:
+            with device.on(lane.stream), torch.inference_mode():
+                staged = [device.staged(array) for array in arrays]
+                graph = self._graph(lane, arrays) if device.records and not _RECORDING.locked() else None
+                if graph is None:
+                    outputs = self._forward([device.to_device(one) for one in staged])
+                else:
+                    outputs = _replayed(graph, staged)
+                copies = [device.to_host(one) for one in outputs]
+                device.wait(lane.event)
+                return [to_numpy(torch, one) for one in copies]
+        finally:
+            self._free.add(lane)
+
+    def prepare(self, examples: Sequence[Arrays], *, at_once: int | None) -> None:
+        """Have `at_once` lanes with a graph for the shapes of each example, and no other graphs.
+
+        Smaller batches follow larger ones, whose memory they share. None: as many lanes as the device likes. Waits for
+        the batches under way; until all is recorded those that come run without a graph. What cannot be recorded, or
+        not within RECORDING_LIMIT_S, is noted on stderr and runs without a graph. What is asked for again stays as it
+        is: a sweep that changes the timeout alone records nothing anew.
+        """
+        asked = frozenset(_shapes(arrays) for arrays in examples), at_once
+        if not self._device.records or asked == self._prepared:
+            return
+        self._prepared = asked
+        largest_first = sorted(examples, key=lambda arrays: -sum(array.nbytes for array in arrays))
+        due_s = time.monotonic() + RECORDING_LIMIT_S
+        with _RECORDING:
+            self._noted = False
+            lanes = self._free.renew(at_once or self._device.lanes_max)
+            try:
+                while lanes and largest_first:
+                    largest_first = self._record(lanes[0], largest_first, due_s)
+                    self._free.add(lanes.pop(0))
+            finally:
+                for lane in lanes:
+                    self._free.add(lane)
+
+    def close(self) -> None:
+        """Free the graphs, once the batches under way have ended; one that comes all the same is refused."""
+        with _RECORDING:
+            self._free.end()
+
+    def _record(self, lane: _Lane, examples: Sequence[Arrays], due_s: float) -> list[Arrays]:
+        """Record graphs; the examples that are worth another try on another lane."""
+        device, good = self._device, []
+        with device.on(lane.stream), self._torch.inference_mode():
+            lane.pool = device.new_pool()
+            for arrays in examples:
+                if time.monotonic() > due_s:
+                    self._noted = True
+                    note(
+                        f"no more CUDA graphs after {RECORDING_LIMIT_S:g} s; allow fewer batch sizes or threads"
+                    )
+                    return []
+                try:
+                    staged = [device.staged(array) for array in arrays]
+                    lane.graphs[_shapes(arrays)] = device.record(self._forward, staged, lane.pool)
+                    good.append(arrays)
+                except self._failures as error:
+                    device.end_if_lost(error)
+                    self._noted = True
+                    rows = _rows(_shapes(arrays))
+                    note(f"no CUDA graph for {rows} rows, such batches run without: {first_line(error)}")
+                    if not device.is_out_of_memory(error):
+                        return good  # the smaller sizes would fail in the same way
+                    error.__traceback__ = None  # it holds the tensors of the failed run
+                    device.free_cache()
+        return good
+
+    def _graph(self, lane: _Lane, arrays: Arrays) -> Graph | None:
+        graph = lane.graphs.get(_shapes(arrays))
+        if graph is None and not self._noted:
+            self._noted = True
+            sizes = sorted({_rows(shapes) for shapes in lane.graphs})
+            recorded = f"recorded are {', '.join(map(str, sizes))} rows" if sizes else "none is recorded"
+            rows = _rows(_shapes(arrays))
+            note(f"no CUDA graph for a batch of {rows} rows, such batches run without: {recorded}")
+        return graph
+
+
+class _Lane:
+    __slots__ = ("event", "graphs", "number", "pool", "stream")
+
+    def __init__(self, device: Device, number: int) -> None:
+        self.number = number
+        self.stream = device.new_stream()
+        self.event = device.new_event()
+        self.pool: Any = None
+        self.graphs: dict[Any, Graph] = {}
+
+
+class _FreeLanes:
+    """The lanes of a model, to begin with `device.lanes_max`; None: as many as are asked for."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._added = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._taken = 0
+        self._ended = False
+        for lane in self.renew(device.lanes_max):
+            self.add(lane)
+
+    def take(self) -> _Lane:
+        """The free lane of the lowest number, for one batch; waits while there is none.
+
+        Raises:
+            StatusError: UNAVAILABLE after `end`.
+        """
+        with self._lock:
+            while not self._numbers:
+                if self._ended:
+                    raise StatusError("UNAVAILABLE", "The model is closed")
+                if self._grows:
+                    heapq.heappush(self._numbers, len(self._lanes))
+                    self._lanes.append(_Lane(self._device, len(self._lanes)))
+                else:
+                    self._added.wait()
+            self._taken += 1
+            return self._lanes[heapq.heappop(self._numbers)]
+
+    def add(self, lane: _Lane) -> None:
+        """Give a lane back."""
+        with self._lock:
+            self._taken -= 1
+            if self._closed:
+                self._idle.notify()
+            else:
+                heapq.heappush(self._numbers, lane.number)
+                self._added.notify()
+
+    def end(self) -> None:
+        """Await the batches under way; there are no lanes any more."""
+        self._ended = True
+        self.renew(0)
+
+    def renew(self, count: int | None) -> list[_Lane]:
+        """New lanes, which count as taken, in place of all others, whose batches are awaited; one caller at a time."""
+        with self._lock:
+            self._numbers: list[int] = []
+            self._closed, self._grows = True, False
+            while self._taken:
+                self._idle.wait()
+            # One after the other, so that streams and graphs are gone before new ones are made.
+            self._lanes: list[_Lane] = []
+            self._lanes += [_Lane(self._device, number) for number in range(count or 0)]
+            self._closed, self._grows, self._taken = False, count is None, len(self._lanes)
+            self._added.notify_all()
+            return list(self._lanes)
+
+
+def _replayed(graph: Graph, staged: Sequence[Any]) -> list[Any]:
+    for kept, fresh in zip(graph.inputs, staged, strict=True):
+        kept.copy_(fresh, non_blocking=True)
+    graph.replay()
+    return graph.outputs
+
+
+def _shapes(arrays: Arrays) -> tuple[Any, ...]:
+    return tuple([(array.shape, array.dtype) for array in arrays])
+
+
+def _rows(shapes: tuple[Any, ...]) -> int:
+    shape = shapes[0][0] if shapes else ()
+    return int(shape[0]) if shape else 1

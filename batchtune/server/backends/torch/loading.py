@@ -1,0 +1,226 @@
+"""How is a PyTorch model loaded and called from batch threads?
+
+`model.pt2` (torch.export) tells its inputs and outputs itself; `model.pt` (TorchScript) does not, so a
+`signature.yaml` must lie beside it. Where there is one it is used for both, and gives tensors better names:
+
+    inputs: {x: {dtype: float32, shape: [200]}}     # in the order of forward's arguments; batch dimension left out
+    outputs: {y: {dtype: float32, shape: [2]}}      # in the order of what forward returns; for a dict its keys
+
+Operators release the interpreter lock while they run. --torch_dtype converts the weights, and on the device each
+batch's inputs and outputs; the signature, and what travels, stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+from batchtune.server.backends.declared_tensors import FaultError, check_keys, read_yaml, tensor_specs
+from batchtune.server.backends.model import (
+    PREDICT_METHOD,
+    BackendOptions,
+    LoadedModel,
+    Tensors,
+    out_of_memory,
+)
+from batchtune.server.backends.torch.cuda import CudaDevice
+from batchtune.server.backends.torch.device import Device, HostDevice
+from batchtune.server.backends.torch.lanes import Lanes
+from batchtune.server.backends.torch.module import FAILURES, Forward, Specs, forward_in
+from batchtune.server.backends.zeros import zeros
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.status import StatusError
+
+
+def load_torch_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+    """The module of `model.pt2`, else of `model.pt`, as signature serving_default.
+
+    Raises:
+        StatusError: torch is missing, does not take the file, has no such device, or nothing tells the signature.
+    """
+    exported = version_directory / "model.pt2"
+    path = exported if exported.is_file() else version_directory / "model.pt"
+    try:
+        import torch
+    except ImportError as error:
+        raise StatusError(
+            "FAILED_PRECONDITION", f"{path} needs torch: pip install 'batchtune[torch]'"
+        ) from error
+    device = device_of(torch, options)
+    if options.intra_op_threads:
+        torch.set_num_threads(options.intra_op_threads)
+    declared = _declared(version_directory / "signature.yaml")
+    try:
+        if path == exported:
+            program = torch.export.load(path)
+            declared = declared or _derived(program)
+            load = _module_loader(torch, path, program, device.name, options)
+        else:
+            load = partial(_script_of, torch, path, device.name)
+        if declared is None:
+            raise StatusError("FAILED_PRECONDITION", f"{path}: TorchScript needs a signature.yaml beside it")
+        inputs, outputs = declared
+        # Lanes do not wait for the stream on which weights are copied and converted.
+        stream = device.new_stream()
+        with device.on(stream):
+            forward = forward_in(torch, options.torch_dtype, device, load, inputs=inputs, outputs=outputs)
+            device.wait(device.new_event())
+        device.free_cache()
+    except (*FAILURES, OSError, AttributeError, BadZipFile) as error:
+        device.end_if_lost(error)
+        if device.is_out_of_memory(error):
+            raise out_of_memory(f"{path}: {error}") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise StatusError("INVALID_ARGUMENT", f"{path}: {lines[0]}") from error
+    return served_module(torch, forward, device, inputs=inputs, outputs=outputs)
+
+
+def device_of(torch: Any, options: BackendOptions) -> Device:
+    """The device that `--device` names: auto, cpu, cuda, cuda:N.
+
+    Raises:
+        StatusError: FAILED_PRECONDITION where a GPU is asked for and PyTorch sees none, or not that one.
+    """
+    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
+        return HostDevice(torch)
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if options.cuda_index >= seen:
+        built = "" if torch.version.cuda else " (this torch is built without CUDA)"
+        raise StatusError(
+            "FAILED_PRECONDITION", f"--device={options.device}: PyTorch sees {seen or 'no'} GPU{built}"
+        )
+    if options.memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(options.memory_fraction, options.cuda_index)
+    return CudaDevice(torch, options.cuda_index)
+
+
+def served_module(
+    torch: Any, forward: Forward, device: Device, *, inputs: Specs, outputs: Specs
+) -> LoadedModel:
+    """A module on `device` as a servable model; `inputs` and `outputs` in the module's own order."""
+    signature = Signature(
+        name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=_by_name(inputs), outputs=_by_name(outputs)
+    )
+    run = _ModuleRun(torch, device, forward, inputs)
+    return LoadedModel(
+        platform="torch",
+        signatures={DEFAULT_SIGNATURE: signature},
+        runs={DEFAULT_SIGNATURE: run},
+        empty=device.empty,
+        prepare=run.prepare,
+        close=run.close,
+    )
+
+
+class _ModuleRun:
+    """Batches of numpy arrays; the positional arguments are in the order of `inputs`."""
+
+    def __init__(self, torch: Any, device: Device, forward: Forward, inputs: Specs) -> None:
+        self._device = device
+        self._inputs = inputs
+        self._input_names = tuple(spec.name for spec in inputs)
+        self._forward = forward
+        self._output_names = forward.names
+        self._lanes = Lanes(torch, device, forward, failures=(StatusError, *FAILURES))
+
+    def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
+        """The outputs of a batch.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED where memory is out, after which smaller batches work; INTERNAL for a
+                failure of the device; else INVALID_ARGUMENT.
+        """
+        try:
+            outputs = self._lanes.run([inputs[name] for name in self._input_names])
+        except FAILURES as error:
+            failure = error
+        else:
+            return dict(zip(self._output_names, outputs, strict=True))
+        raise self._status(failure) from failure
+
+    def prepare(self, sizes: Sequence[int], at_once: int | None) -> None:
+        """Record graphs for batches of these sizes, `at_once` of which may be in work together."""
+        examples = [[zeros(spec, size) for spec in self._inputs] for size in sizes]
+        self._lanes.prepare(examples, at_once=at_once)
+
+    def close(self) -> None:
+        """Free the graphs and the weights."""
+        self._lanes.close()
+        self._forward.close()
+
+    def _status(self, error: Exception) -> StatusError:
+        self._device.end_if_lost(error)
+        error.__traceback__ = None  # it holds the lane and the tensors of the failed run
+        if self._device.is_out_of_memory(error):
+            self._device.free_cache()
+            return out_of_memory(str(error))
+        return StatusError("INTERNAL" if self._device.has_failed(error) else "INVALID_ARGUMENT", str(error))
+
+
+def _module_loader(
+    torch: Any, path: Path, program: Any, device_name: Any, options: BackendOptions
+) -> Callable[[], Any]:
+    """Gives the module of `program`, and when asked again that of the file: to convert one changes its program."""
+    unused = [program]
+
+    def load() -> Any:
+        module_of = _moved(unused.pop() if unused else torch.export.load(path), device_name).module
+        if options.torch_dtype != "as_exported" and "check_guards" in inspect.signature(module_of).parameters:
+            # From torch 2.9 on a module checks that its inputs have the dtype that they were exported with.
+            return module_of(check_guards=False).to(device_name)
+        return module_of().to(device_name)
+
+    return load
+
+
+def _moved(program: Any, device_name: Any) -> Any:
+    """A graph makes its constants (arange, zeros) on the device that it was exported on, which `to` does not change."""
+    if device_name.type == "cpu":
+        return program
+    return importlib.import_module("torch.export.passes").move_to_device_pass(program, str(device_name))
+
+
+def _script_of(torch: Any, path: Path, device_name: Any) -> Any:
+    return torch.jit.load(str(path), map_location=device_name).eval()
+
+
+def _declared(path: Path) -> tuple[Specs, Specs] | None:
+    if not path.is_file():
+        return None
+    document = read_yaml(path)
+    try:
+        check_keys(document, "", ("inputs", "outputs"))
+        return (
+            tensor_specs(document, "inputs", wildcard_allowed=True),
+            tensor_specs(document, "outputs", wildcard_allowed=True),
+        )
+    except FaultError as fault:
+        raise StatusError("INVALID_ARGUMENT", f"{path}: {fault}") from fault
+
+
+def _derived(program: Any) -> tuple[Specs, Specs]:
+    """The inputs and outputs of an exported program; outputs are called output_0, output_1, …"""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    inputs = tuple(_spec(str(name), values.get(name)) for name in signature.user_inputs)
+    outputs = tuple(
+        _spec(f"output_{index}", values.get(name)) for index, name in enumerate(signature.user_outputs)
+    )
+    return inputs, outputs
+
+
+def _spec(name: str, value: Any) -> TensorSpec:
+    """A size that torch.export left symbolic may take any value. Raises ValueError for what is no tensor."""
+    if not hasattr(value, "shape"):
+        raise ValueError(f"{name} is no tensor; export a module that takes and gives tensors only")
+    shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+    return TensorSpec(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=shape)
+
+
+def _by_name(specs: Specs) -> Specs:
+    return tuple(sorted(specs, key=lambda spec: spec.name))

@@ -1,0 +1,165 @@
+"""What do Classify and Regress make of a signature, of Examples and of outputs?
+
+Texts and order of checks are TensorFlow Serving's (servables/tensorflow/classifier.cc, regressor.cc, util.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.wire.signature import Signature
+from batchtune.wire.status import StatusError, invalid_argument
+from batchtune.wire.tfserving.messages import ClassificationResult, RegressionResult
+from batchtune.wire.tfserving.tensors import signature_to_def
+
+CLASSIFY_METHOD = "tensorflow/serving/classify"
+REGRESS_METHOD = "tensorflow/serving/regress"
+
+_EXAMPLES_MAX = 1 << 16  # of three bytes and more; they hold the event loop for 30 ms
+_CONTEXT_BYTES_MAX = 1 << 24  # put before examples: those of a message of 1 MB could have 125 GB
+_INPUTS = "inputs"
+_CLASSES = "classes"
+_SCORES = "scores"
+_OUTPUTS = "outputs"
+
+
+def classification_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
+    """Which outputs a classification needs; `check_method` is --enable_signature_method_name_check.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT when the signature cannot classify.
+    """
+    if check_method and signature.method_name != CLASSIFY_METHOD:
+        raise invalid_argument(
+            f"Expected classification signature method_name to be {CLASSIFY_METHOD}. Was: {signature.method_name}"
+        )
+    _check_single_input(signature)
+    if len(signature.outputs) not in {1, 2}:
+        raise invalid_argument(f"Expected one or two output Tensors, found {len(signature.outputs)}")
+    if signature.inputs[0].name != _INPUTS:
+        raise invalid_argument(f"No classification inputs found in SignatureDef: {_debug(signature)}")
+    outputs = [spec.name for spec in signature.outputs if spec.name in {_CLASSES, _SCORES}]
+    if not outputs:
+        raise invalid_argument(
+            "Expected classification signature outputs to contain at least one of "
+            f'"{_CLASSES}" or "{_SCORES}". Signature was: {_debug(signature)}'
+        )
+    return tuple(outputs)
+
+
+def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
+    """Which outputs a regression needs; as classification_outputs."""
+    if check_method and signature.method_name != REGRESS_METHOD:
+        raise invalid_argument(
+            f"Expected regression signature method_name to be {REGRESS_METHOD}. Was: {signature.method_name}"
+        )
+    _check_single_input(signature)
+    if len(signature.outputs) != 1:
+        raise invalid_argument("Expected one output Tensor.")
+    if signature.inputs[0].name != _INPUTS:
+        raise invalid_argument(f"No regression inputs found in SignatureDef: {_debug(signature)}")
+    if signature.outputs[0].name != _OUTPUTS:
+        raise invalid_argument(f"No regression outputs found in SignatureDef: {_debug(signature)}")
+    return (_OUTPUTS,)
+
+
+def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
+    """Turn an Input message into the one input of a signature: serialised Examples, one a row.
+
+    A context is put before each example: concatenated messages merge.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT when there is no example.
+    """
+    context = b""
+    examples = message.example_list.examples
+    if message.WhichOneof("kind") == "example_list_with_context":
+        examples = message.example_list_with_context.examples
+        context = message.example_list_with_context.context.SerializeToString()
+    if not examples:
+        raise invalid_argument("Input is empty.")
+    if len(examples) > _EXAMPLES_MAX or len(context) * len(examples) > _CONTEXT_BYTES_MAX:
+        raise StatusError(
+            "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
+        )
+    rows = np.empty(len(examples), object)
+    rows[:] = [context + example.SerializeToString() for example in examples]
+    return {_INPUTS: rows}
+
+
+def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
+    """Build a ClassificationResult; raises StatusError when shapes or dtypes are not a classification's."""
+    classes, scores = outputs.get(_CLASSES), outputs.get(_SCORES)
+    for name, tensor, kind, wanted in (
+        (_CLASSES, classes, "O", "DT_STRING"),
+        (_SCORES, scores, "f", "DT_FLOAT"),
+    ):
+        if tensor is None:
+            continue
+        if tensor.ndim != 2:
+            raise invalid_argument(
+                f"Expected Tensor shape: [batch_size num_classes] but got {_shape(tensor)}"
+            )
+        if tensor.dtype.kind != kind or (kind == "f" and tensor.dtype != np.float32):
+            raise invalid_argument(f"Expected {name} Tensor of {wanted}. Got: {_type(tensor)}")
+        if len(tensor) != examples:
+            raise invalid_argument(f"Expected {name} output batch size of {examples}. Got: {len(tensor)}")
+    if classes is not None and scores is not None and classes.shape[1] != scores.shape[1]:
+        raise invalid_argument(
+            "Tensors class and score should match in dim_size(1). "
+            f"Got {classes.shape[1]} vs. {scores.shape[1]}"
+        )
+    result = ClassificationResult()
+    given = classes if classes is not None else scores
+    width = 0 if given is None else given.shape[1]
+    for row in range(examples):
+        entry = result.classifications.add()
+        for column in range(width):
+            one = entry.classes.add()
+            if classes is not None:
+                one.label = classes[row, column].decode("utf-8", "replace")
+            if scores is not None:
+                one.score = float(scores[row, column])
+    return result
+
+
+def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
+    """Build a RegressionResult; raises StatusError when shape or dtype are not a regression's."""
+    tensor = outputs[_OUTPUTS]
+    if tensor.ndim != 1 and not (tensor.ndim == 2 and tensor.shape[1] == 1):
+        raise invalid_argument(
+            f"Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got {_shape(tensor)}"
+        )
+    if len(tensor) != examples:
+        raise invalid_argument(
+            f"Input batch size did not match output batch size: {examples} vs. {len(tensor)}"
+        )
+    if tensor.dtype != np.float32:
+        raise invalid_argument(f"Expected output Tensor of DT_FLOAT.  Got: {_type(tensor)}")
+    result = RegressionResult()
+    for value in tensor.ravel().tolist():
+        result.regressions.add(value=value)
+    return result
+
+
+def _check_single_input(signature: Signature) -> None:
+    if len(signature.inputs) != 1:
+        raise invalid_argument("Expected one input Tensor.")
+
+
+def _shape(tensor: NDArray[Any]) -> str:
+    return f"[{','.join(map(str, tensor.shape))}]"
+
+
+def _type(tensor: NDArray[Any]) -> str:
+    from batchtune.wire.tfserving.tensors import datatype_name, datatype_number
+
+    return datatype_name(datatype_number(tensor.dtype.name))
+
+
+def _debug(signature: Signature) -> str:
+    return str(signature_to_def(signature))

@@ -1,0 +1,1 @@
+"""How are TensorFlow Serving's gRPC services answered?"""

@@ -1,0 +1,273 @@
+"""How are Classify, Regress and MultiInference answered? Texts and order are TensorFlow Serving's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from batchtune.server.calls.classification import (
+    CLASSIFY_METHOD,
+    REGRESS_METHOD,
+    classification_outputs,
+    classification_result,
+    example_inputs,
+    regression_outputs,
+    regression_result,
+)
+from batchtune.server.calls.contract import Models, Outputs, Servable, find_servable
+from batchtune.server.calls.pending_call import PendingCall, PendingCalls
+from batchtune.server.calls.request_counts import CallKind
+from batchtune.server.grpc_api.predict_decoding import read_model_spec
+from batchtune.server.sessions.request import Queued
+from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.signature import DEFAULT_SIGNATURE
+from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.messages import (
+    ClassificationRequest,
+    ClassificationResponse,
+    ModelSpec,
+    MultiInferenceRequest,
+    MultiInferenceResponse,
+    RegressionRequest,
+    RegressionResponse,
+)
+
+
+def parse_message(kind: Any, message: bytes) -> Any:
+    """Parse a request; raises StatusError INTERNAL, as a gRPC server answers, when it is none."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise StatusError("INTERNAL", f"Failed to parse the {kind.DESCRIPTOR.name}: {error}") from error
+
+
+class InferenceCalls:
+    """Answers Classify, Regress and MultiInference; `check_methods` is --enable_signature_method_name_check."""
+
+    def __init__(
+        self, models: Models, pending: PendingCalls[GrpcCall], *, check_methods: bool = False
+    ) -> None:
+        self._models = models
+        self._pending = pending
+        self._check_methods = check_methods
+
+    def classify(self, call: GrpcCall) -> None:
+        """Start a Classify call."""
+        self._start_single(call, _CLASSIFY)
+
+    def regress(self, call: GrpcCall) -> None:
+        """Start a Regress call."""
+        self._start_single(call, _REGRESS)
+
+    def multi_inference(self, call: GrpcCall) -> None:
+        """Start a MultiInference call: its tasks run as requests of their own, its answer waits for all."""
+        name, started_ns = "", time.monotonic_ns()
+        try:
+            request = parse_message(MultiInferenceRequest, call.message)
+            name = request.tasks[0].model_spec.name if request.tasks else ""
+            servable, tasks = self._tasks(request)
+            inputs = example_inputs(request.input)
+        except StatusError as error:
+            self._pending.refuse(call, name, error)
+            return
+        examples = len(inputs["inputs"])
+        running = PendingCall(
+            self._pending,
+            self._pending.counts.times(name, _MULTI_INFERENCE),
+            call,
+            started_ns,
+            call.deadline_ns,
+            lambda _: join.encode(examples),
+            examples,
+        )
+        join = _Join(servable, tasks, running)
+        for index, task in enumerate(tasks):
+            part = _Part(join, index)
+            self._pending.turn.submit(
+                part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns
+            )
+
+    def _start_single(self, call: GrpcCall, kind: _Kind) -> None:
+        name, started_ns = "", time.monotonic_ns()
+        try:
+            request = parse_message(kind.request, call.message)
+            if not request.HasField("model_spec"):
+                raise StatusError("INVALID_ARGUMENT", "Missing ModelSpec")
+            name, version, label, given = read_model_spec(request.model_spec)
+            servable = find_servable(self._models, name, version, label)
+            signature = servable.signatures.get(given or DEFAULT_SIGNATURE)
+            if signature is None:
+                raise StatusError(
+                    "INVALID_ARGUMENT", f"No signature was found with the name: {given or DEFAULT_SIGNATURE}"
+                )
+            outputs = kind.outputs(signature, check_method=self._check_methods)
+            inputs = example_inputs(request.input)
+        except StatusError as error:
+            self._pending.refuse(call, name, error)
+            return
+        examples = len(inputs["inputs"])
+
+        def encode(results: Outputs) -> bytes:
+            response = kind.response(
+                result=kind.result(results, examples), model_spec=_spec(servable, signature.name)
+            )
+            return bytes(response.SerializeToString())
+
+        running = PendingCall(
+            self._pending,
+            self._pending.counts.times(name, kind.call),
+            call,
+            started_ns,
+            call.deadline_ns,
+            encode,
+            examples,
+        )
+        running.submit(servable, signature.name, inputs, outputs)
+
+    def _tasks(self, request: Any) -> tuple[Servable, list[_Task]]:
+        """Check the tasks of a MultiInference request against their common model."""
+        first = request.tasks[0].model_spec if request.tasks else ModelSpec()
+        name, version, label, _ = read_model_spec(first)
+        servable = find_servable(self._models, name, version, label)
+        tasks: dict[str, _Task] = {}
+        for task in request.tasks:
+            own_name, _, _, given = read_model_spec(task.model_spec)
+            signature_name = given or DEFAULT_SIGNATURE
+            if not own_name:
+                raise StatusError("INVALID_ARGUMENT", "Found ModelSpec with an empty model name.")
+            if own_name != name:
+                raise StatusError(
+                    "INVALID_ARGUMENT",
+                    "All ModelSpecs in a MultiInferenceRequest must access the same model name.",
+                )
+            if signature_name in tasks:
+                raise StatusError("INVALID_ARGUMENT", f"Duplicate evaluation of signature: {signature_name}")
+            signature = servable.signatures.get(signature_name)
+            if signature is None:
+                raise StatusError(
+                    "INVALID_ARGUMENT", f"Requested signature not found in model graph: {signature_name}"
+                )
+            kind = _KINDS.get(task.method_name)
+            if kind is None:
+                raise StatusError("UNIMPLEMENTED", f"Unsupported signature method_name: {task.method_name}")
+            outputs = kind.outputs(signature, check_method=self._check_methods)
+            tasks[signature_name] = _Task(signature_name=signature_name, kind=kind, outputs=outputs)
+        return servable, list(tasks.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What tells Classify from Regress."""
+
+    call: CallKind
+    request: Any
+    response: Any
+    result_field: str
+    outputs: Callable[..., tuple[str, ...]]
+    result: Callable[[Outputs, int], Any]
+
+
+_CLASSIFY = _Kind(
+    call=CallKind(api="Classify", runtime_api="Classify"),
+    request=ClassificationRequest,
+    response=ClassificationResponse,
+    result_field="classification_result",
+    outputs=classification_outputs,
+    result=classification_result,
+)
+_REGRESS = _Kind(
+    call=CallKind(api="Regress", runtime_api="Regress"),
+    request=RegressionRequest,
+    response=RegressionResponse,
+    result_field="regression_result",
+    outputs=regression_outputs,
+    result=regression_result,
+)
+_MULTI_INFERENCE = CallKind(api="MultiInference", runtime_api="MultiInference")
+_KINDS = {CLASSIFY_METHOD: _CLASSIFY, REGRESS_METHOD: _REGRESS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """One task of a MultiInference request."""
+
+    signature_name: str
+    kind: _Kind
+    outputs: tuple[str, ...]
+
+
+class _Join:
+    """Waits for all tasks of a MultiInference call."""
+
+    def __init__(self, servable: Servable, tasks: Iterable[_Task], running: PendingCall[GrpcCall]) -> None:
+        self._servable = servable
+        self._tasks = list(tasks)
+        self._running = running
+        self._results: dict[int, Outputs] = {}
+
+    def done(self, index: int, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Take the answer to one task."""
+        if outputs is None:
+            self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
+            return
+        self._results[index] = outputs
+        if len(self._results) == len(self._tasks):
+            self._running.done({}, None)
+
+    def fail(self, error: StatusError) -> None:
+        """End the call for the sake of one task."""
+        self._running.fail(error)
+
+    def note(self, queued: Queued | None, submitted_ns: int) -> None:
+        """Take what stands for a task in its queue; the call waits in one as long as its last task does.
+
+        A call that has ended takes nothing: nobody would part it from a request that refers back to it.
+        """
+        if not self._running.ended:
+            self._running.queued = queued
+            self._running.submitted_ns = submitted_ns
+
+    def encode(self, examples: int) -> bytes:
+        """Write the MultiInferenceResponse once all answers are there."""
+        response = MultiInferenceResponse()
+        for index, task in enumerate(self._tasks):
+            result = response.results.add(model_spec=_spec(self._servable, task.signature_name))
+            getattr(result, task.kind.result_field).CopyFrom(task.kind.result(self._results[index], examples))
+        return bytes(response.SerializeToString())
+
+
+class _Part:
+    """One task of a MultiInference call, as it is submitted."""
+
+    __slots__ = ("_index", "_join", "submitted_ns")
+
+    def __init__(self, join: _Join, index: int) -> None:
+        self._join = join
+        self._index = index
+        self.submitted_ns = 0
+
+    @property
+    def queued(self) -> Queued | None:
+        return None
+
+    @queued.setter
+    def queued(self, queued: Queued | None) -> None:
+        self._join.note(queued, self.submitted_ns)
+
+    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Take the answer to the task."""
+        self._join.done(self._index, outputs, error)
+
+    def fail(self, error: StatusError) -> None:
+        """The task is refused."""
+        self._join.fail(error)
+
+
+def _spec(servable: Servable, signature_name: str) -> Any:
+    spec = ModelSpec(name=servable.name, signature_name=signature_name)
+    spec.version.value = servable.version
+    return spec

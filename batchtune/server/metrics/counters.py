@@ -1,0 +1,307 @@
+"""What has the server done so far? TensorFlow Serving's metrics under their own names, and those it lacks.
+
+The front ends count requests (event loop), batching sessions report batches (batch threads, locked once per
+batch), models report when they run. All micros are microseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from batchtune.server.metrics.gpu import GpuReading
+from batchtune.server.metrics.prometheus_text import (
+    Histogram,
+    Labels,
+    Times,
+    exponential_bounds,
+    mangle,
+    render_histograms,
+    render_values,
+)
+from batchtune.server.sessions.batch_record import BatchRecord
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_SERVING = "/tensorflow/serving/"
+_SESSION = _SERVING + "batching_session/"
+_OURS = "/batchtune/serving/"
+_LATENCY_BOUNDS = exponential_bounds(10, 1.8, 33)
+_QUEUE_BOUNDS = exponential_bounds(100, 1.2, 52)
+_SIZE_BOUNDS = exponential_bounds(1, 2, 14)
+_EXAMPLE_BOUNDS = exponential_bounds(1, 2, 15)
+_BATCHES_MAX = 16
+"""Counted at once: between two batches the caches are cold. 0.2 µs a request in batches of 32."""
+_LAG_BOUNDS = exponential_bounds(10, 2, 16)
+
+
+class QueueDepths(Protocol):
+    """Who knows how much waits to be batched."""
+
+    def queue_depths(self) -> tuple[int, int]:
+        """(batches, rows) waiting now over all queues."""
+        ...
+
+
+class Gpus(Protocol):
+    """Who knows how the GPUs are doing."""
+
+    def readings(self) -> Sequence[GpuReading]:
+        """One for each GPU in use."""
+        ...
+
+
+class DeviceActivity(AbstractContextManager["DeviceActivity"]):
+    """Counts the model runs in progress, and the time during which there was at least one.
+
+    Enter and leave around each run, from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy_since_ns = 0
+        self._busy_ns = 0
+        self.in_flight = 0
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            if self.in_flight == 0:
+                self._busy_since_ns = time.monotonic_ns()
+            self.in_flight += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._busy_ns += time.monotonic_ns() - self._busy_since_ns
+
+    def busy_micros(self) -> float:
+        """Microseconds with at least one run in progress, the present one included."""
+        with self._lock:
+            current_ns = time.monotonic_ns() - self._busy_since_ns if self.in_flight else 0
+            return (self._busy_ns + current_ns) / 1000
+
+
+class Metrics:
+    """All counters of the process. `emulated` becomes true when an emulated device is loaded."""
+
+    def __init__(self) -> None:
+        self.device = DeviceActivity()
+        self.emulated = False
+        self.emulated_parallel = False
+        self.queue_depths: QueueDepths | None = None
+        self.gpus: Gpus | None = None
+        self._lock = threading.Lock()
+        self._request_counts: dict[tuple[str, str], int] = {}
+        self._request_latencies: dict[tuple[str, str, str], Times] = {}
+        self._runtime_latencies: dict[tuple[str, str, str], Times] = {}
+        self._example_counts: dict[str, Histogram] = {}
+        self._queuing_latency = Histogram(_QUEUE_BOUNDS)
+        self._input_batch_size = Histogram(_SIZE_BOUNDS)
+        self._processed_batch_size = Histogram(_SIZE_BOUNDS)
+        self._padding_sizes: dict[int, Histogram] = {}
+        self._batches: list[BatchRecord] = []  # not yet counted
+        self._run_count = 0
+        self._close_reasons: dict[str, int] = {}
+        self._execution_counts: dict[int, int] = {}
+        self._execution_micros: dict[int, float] = {}
+        self._rejections: dict[str, int] = {}
+        self._loop_lag = Histogram(_LAG_BOUNDS)
+
+    # -- the front ends, on the event loop --
+
+    def request_count(self, model_name: str, status: str) -> None:
+        """One request answered with this status, a gRPC code name such as OK."""
+        key = (model_name, status)
+        self._request_counts[key] = self._request_counts.get(key, 0) + 1
+
+    def request_times(self, model_name: str, api: str, entrypoint: str) -> Times:
+        """Takes the micros of each request that ended OK; TF Serving's api is "Predict" over GRPC, "predict" over
+        REST."""
+        return _times(self._request_latencies, (model_name, api, entrypoint))
+
+    def runtime_times(self, model_name: str, api: str, runtime: str) -> Times:
+        """Takes the micros of each request from the session's submit to its outputs, queueing included."""
+        return _times(self._runtime_latencies, (model_name, api, runtime))
+
+    def example_count(self, model_name: str, examples: int) -> None:
+        """The examples of one Classify or Regress request."""
+        _histogram(self._example_counts, model_name, _EXAMPLE_BOUNDS).add(examples)
+
+    def event_loop_lag(self, micros: float) -> None:
+        """How late the event loop ran something that was due."""
+        self._loop_lag.add(micros)
+
+    # -- BatchObserver, on batch threads --
+
+    def on_batch(self, record: BatchRecord) -> None:
+        """One batch has run, or failed."""
+        with self._lock:
+            self._batches.append(record)
+            if len(self._batches) >= _BATCHES_MAX:
+                self._fold_batches()
+
+    def on_unbatched_run(self, rows: int, execution_micros: float) -> None:
+        """One request has run alone, batching being off: no metric of TF Serving's shows it."""
+        with self._lock:
+            self._count_execution(rows, execution_micros)
+
+    def on_rejected(self, reason: str) -> None:
+        """One request refused or dropped: queue_full, too_large, expired."""
+        with self._lock:
+            _count(self._rejections, reason)
+
+    # -- reading --
+
+    def first_values(self, names: Iterable[str]) -> dict[str, int]:
+        """The first value of each counter or gauge, by its name with slashes; 0 where there is none."""
+        values_by_name: dict[str, int] = {}
+        for line in self.render().splitlines():
+            mangled = line.partition("{")[0]
+            if mangled not in values_by_name and not line.startswith("#"):
+                values_by_name[mangled] = int(float(line.split()[-1]))
+        return {name: values_by_name.get(mangle(name), 0) for name in names}
+
+    def render(self) -> str:
+        """Everything, as Prometheus text."""
+        with self._lock:
+            self._fold_batches()
+            lines = [*self._reference_lines(), *self._own_lines()]
+        return "\n".join(lines) + "\n"
+
+    def _fold_batches(self) -> None:
+        for record in self._batches:
+            size = record.padded_rows
+            self._run_count += 1
+            self._queuing_latency.add_all(record.queue_wait_micros)
+            self._input_batch_size.add_all(record.task_rows, record.input_tensors)
+            self._processed_batch_size.add(size)
+            _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
+            _count(self._close_reasons, record.close_reason)
+            self._count_execution(size, record.execution_micros)
+        self._batches.clear()
+
+    def _count_execution(self, rows: int, micros: float) -> None:
+        self._execution_counts[rows] = self._execution_counts.get(rows, 0) + 1
+        self._execution_micros[rows] = self._execution_micros.get(rows, 0.0) + micros
+
+    def _reference_lines(self) -> list[str]:
+        return [
+            *render_values(
+                _SERVING + "request_count",
+                "counter",
+                _labelled(("model_name", "status"), self._all_request_counts()),
+            ),
+            *render_histograms(
+                _SERVING + "request_latency",
+                _labelled(("model_name", "API", "entrypoint"), _folded(self._request_latencies)),
+            ),
+            *render_histograms(
+                _SERVING + "runtime_latency",
+                _labelled(("model_name", "API", "runtime"), _folded(self._runtime_latencies)),
+            ),
+            *render_histograms(
+                _SERVING + "request_example_counts", _labelled(("model",), self._example_counts)
+            ),
+            *render_values(
+                _SERVING + "request_example_count_total",
+                "counter",
+                _labelled(("model",), {name: one.total for name, one in self._example_counts.items()}),
+            ),
+            *render_histograms(
+                _SESSION + "queuing_latency", _labelled(("thread_pool_name",), {"": self._queuing_latency})
+            ),
+            *render_values(_SESSION + "wrapped_run_count", "counter", {(): self._run_count}),
+            *render_histograms(_SESSION + "input_batch_size", {(): self._input_batch_size}),
+            *render_histograms(_SESSION + "processed_batch_size", {(): self._processed_batch_size}),
+            *render_histograms(
+                _SESSION + "padding_size", _labelled(("execution_batch_size",), self._padding_sizes)
+            ),
+        ]
+
+    def _all_request_counts(self) -> dict[tuple[str, str], int]:
+        counts = dict(self._request_counts)
+        for (name, _, _), histogram in _folded(self._request_latencies).items():
+            counts[name, "OK"] = counts.get((name, "OK"), 0) + sum(histogram.counts)
+        return counts
+
+    def _own_lines(self) -> list[str]:
+        batches, rows = (0, 0) if self.queue_depths is None else self.queue_depths.queue_depths()
+        gauges = {
+            "queue_depth_batches": batches,
+            "queue_depth_rows": rows,
+            "batches_in_flight": self.device.in_flight,
+            "emulated_device": int(self.emulated),
+            "emulated_device_parallel": int(self.emulated_parallel),
+        }
+        totals = {
+            "device_busy_micros_total": self.device.busy_micros(),
+            "process_cpu_micros_total": time.process_time_ns() / 1000,
+        }
+        by_size = ("batch_size",)
+        lines = [
+            *render_values(
+                _OURS + "batch_close_count", "counter", _labelled(("reason",), self._close_reasons)
+            ),
+            *render_values(
+                _OURS + "batch_execution_count", "counter", _labelled(by_size, self._execution_counts)
+            ),
+            *render_values(
+                _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
+            ),
+            *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
+            *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
+        ]
+        for kind, metrics in (("gauge", gauges), ("counter", totals)):
+            for name, value in metrics.items():
+                lines += render_values(_OURS + name, kind, {(): value})
+        return [*lines, *self._gpu_lines()]
+
+    def _gpu_lines(self) -> list[str]:
+        readings = [] if self.gpus is None else self.gpus.readings()
+        busy = {str(one.index): one.busy_micros for one in readings}
+        memory = {str(one.index): one.memory_used_bytes for one in readings}
+        return [
+            *render_values(_OURS + "gpu_busy_micros_total", "counter", _labelled(("gpu",), busy)),
+            *render_values(_OURS + "gpu_memory_used_bytes", "gauge", _labelled(("gpu",), memory)),
+        ]
+
+
+def _count(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float, ...]) -> Histogram:
+    found = histograms.get(key)
+    if found is None:
+        found = histograms[key] = Histogram(bounds)
+    return found
+
+
+def _times(times_by_key: dict[_Key, Times], key: _Key) -> Times:
+    times = times_by_key.get(key)
+    if times is None:
+        times = times_by_key[key] = Times(_LATENCY_BOUNDS)
+    return times
+
+
+def _folded(times_by_key: Mapping[_Key, Times]) -> dict[_Key, Histogram]:
+    """The histograms that have values: a request that failed may have asked for its own."""
+    histograms = {key: times.fold() for key, times in times_by_key.items()}
+    return {key: histogram for key, histogram in histograms.items() if any(histogram.counts)}
+
+
+def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Labels, _Value]:
+    """Metric values keyed by their label pairs; a key that is no tuple stands for a single label."""
+    return {
+        tuple(zip(names, map(str, key if isinstance(key, tuple) else (key,)), strict=True)): value
+        for key, value in values.items()
+    }

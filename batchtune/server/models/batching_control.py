@@ -1,0 +1,142 @@
+"""How do new batching parameters come into force while requests are served?
+
+A new pool of threads and sessions is made for them, the event loop sends every request from one moment on to it,
+and the old pool answers what it still has and ends. No request is dropped, and the new pool is the same as one
+made at the start of the process: a measurement does not depend on how its configuration was applied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
+from batchtune.errors import BatchingParametersError
+from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.batch_record import BatchObserver
+from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind, SessionPool
+from batchtune.server.sessions.request import Deliver
+
+_SWITCHES = ("enable_batching", "batch_scheduler")
+
+
+class BatchingControl:
+    """The batching settings in force, for all servables of the process.
+
+    `on_loop` runs a function on the event loop soon.
+    """
+
+    def __init__(
+        self,
+        settings: BatchingSettings,
+        *,
+        observer: BatchObserver,
+        deliver: Deliver,
+        on_loop: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._observer = observer
+        self._deliver = deliver
+        self._on_loop = on_loop
+        self._lock = threading.Lock()
+        self._servables: list[Servable] = []
+        self._pool = self._new_pool(settings)
+        self._draining: list[threading.Thread] = []  # replaced pools, each closed by a thread of its own
+
+    @property
+    def settings(self) -> BatchingSettings:
+        return self._pool.settings
+
+    def attach(self, servable: Servable) -> None:
+        """Let a servable take requests under the settings in force, and follow them from now on.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT where its own parameters break a rule.
+        """
+        with self._lock:
+            servable.use(self._pool)
+            self._servables.append(servable)
+
+    def detach(self, servable: Servable) -> None:
+        """Forget a servable that is about to be closed; returns when no pool but the one in force has requests of it.
+
+        Blocks: pools that were replaced answer first what they have.
+        """
+        with self._lock:
+            self._servables.remove(servable)
+            draining = tuple(self._draining)
+        for thread in draining:
+            thread.join()
+
+    def in_force(self) -> dict[str, Any]:
+        """What GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, the fields present."""
+        settings = self._pool.settings
+        shown: dict[str, Any] = {"enable_batching": settings.enabled}
+        if settings.enabled:
+            shown |= {"batch_scheduler": settings.scheduler, **to_dict(settings.parameters)}
+        return shown
+
+    def replace(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Put other parameters in force, for every model alike; returns what then is. Blocks for milliseconds.
+
+        `wanted` holds what `in_force` shows; enable_batching absent means true, batch_scheduler absent means the
+        present one, any other field absent means the server's default. Batches under way and requests queued
+        under the old parameters are still answered under them.
+
+        Raises:
+            BatchingParametersError: a name, type or value that TF Serving would refuse; nothing has changed.
+            StatusError: the same, refused by the scheduler.
+        """
+        with self._lock:
+            settings = _settings(wanted, self._pool.settings)
+            pool = self._new_pool(settings)
+            try:
+                opened = [(servable, servable.open_sessions(pool)) for servable in self._servables]
+            except BaseException:
+                pool.close()
+                raise
+            switched = threading.Event()
+
+            def switch() -> None:
+                for servable, sessions in opened:
+                    servable.switch(pool, sessions)
+                switched.set()
+
+            self._on_loop(switch)
+            switched.wait()
+            old, self._pool = self._pool, pool
+            self._draining = [thread for thread in self._draining if thread.is_alive()]
+            self._draining.append(threading.Thread(target=old.close, name="drain_old_sessions", daemon=True))
+            self._draining[-1].start()
+        return self.in_force()
+
+    def queue_depths(self) -> tuple[int, int]:
+        """(batches, rows) waiting now over all queues in use."""
+        return self._pool.queue_depths()
+
+    def close(self) -> None:
+        """Answer everything that is queued, then end all threads."""
+        with self._lock:
+            self._pool.close()
+            for thread in self._draining:
+                thread.join()
+
+    def _new_pool(self, settings: BatchingSettings) -> SessionPool:
+        return SessionPool(settings, observer=self._observer, deliver=self._deliver)
+
+
+def _settings(wanted: Mapping[str, Any], present: BatchingSettings) -> BatchingSettings:
+    enabled = wanted.get("enable_batching", True)
+    if not isinstance(enabled, bool):
+        raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
+    scheduler = wanted.get("batch_scheduler", present.scheduler)
+    if scheduler not in get_args(SchedulerKind):
+        known = ", ".join(get_args(SchedulerKind))
+        raise BatchingParametersError(f"batch_scheduler must be one of {known}; was {scheduler!r}")
+    parameters = from_dict({name: value for name, value in wanted.items() if name not in _SWITCHES})
+    if not enabled and parameters != BatchingParameters():
+        given = ", ".join(name for name in PARAMETER_NAMES if name in wanted)
+        raise BatchingParametersError(f"{given} given without setting enable_batching to true")
+    validate(parameters)
+    return replace(present, enabled=enabled, parameters=parameters, scheduler=scheduler, per_model=False)

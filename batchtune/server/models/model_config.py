@@ -1,0 +1,155 @@
+"""Which models, versions and labels shall be served?
+
+The text `ModelServerConfig` of `--model_config_file` (model_server_config.proto), the message of
+HandleReloadConfigRequest, or the one model of `--model_name` and `--model_base_path`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from batchtune.errors import UsageError
+from batchtune.wire.status import StatusError, invalid_argument
+
+if TYPE_CHECKING:
+    from batchtune.wire.tfserving.messages import ModelServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LatestVersions:
+    """The highest version numbers; TF Serving's default is the one highest."""
+
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AllVersions:
+    """Whatever there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecificVersions:
+    versions: tuple[int, ...]
+
+
+VersionPolicy: TypeAlias = LatestVersions | AllVersions | SpecificVersions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One model: `<base_path>/<number>/` are its versions; labels name versions."""
+
+    name: str
+    base_path: Path
+    policy: VersionPolicy = LatestVersions()
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]:
+    """Which of the present version numbers shall be served, ascending."""
+    match policy:
+        case LatestVersions(count=count):
+            return sorted(present)[-count:]
+        case AllVersions():
+            return sorted(present)
+        case SpecificVersions(versions=versions):
+            return sorted(set(present) & set(versions))
+
+
+def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
+    """Which versions shall be served of those present now, and where they lie; where there are none, why (else "").
+
+    Of directories that name the same version, such as 7 and 007, the last by name counts.
+    """
+    try:
+        names = [one.name for one in model.base_path.iterdir()]
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        return {}, f"Could not find base path {model.base_path} for servable {model.name} with error {reason}"
+    present = {
+        int(name): model.base_path / name
+        for name in sorted(names)
+        if name.isascii() and name.isdigit() and int(name) < 2**63
+    }
+    aspired = aspired_versions(model.policy, list(present))
+    if aspired:
+        return {version: present[version] for version in aspired}, ""
+    if present:
+        return {}, f"None of the versions asked for of servable {model.name} is in {model.base_path}"
+    return {}, (
+        f"No versions of servable {model.name} found under base path {model.base_path}. "
+        "Did you forget to name your leaf directory as a number (eg. '/1/')?"
+    )
+
+
+def read_model_config_file(path: Path) -> tuple[ModelConfig, ...]:
+    """The models of a text ModelServerConfig.
+
+    Raises:
+        UsageError: a file that cannot be read or parsed, or that breaks a rule.
+    """
+    from google.protobuf import text_format
+
+    from batchtune.wire.tfserving.messages import ModelServerConfig
+
+    try:
+        message = text_format.Parse(path.read_text(encoding="utf-8"), ModelServerConfig())
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise UsageError(
+            f"--model_config_file={path}: {error}",
+            hint='expected text such as model_config_list { config { name: "m" base_path: "/models/m" } }',
+        ) from error
+    try:
+        return models_of(message)
+    except StatusError as error:
+        raise UsageError(f"--model_config_file={path}: {error.message}") from error
+
+
+def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
+    """The models of a ModelServerConfig.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT for a custom configuration, a model named twice or without name or path.
+    """
+    if config.WhichOneof("config") == "custom_model_config":
+        raise invalid_argument(
+            "ServerModelConfig type not supported by HandleReloadConfigRequest. "
+            "Only ModelConfigList is currently supported"
+        )
+    models: dict[str, ModelConfig] = {}
+    for one in config.model_config_list.config:
+        if not one.name:
+            raise invalid_argument(
+                f"a model without a name is in the config list: base_path {one.base_path!r}"
+            )
+        if one.name in models:
+            raise invalid_argument(f"Illegal to list model {one.name} multiple times in config list")
+        if not one.base_path:
+            raise invalid_argument(f"Expected model {one.name} to have a base_path; it is empty")
+        if one.model_platform not in {"", "tensorflow", "batchtune"}:
+            raise invalid_argument(
+                f"model {one.name}: unknown model_platform {one.model_platform!r}; expected tensorflow"
+            )
+        models[one.name] = ModelConfig(
+            name=one.name,
+            base_path=Path(one.base_path).absolute(),
+            policy=_policy(one),
+            labels=dict(one.version_labels),
+        )
+    return tuple(models.values())
+
+
+def _policy(config: ModelServerConfig) -> VersionPolicy:
+    policy = config.model_version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return AllVersions()
+        case "specific":
+            if not policy.specific.versions:
+                raise invalid_argument(f"model {config.name}: the specific version policy names no versions")
+            return SpecificVersions(tuple(policy.specific.versions))
+        case _:
+            return LatestVersions(policy.latest.num_versions or 1)

@@ -1,0 +1,316 @@
+"""How do the versions on disk become versions that answer, and go away again?
+
+One keeper thread compares what is configured and present on disk with what is loaded, loads what is missing (in a
+pool of threads) and unloads what is no longer wanted, but keeps an old version until a wanted one is AVAILABLE, as
+TF Serving's availability-preserving policy does. Each version goes START (waits for a load thread), LOADING (also
+between two attempts), AVAILABLE, UNLOADING, END. No exception ends the thread; if something else does, `on_dead` is
+told, for the models would never change again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.server.log import say, warn
+from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
+from batchtune.server.models.servable import Servable
+from batchtune.server.models.version_table import VersionBook, VersionEntry, VersionStatus
+from batchtune.wire.status import StatusError
+
+if TYPE_CHECKING:
+    from batchtune.wire.tfserving.messages import ModelServerConfig
+
+# At the start such a failure is final: the files are wrong, not late.
+_FILE_IS_WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
+_LONGEST_WAIT_S = 3600.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryOptions:
+    """poll_wait_s 0: look for versions once; load_threads: models loaded at once."""
+
+    poll_wait_s: float = 1.0
+    load_threads: int = 1
+    load_retries_max: int = 5
+    load_retry_interval_s: float = 60.0
+    labels_for_unavailable: bool = False
+
+
+class ModelRepository:
+    """All models of the process.
+
+    `open_servable(name, version, directory)` loads and warms a version (on a load thread, raises StatusError);
+    `close_servable` answers what it has queued and frees it.
+    `on_loop` runs a function on the event loop soon; a version is closed only after that, so that a request which
+    found it has been submitted. `on_dead` is called where the keeper thread has ended but nobody closed the repository.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[ModelConfig],
+        *,
+        open_servable: Callable[[str, int, Path], Servable],
+        close_servable: Callable[[Servable], None],
+        on_loop: Callable[[Callable[[], None]], None],
+        on_dead: Callable[[], None],
+        options: RepositoryOptions = RepositoryOptions(),
+    ) -> None:
+        self._open_servable = open_servable
+        self._close_servable = close_servable
+        self._on_loop = on_loop
+        self._on_dead = on_dead
+        self._options = options
+        self._wanted = {model.name: model for model in models}
+        self._book = VersionBook()
+        self.find = self._book.find  # asked for by every request
+        self._complaints: dict[str, str] = {}
+        self._rounds_begun = 0
+        self._rounds_done = 0
+        self._look_again = False
+        self._fault = ""
+        self._closing = False
+        self._ended = False
+        self._reconfiguring = threading.Lock()
+        self._loaders = ThreadPoolExecutor(max_workers=options.load_threads, thread_name_prefix="load")
+        self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
+
+    def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
+        """The states of a model's versions, newest first, or of one version.
+
+        Raises:
+            StatusError: NOT_FOUND where there is none.
+        """
+        return self._book.statuses(name, version=version)
+
+    def names(self) -> tuple[str, ...]:
+        """The configured models, sorted."""
+        return tuple(sorted(self._wanted))
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._keeper.start()
+
+    def wait_until_loaded(self) -> None:
+        """Return when each configured model has an AVAILABLE version, or has none that may still become so.
+
+        A base path that is missing or empty is waited for, as TF Serving does, unless it is looked at only once.
+
+        Raises:
+            StatusError: a model has no version, or none of its versions can be loaded.
+        """
+        with self._book.changed:
+            self._book.changed.wait_for(lambda: self._closing or self._ended or self._is_settled())
+        with self._reconfiguring:
+            self._adopt_labels(list(self._wanted.values()))
+
+    def reload_config(self, config: ModelServerConfig) -> None:
+        """Serve exactly these models; return when each is loaded or has failed. Blocks: not for the event loop.
+
+        Raises:
+            StatusError: an invalid configuration (nothing changes), or models that did not become available.
+        """
+        self.configure(models_of(config))
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """`reload_config` with our own type; of several at once, one after the other."""
+        with self._reconfiguring:
+            with self._book.changed:
+                self._wanted = {model.name: model for model in models}
+            self.look_now()
+            if self._fault:
+                raise StatusError("INTERNAL", f"The models could not be looked for: {self._fault}")
+            self._adopt_labels(models)
+
+    def look_now(self) -> None:
+        """Compare with the disk at once and wait for the loads."""
+        with self._book.changed:
+            begun = self._rounds_begun
+            self._look_again = True
+            self._book.changed.notify_all()
+            # A round that was under way may have begun before the change; the one after it did not.
+            self._book.changed.wait_for(lambda: self._closing or self._ended or self._rounds_done > begun)
+
+    def close(self) -> None:
+        """Stop looking, answer what is queued, unload everything."""
+        with self._book.changed:
+            self._closing = True
+            self._book.changed.notify_all()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+        for name, versions in self._book.entries.items():
+            for entry in versions.values():
+                if entry.servable is not None:
+                    self._end(name, entry, entry.servable)
+
+    def _adopt_labels(self, models: Sequence[ModelConfig]) -> None:
+        failures = self._book.failures([model.name for model in models], self._complaints)
+        if failures:
+            listed = "; ".join(failures)
+            raise StatusError("UNKNOWN", f"{len(failures)} servable(s) did not become available: {listed}")
+        if not self._options.labels_for_unavailable:
+            for model in models:
+                self._book.check_labels(model)
+        self._book.labels = {model.name: model.labels for model in models}
+
+    # The keeper's thread.
+
+    def _keep(self) -> None:
+        try:
+            while not self._closing:
+                self._go_round()
+        except BaseException:  # SystemExit, say: no Exception gets here
+            _logger.exception("the thread that watches the models has ended")
+        finally:
+            with self._book.changed:
+                self._ended = True
+                self._book.changed.notify_all()
+            if not self._closing:
+                self._on_dead()
+
+    def _go_round(self) -> None:
+        with self._book.changed:
+            self._look_again = False
+            self._rounds_begun += 1
+            wanted = dict(self._wanted)
+        fault = ""
+        try:
+            self._look(wanted)
+        except Exception as error:  # the next round may go well
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._fault:
+                _logger.exception("the models could not be compared with what is on disk")
+        with self._book.changed:
+            self._fault = fault
+            self._rounds_done = self._rounds_begun
+            self._book.changed.notify_all()
+            self._book.changed.wait_for(lambda: self._look_again or self._closing, timeout=self._pause_s())
+
+    def _pause_s(self) -> float:
+        due = [
+            entry.retry_at_s - time.monotonic() for entry in self._entries() if entry.retry_at_s is not None
+        ]
+        return max(0.0, min([self._options.poll_wait_s or _LONGEST_WAIT_S, *due]))
+
+    def _is_settled(self) -> bool:
+        return self._rounds_done > 0 and not any(self._may_come(name) for name in self._wanted)
+
+    def _may_come(self, name: str) -> bool:
+        """Whether a model without a version that answers may still get one without anybody's doing."""
+        if self._book.available(name):
+            return False
+        statuses = [entry.status for entry in self._book.entries.get(name, {}).values()]
+        if any(status.state in {"START", "LOADING"} for status in statuses):
+            return True
+        return self._options.poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
+
+    def _entries(self) -> list[VersionEntry]:
+        return [entry for versions in self._book.entries.values() for entry in versions.values()]
+
+    def _look(self, wanted: Mapping[str, ModelConfig]) -> None:
+        aspired = {}
+        for name, model in wanted.items():
+            aspired[name], complaint = aspired_versions_on_disk(model)
+            self._note_complaint(name, complaint)
+        to_load = [
+            (name, version, directory)
+            for name, directories in aspired.items()
+            for version, directory in directories.items()
+            if self._must_load(name, version)
+        ]
+        self._book.announce((name, version) for name, version, _ in to_load)
+        for _ in self._loaders.map(lambda one: self._load(*one), to_load):
+            pass
+        for name in list(self._book.entries):
+            self._tidy(name, list(aspired.get(name, ())), removed=name not in wanted)
+
+    def _note_complaint(self, name: str, complaint: str) -> None:
+        if complaint and complaint != self._complaints.get(name):
+            warn(complaint if self._rounds_done or not self._options.poll_wait_s else f"{complaint}; waiting")
+        self._complaints[name] = complaint
+
+    def _must_load(self, name: str, version: int) -> bool:
+        entry = self._book.entries.get(name, {}).get(version)
+        if entry is None or entry.status.state == "START":
+            return True
+        if entry.status.state == "END":
+            return entry.status.error_code == "OK"  # unloaded before, and wanted again
+        return entry.retry_at_s is not None and entry.retry_at_s <= time.monotonic()
+
+    def _load(self, name: str, version: int, directory: Path) -> None:
+        entry = self._book.entries[name][version]
+        with self._book.changed:
+            entry.status = replace(entry.status, state="LOADING")
+            entry.retry_at_s = None
+            entry.attempts += 1
+        try:
+            servable = self._open_servable(name, version, directory)
+        except StatusError as error:
+            self._note_failure(name, entry, error.code, error.message)
+            return
+        except (Exception, SystemExit) as error:  # what a framework says of a file is its own affair
+            _logger.exception("model %s version %d failed to load", name, version)
+            self._note_failure(name, entry, "INTERNAL", f"{type(error).__name__}: {error}")
+            return
+        entry.attempts = 0
+        self._book.publish(entry, servable=servable, status=VersionStatus(version=version, state="AVAILABLE"))
+        say(f"model {name} version {version} is available: {servable.summary()}")
+
+    def _note_failure(self, name: str, entry: VersionEntry, code: str, message: str) -> None:
+        hopeless = not self._rounds_done and code in _FILE_IS_WRONG
+        final = hopeless or entry.attempts > self._options.load_retries_max
+        with self._book.changed:
+            if not final:
+                entry.retry_at_s = time.monotonic() + self._options.load_retry_interval_s
+            entry.status = replace(
+                entry.status,
+                state="END" if final else "LOADING",
+                error_code=code,
+                error_message=message,
+            )
+            self._book.changed.notify_all()
+        again = "" if final else f"; trying again in {self._options.load_retry_interval_s:g} s"
+        warn(f"model {name} version {entry.status.version} failed to load: {code}: {message}{again}")
+
+    def _tidy(self, name: str, aspired: Sequence[int], *, removed: bool) -> None:
+        """Unload what is no longer wanted, once a wanted version answers; forget failures that left the disk."""
+        entries = self._book.entries[name]
+        loaded = {version for version, entry in entries.items() if entry.servable is not None}
+        replaceable = removed or bool(loaded.intersection(aspired))
+        for version in sorted(set(entries).difference(aspired)):
+            entry = entries[version]
+            if entry.servable is not None and replaceable:
+                self._unload(name, entry, entry.servable)
+            elif entry.status.error_code != "OK":
+                with self._book.changed:
+                    del entries[version]
+
+    def _unload(self, name: str, entry: VersionEntry, servable: Servable) -> None:
+        version = entry.status.version
+        self._book.publish(entry, servable=None, status=VersionStatus(version=version, state="UNLOADING"))
+        submitted = threading.Event()
+        # Front ends submit one loop turn after they found the version, so the barrier is two turns long.
+        self._on_loop(lambda: self._on_loop(submitted.set))
+        submitted.wait()
+        if self._end(name, entry, servable):
+            say(f"model {name} version {version} is unloaded")
+
+    def _end(self, name: str, entry: VersionEntry, servable: Servable) -> bool:
+        """Close a version that no request finds any more; False where that fails."""
+        ended = VersionStatus(version=entry.status.version, state="END")
+        try:
+            self._close_servable(servable)
+        except Exception as error:  # the other versions are closed, and looked for, all the same
+            _logger.exception("model %s version %d could not be closed", name, ended.version)
+            ended = replace(ended, error_code="INTERNAL", error_message=f"{type(error).__name__}: {error}")
+        self._book.publish(entry, servable=None, status=ended)
+        return ended.error_code == "OK"

@@ -1,0 +1,226 @@
+"""How does one loaded version of a model take requests?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import BatchingParameters
+from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
+from batchtune.server.metrics.counters import DeviceActivity, Metrics
+from batchtune.server.models.concurrency_limit import ConcurrencyLimit
+from batchtune.server.models.warmup import expected_sizes
+from batchtune.server.sessions.input_shapes import shown
+from batchtune.server.sessions.pool import Done, Session, SessionPool, in_words
+from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.status import FAULT, StatusError
+from batchtune.wire.tfserving.messages import SignatureDefMap
+from batchtune.wire.tfserving.tensors import signature_to_def
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredLimit:
+    """A limit on the requests in work, for all servables, and the way in which a late refusal is delivered."""
+
+    limit: ConcurrencyLimit
+    deliver: Deliver
+
+
+class Servable:
+    """One version: a session per signature, on the session pool that is in force.
+
+    Signatures that share a run (two names of the same tensors) share a session, and so a batching queue.
+    `own_parameters` are those of the version's batching_params.pbtxt.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: int,
+        model: LoadedModel,
+        metrics: Metrics,
+        own_parameters: BatchingParameters | None = None,
+        limit: DeliveredLimit | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self._model: LoadedModel | None = model
+        self.signatures: Mapping[str, Signature] = model.signatures
+        self.metadata = model.metadata or _metadata(model.signatures)
+        self.own_parameters = own_parameters
+        self._metrics = metrics
+        self._limit = limit
+        self._pool: SessionPool | None = None
+        self._sessions: Mapping[str, Session] = {}
+
+    def submit(
+        self,
+        signature_name: str,
+        inputs: dict[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
+    ) -> Queued | None:
+        """Run a request; on the event loop. `done(outputs, None)` or `done(None, error)` follows there.
+
+        `output_names` None: all; `deadline_ns` on CLOCK_MONOTONIC. Gives what stands for the request in a batching
+        queue, None where there is no queue or a limit of requests in work stands before it.
+
+        Raises:
+            StatusError: refused at once: no such signature, wrong tensors, too large, queue full, closed.
+        """
+        session = self._sessions.get(signature_name)
+        if session is None:
+            raise self._no_session(signature_name)
+        if self._limit is None:
+            return session.submit(inputs, output_names, deadline_ns, done)
+        limit, deliver = self._limit.limit, self._limit.deliver
+
+        left = False
+
+        def finish(outputs: dict[str, NDArray[Any]] | None, error: StatusError | None) -> None:
+            nonlocal left
+            try:
+                done(outputs, error)
+            finally:
+                if not left:  # it is called again where `done` fails
+                    left = True
+                    limit.leave()
+
+        def start() -> None:
+            session = self._sessions.get(
+                signature_name
+            )  # while the request waited, the version may have closed
+            try:
+                if session is None:
+                    raise self._no_session(signature_name)
+                session.submit(inputs, output_names, deadline_ns, finish)
+            except StatusError as error:
+                deliver([(finish, None, error)])
+            except Exception:  # the place in the limit must be free again
+                _logger.exception("a request for signature %s could not be submitted", signature_name)
+                deliver([(finish, None, StatusError("INTERNAL", FAULT))])
+
+        limit.enter_or_wait(start)
+        return None
+
+    def use(self, pool: SessionPool) -> None:
+        """Send requests from now on to sessions of `pool`; the sessions used so far stay open.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT for parameters that break a rule; then nothing has changed.
+        """
+        self.switch(pool, self.open_sessions(pool))
+
+    def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
+        """Sessions of `pool` for every signature, not yet used; the model is made ready for their batches."""
+        model = self._model
+        if model is None:
+            return {}
+        parameters = pool.settings.parameters_for(self.own_parameters)
+        batched = parameters is not None
+        by_run: dict[int, Session] = {}
+        sessions: dict[str, Session] = {}
+        try:
+            for name, run in model.runs.items():
+                if id(run) not in by_run:
+                    metered = self._metered(model, run, name, batched=batched)
+                    by_run[id(run)] = pool.open(self.signatures[name], metered, own=self.own_parameters)
+                sessions[name] = by_run[id(run)]
+            model.prepare(expected_sizes(parameters), pool.settings.num_batch_threads if batched else None)
+        except Exception:
+            _forget(pool, sessions)
+            raise
+        return sessions
+
+    def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
+        """Use what `open_sessions` opened; on the event loop."""
+        self._pool, self._sessions = pool, sessions
+
+    def close(self) -> None:
+        """Refuse new requests, answer those that are queued, free the model.
+
+        Blocks; no submit may be under way, and only the pool in force may have requests of this version
+        (BatchingControl.detach).
+        """
+        sessions, self._sessions = self._sessions, {}
+        if self._pool is not None:
+            _forget(self._pool, sessions)
+        model, self._model = self._model, None
+        if model is not None:
+            model.close()
+
+    def summary(self) -> str:
+        """What it takes and gives, and how it is batched, in a line; of several signatures the default or the first."""
+        names = sorted(self.signatures, key=lambda name: (name != DEFAULT_SIGNATURE, name))
+        if self._pool is None or not names:
+            return "closed"
+        signature = self.signatures[names[0]]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        batching = in_words(self._pool.settings, self.own_parameters)
+        return f"{names[0]}({_listed(signature.inputs)}) -> ({_listed(signature.outputs)}){more}; {batching}"
+
+    def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
+        device, metrics = self._metrics.device, self._metrics
+        if batched:
+            return _BatchRun(run, device, model.empty)
+        first_input = self.signatures[signature_name].inputs[0].name
+
+        def run_request(inputs: Tensors) -> Tensors:
+            started_ns = time.monotonic_ns()
+            with device:
+                outputs = run(inputs)
+            array = inputs[first_input]
+            micros = (time.monotonic_ns() - started_ns) / 1000
+            metrics.on_unbatched_run(array.shape[0] if array.ndim else 1, micros)
+            return outputs
+
+        return run_request
+
+    def _no_session(self, signature_name: str) -> StatusError:
+        if signature_name in self.signatures:  # closed after it was found
+            request = f"Specific({self.name}, {self.version})"
+            return StatusError("NOT_FOUND", f"Servable not found for request: {request}")
+        return StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
+
+
+def _forget(pool: SessionPool, sessions: Mapping[str, Session]) -> None:
+    """Close each session once, whatever the number of its names."""
+    for session in {id(session): session for session in sessions.values()}.values():
+        pool.forget(session)
+
+
+def _listed(specs: Iterable[TensorSpec]) -> str:
+    return ", ".join(
+        f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
+        for spec in specs
+    )
+
+
+class _BatchRun:
+    """A model's run while the device counts as busy."""
+
+    __slots__ = ("_device", "_run", "empty")
+
+    def __init__(self, run: Runner, device: DeviceActivity, empty: Empty) -> None:
+        self._run = run
+        self._device = device
+        self.empty = empty
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        with self._device:
+            return self._run(inputs)
+
+
+def _metadata(signatures: Mapping[str, Signature]) -> bytes:
+    definitions = {name: signature_to_def(one) for name, one in signatures.items()}
+    return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())

@@ -1,0 +1,159 @@
+"""Which runs does a model make before it is AVAILABLE, so that no request pays for first times?
+
+The requests recorded in `assets.extra/tf_serving_warmup_requests` (a TFRecord of PredictionLog, at most 1,000, as
+TF Serving reads it), and for each predict signature a batch of zeros of every size that batches will have.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import BatchingParameters
+from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
+from batchtune.server.backends.zeros import zeros
+from batchtune.server.log import note
+from batchtune.server.sessions.input_shapes import InputShape
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
+from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.tensors import tensor_from_proto
+
+WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+_RECORDS_MAX = 1000
+_SMALL_SIZES_MAX = 16
+_UNBATCHED_SIZES = (1, 2, 4, 8)
+
+
+def warm_up(
+    model: LoadedModel, version_directory: Path, parameters: BatchingParameters | None, *, iterations: int = 1
+) -> None:
+    """Run the recorded requests and the synthetic batches, each `iterations` times.
+
+    `parameters` None: not batched. A synthetic batch that the model does not take (zeros need not mean anything
+    to it) is noted on stderr and passed over.
+
+    Raises:
+        StatusError: a recorded request that cannot be read or fails, as in TF Serving.
+    """
+    path = version_directory / WARMUP_FILE
+    for number, signature_name, inputs in _recorded(path):
+        if signature_name not in model.runs:
+            raise _corrupt(path, f"record {number} names the unknown signature {signature_name!r}")
+        fault = _fault(model.signatures[signature_name], inputs)
+        if fault:
+            raise _corrupt(path, f"record {number}: {fault}")
+        for _ in range(iterations):
+            model.runs[signature_name](inputs)
+    sizes = _batch_sizes(parameters)
+    for name, signature in model.signatures.items():
+        if signature.method_name in {PREDICT_METHOD, ""}:
+            _run_zeros(model, name, signature, sizes, iterations)
+
+
+def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
+    """The row counts worth recording a graph for, ascending; `parameters` None: not batched.
+
+    The allowed sizes are the only ones that occur. Without them any may: the small ones, and the largest, which is
+    most frequent under load.
+    """
+    if parameters is None:
+        return _UNBATCHED_SIZES
+    if parameters.allowed_batch_sizes:
+        return parameters.allowed_batch_sizes
+    largest = parameters.max_batch_size or _SMALL_SIZES_MAX
+    if parameters.enable_large_batch_splitting and parameters.max_execution_batch_size:
+        largest = parameters.max_execution_batch_size
+    return tuple(sorted({*range(1, min(largest, _SMALL_SIZES_MAX) + 1), largest}))
+
+
+def _batch_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
+    return (1,) if parameters is None else parameters.allowed_batch_sizes or (1,)
+
+
+def _run_zeros(
+    model: LoadedModel, name: str, signature: Signature, sizes: Sequence[int], iterations: int
+) -> None:
+    for size in sizes:
+        inputs = {spec.name: zeros(spec, size) for spec in signature.inputs}
+        try:
+            for _ in range(iterations):
+                model.runs[name](inputs)
+        except StatusError as error:
+            first_line = error.message.partition("\n")[0]
+            note(f"warm-up of signature {name} with {size} rows of zeros: {first_line}")
+            return
+
+
+def _recorded(path: Path) -> Iterator[tuple[int, str, dict[str, NDArray[Any]]]]:
+    """Number, signature and inputs of each request that was recorded."""
+    if not path.is_file():
+        return
+    from batchtune.wire.tfserving.messages import PredictionLog
+
+    for number, record in enumerate(_records(path)):
+        try:
+            request = _request_of(PredictionLog.FromString(record))
+        except (DecodeError, ValueError) as error:
+            raise _corrupt(path, f"record {number}: {error}") from error
+        if request is not None:
+            yield number, *request
+
+
+def _request_of(log: Any) -> tuple[str, dict[str, NDArray[Any]]] | None:
+    kind = log.WhichOneof("log_type")
+    if kind == "predict_log":
+        request = log.predict_log.request
+        inputs = {name: tensor_from_proto(tensor) for name, tensor in request.inputs.items()}
+        return request.model_spec.signature_name or DEFAULT_SIGNATURE, inputs
+    if kind in {"classify_log", "regress_log"}:
+        request = getattr(log, kind).request
+        return request.model_spec.signature_name or DEFAULT_SIGNATURE, _examples(request.input)
+    return None
+
+
+def _fault(signature: Signature, inputs: Tensors) -> str:
+    """Why a signature cannot take these inputs, "" if it can; a framework may not survive them."""
+    for spec in signature.inputs:
+        if spec.name not in inputs:
+            return f"has no input {spec.name!r}"
+        try:
+            InputShape(signature.name, spec).check(inputs[spec.name].shape)
+        except StatusError as error:
+            return error.message
+    return ""
+
+
+def _examples(message: Any) -> dict[str, NDArray[Any]]:
+    if message.WhichOneof("kind") == "example_list":
+        rows = [one.SerializeToString() for one in message.example_list.examples]
+    else:
+        context = message.example_list_with_context.context.SerializeToString()
+        rows = [context + one.SerializeToString() for one in message.example_list_with_context.examples]
+    return {"inputs": np.array(rows, dtype=object)}
+
+
+def _records(path: Path) -> Iterable[bytes]:
+    """The records of a TFRecord file: length (8 bytes), its checksum (4), the data, its checksum (4)."""
+    content = path.read_bytes()
+    at = 0
+    for _ in range(_RECORDS_MAX):
+        if at == len(content):
+            return
+        if at + 12 > len(content):
+            raise _corrupt(path, "a truncated record")
+        (length,) = struct.unpack_from("<Q", content, at)
+        at += 12
+        if at + length + 4 > len(content):
+            raise _corrupt(path, "a truncated record")
+        yield content[at : at + length]
+        at += length + 4
+
+
+def _corrupt(path: Path, what: str) -> StatusError:
+    return StatusError("DATA_LOSS", f"{path}: {what}")

@@ -1,0 +1,204 @@
+"""How do the parts become one server process, and how does it end?
+
+The ports are bound first, so that a port in use is known before a model is loaded and the status of a model can be
+asked while it loads; then the models are loaded; then the ready line is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchtune.errors import UsageError
+from batchtune.server import startup
+from batchtune.server.backends.model import nothing_to_prepare
+from batchtune.server.backends.registry import load_model
+from batchtune.server.flags import ServerFlags
+from batchtune.server.listening import FrontEnds, listen
+from batchtune.server.log import flush, note, say, say_error, warn
+from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics.gpu import GpuSampler
+from batchtune.server.metrics.loop_lag import LoopLagSampler
+from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.model_config import read_model_config_file
+from batchtune.server.models.repository import ModelRepository
+from batchtune.server.models.servable import DeliveredLimit, Servable
+from batchtune.server.models.warmup import warm_up
+from batchtune.server.sessions.delivery import LoopPort
+from batchtune.wire.status import StatusError
+
+_DRAIN_LIMIT_S = 30.0
+# Requests make short-lived objects by the thousand; the young generation may grow before it is looked through.
+_GC_THRESHOLDS = (50_000, 20, 100)
+
+_logger = logging.getLogger(__name__)
+
+
+class ModelServer:
+    """One server process, from its flags to its end.
+
+    Raises UsageError where the flags or the files that they name are wrong.
+    """
+
+    def __init__(self, flags: ServerFlags) -> None:
+        self._flags = flags
+        self._settings = startup.batching_settings(flags)
+        self._limit = startup.concurrency_limit(flags, self._settings)
+        self._models = startup.configured_models(flags)
+        self._backend_options = startup.backend_options(flags)
+        self._monitoring_path = startup.monitoring_path(flags)
+        self._max_concurrent_streams = startup.max_concurrent_streams(flags)
+        self._gpus = GpuSampler(flags.device)
+        self._metrics = Metrics()
+        self._metrics.gpus = self._gpus
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; the exit code."""
+        _allow_many_connections()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        self._port = LoopPort(loop)
+        self._control = BatchingControl(
+            self._settings, observer=self._metrics, deliver=self._port.deliver, on_loop=self._port.run_soon
+        )
+        self._metrics.queue_depths = self._control
+        self._repository = ModelRepository(
+            self._models,
+            open_servable=self._open_servable,
+            close_servable=self._close_servable,
+            on_loop=self._port.run_soon,
+            on_dead=_models_unwatched,
+            options=startup.repository_options(self._flags),
+        )
+        try:
+            front_ends = await listen(
+                self._flags,
+                self._repository,
+                self._metrics,
+                self._control,
+                monitoring_path=self._monitoring_path,
+                max_concurrent_streams=self._max_concurrent_streams,
+            )
+        except OSError as error:
+            say_error(str(error), hint="choose other ports with --port and --rest_api_port")
+            return 1
+        self._gpus.start()
+        self._repository.start()
+        loaded: asyncio.Future[Any] = loop.run_in_executor(None, self._repository.wait_until_loaded)
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([loaded, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not loaded.done():
+            _exit_now(0)  # nothing has been promised yet, and a load cannot be interrupted
+        try:
+            loaded.result()
+        except StatusError as error:
+            say_error(error.message)
+            _exit_now(1)
+        await self._serve(front_ends, stopped)
+        return 0
+
+    async def _serve(self, front_ends: FrontEnds, stopped: asyncio.Future[Any]) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        lag = LoopLagSampler(self._port.run_soon, self._metrics.event_loop_lag)
+        lag.start()
+        watch = asyncio.ensure_future(self._watch_model_config())
+        say(f"{front_ends.addresses()}, ready")
+        await stopped
+        say(
+            f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
+        )
+        watch.cancel()
+        lag.close()
+        await front_ends.drain(_DRAIN_LIMIT_S)
+        # A thread of its own: whoever waits for models may hold all those of the loop.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="close") as closer:
+            await asyncio.get_running_loop().run_in_executor(closer, self._close)
+
+    def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
+        own = startup.own_batching_parameters(directory) if self._settings.per_model else None
+        model = load_model(directory, self._backend_options)
+        if not self._flags.enable_model_warmup:
+            model = replace(model, prepare=nothing_to_prepare)
+        if model.emulated:
+            self._metrics.emulated = True
+            self._metrics.emulated_parallel = model.parallel
+            note(f"model {name} version {version} is an emulated device, not a model")
+        try:
+            if self._flags.enable_model_warmup:
+                parameters = self._control.settings.parameters_for(own)
+                iterations = self._flags.num_request_iterations_for_warmup or 1
+                warm_up(model, directory, parameters, iterations=iterations)
+            limit = DeliveredLimit(limit=self._limit, deliver=self._port.deliver) if self._limit else None
+            servable = Servable(
+                name=name,
+                version=version,
+                model=model,
+                metrics=self._metrics,
+                own_parameters=own,
+                limit=limit,
+            )
+            self._control.attach(servable)
+        except Exception:
+            model.close()
+            raise
+        return servable
+
+    def _close_servable(self, servable: Servable) -> None:
+        self._control.detach(servable)
+        servable.close()
+        gc.collect()  # a framework's own cycles hold weights; what was there at the start is frozen, so this is quick
+
+    async def _watch_model_config(self) -> None:
+        interval_s = self._flags.model_config_file_poll_wait_seconds
+        path = Path(self._flags.model_config_file)
+        if not interval_s or not self._flags.model_config_file:
+            return
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                models = await loop.run_in_executor(None, read_model_config_file, path)
+                await loop.run_in_executor(None, self._repository.configure, models)
+            except (UsageError, StatusError) as error:
+                warn(error.message)
+            except Exception:  # the file is looked at again
+                _logger.exception("%s could not be followed", path)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            _exit_now(128 + number)
+        self._stop.set()
+
+    def _close(self) -> None:
+        self._repository.close()
+        self._control.close()
+        self._gpus.close()
+
+
+def _models_unwatched() -> None:
+    """The models would never change again; whoever runs the process can start it anew."""
+    say_error("the thread that watches the models has ended", hint="start the server again")
+    _exit_now(1)
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, often 1,024, to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _exit_now(code: int) -> None:
+    flush()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""How is TensorFlow Serving's REST API answered? HTTP in, HTTP out."""

@@ -1,0 +1,215 @@
+"""Who answers an HTTP request: the calls on models, the metrics, or the tuning API?
+
+Errors are `{ "error": "<text>" }` with TensorFlow Serving's HTTP codes; paths outside /v1/ are 404, as is the
+monitoring path unless it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+from batchtune.server.calls.contract import Models
+from batchtune.server.calls.request_counts import RequestMetrics
+from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.rest.calls import RestCalls
+from batchtune.server.rest.cors import CORS_HEADERS, check_preflight
+from batchtune.server.rest.gzip_bodies import BodyTooLargeError, deflate, inflate
+from batchtune.server.rest.json.answers import error_answer
+from batchtune.server.rest.message import Head, KnownHeads, Request
+from batchtune.server.rest.routes import TUNING_PATH, Route, find_route, is_api_path
+from batchtune.server.rest.tuning_api import check_client, in_force, tune
+from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
+
+_JSON_TYPE = b"content-type: application/json\r\n"
+_TEXT_TYPE = b"content-type: text/plain\r\n"
+_GZIPPED = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
+_PATH_BYTES_MAX = 256  # of those whose route is remembered
+_DEFLATED_BYTES_MIN = 1_024  # a smaller answer fits in one packet as it is
+_DEFLATED_ON_LOOP_MAX = 1 << 16  # 2 ms of the event loop
+_INFLATED_ON_LOOP_MAX = 1 << 10  # gzip makes at most a thousand times as much of it: 1 MB, 2 ms
+_INFLATING_BYTES_MAX = 1 << 26  # of gzip that waits for a thread; a lone body may be larger
+
+_logger = logging.getLogger(__name__)
+Respond = Callable[..., None]
+
+
+class RenderedMetrics(RequestMetrics, Protocol):
+    """Counters that can be read."""
+
+    def render(self) -> str:
+        """Everything, as Prometheus text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOptions:
+    """`timeout_ms` is --rest_api_timeout_in_ms (0: none); `monitoring_path` None: no metrics; `tuning` None: no
+    tuning API; `gzip_answers`: to clients that accept it. A body may have `body_bytes_max` bytes, one that comes as
+    gzip also `inflated_bytes_max` (TensorFlow Serving's, gzip_zlib.h) once it is inflated."""
+
+    timeout_ms: int = 30_000
+    cors: bool = False
+    monitoring_path: str | None = None
+    tuning: BatchingControl | None = None
+    check_methods: bool = False
+    gzip_answers: bool = False
+    body_bytes_max: int = 64 << 20
+    inflated_bytes_max: int = 100 << 20
+
+
+class RestApi:
+    """Answers requests; everything is called on the event loop."""
+
+    def __init__(self, models: Models, metrics: RenderedMetrics, options: RestOptions) -> None:
+        self.options = options
+        self.calls = RestCalls(
+            models,
+            metrics,
+            timeout_s=options.timeout_ms / 1000,
+            check_methods=options.check_methods,
+        )
+        self.known_heads = KnownHeads(but_with={b"accept-encoding"} if options.gzip_answers else set())
+        self.start_model_call = self.calls.start
+        self.body_bytes_max = options.body_bytes_max
+        cors = CORS_HEADERS if options.cors else ()
+        self.header_lines = _JSON_TYPE + b"".join(b"%b: %b\r\n" % field for field in cors)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._inflating_bytes = 0
+        self._metrics = metrics
+        self._monitoring_path = (options.monitoring_path or "").encode()
+
+    def close(self) -> None:
+        """Let go of what serves large bodies."""
+        self.calls.close()
+
+    def find_model_call(self, method: str, target: bytes) -> Route | None:
+        """The model call that a request names, if any."""
+        if method != "POST":
+            return None
+        try:
+            return _find_call(target) if len(target) <= _PATH_BYTES_MAX else find_route(method, target)
+        except StatusError:
+            return None
+
+    def start(self, request: Request, peer: str, respond: Respond) -> None:
+        """Start any request; `respond(status, answer, *header_lines)` is called once."""
+        head = request.head
+        if self.options.gzip_answers and head.takes_gzip:
+            respond = partial(self._respond_in_gzip, respond)
+        try:
+            if head.route is not None or self._is_tuning(head, "PUT"):
+                self._start_with_body(request, peer, respond)
+            else:
+                respond(*self._answer(head, peer))
+        except (StatusError, BodyTooLargeError) as error:
+            respond(*_failure(error))
+        except Exception:
+            _logger.exception("%s %s failed", head.method, head.target[:_PATH_BYTES_MAX])
+            respond(500, error_answer(FAULT))
+
+    def _start_with_body(self, request: Request, peer: str, respond: Respond) -> None:
+        head, body = request.head, request.body()
+        if not head.is_gzipped:
+            self._start_call(head, body, peer, respond)
+        elif len(body) <= _INFLATED_ON_LOOP_MAX:
+            self._start_call(head, inflate(body, self._inflated_bytes_max), peer, respond)
+        else:
+            self._spawn(self._inflate_and_start(head, body, peer, respond), respond)
+
+    async def _inflate_and_start(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        if self._inflating_bytes and self._inflating_bytes + len(body) > _INFLATING_BYTES_MAX:
+            raise StatusError("RESOURCE_EXHAUSTED", "Too many gzipped bodies wait to be inflated")
+        self._inflating_bytes += len(body)
+        try:
+            plain = await asyncio.to_thread(inflate, body, self._inflated_bytes_max)
+        finally:
+            self._inflating_bytes -= len(body)
+        self._start_call(head, plain, peer, respond)
+
+    def _start_call(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        tuning = self.options.tuning
+        if head.route is not None:
+            self.calls.start(head.route, body, respond)
+        elif tuning is not None:
+            check_client(peer, head.fields.get(b"host"))
+            self._spawn(self._tune(tuning, body, respond), respond)
+
+    async def _tune(self, control: BatchingControl, body: bytes, respond: Respond) -> None:
+        respond(200, await tune(control, body))
+
+    def _answer(self, head: Head, peer: str) -> tuple[Any, ...]:
+        """Status, body and header lines of what is answered at once."""
+        path, _, query = head.target.partition(b"?")
+        if path == self._monitoring_path and head.method in {"GET", "HEAD"}:
+            if not query:
+                return 200, self._metrics.render().encode(), _TEXT_TYPE
+            return 400, b"Unexpected path: %b?%b. Should be %b" % (path, query, path), _TEXT_TYPE
+        if not is_api_path(path):
+            return 404, error_answer(f"Not found: {path.decode('utf-8', 'replace')}")
+        if head.method == "OPTIONS":
+            check_preflight(head.fields.items())
+            return 200, b""
+        tuning = self.options.tuning
+        if tuning is not None and self._is_tuning(head, "GET"):
+            check_client(peer, head.fields.get(b"host"))
+            return 200, in_force(tuning)
+        route = find_route(head.method, head.target)
+        answer = self.calls.status if route.action == "status" else self.calls.metadata
+        return 200, self.calls.counted(route, answer)
+
+    def _is_tuning(self, head: Head, method: str) -> bool:
+        return head.target == TUNING_PATH and head.method == method and self.options.tuning is not None
+
+    def _spawn(self, work: Coroutine[Any, Any, None], respond: Respond) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(partial(self._finish, respond))
+
+    def _finish(self, respond: Respond, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            respond(*_failure(error))
+
+    def _respond_in_gzip(self, respond: Respond, status: int, answer: bytes, *header_lines: bytes) -> None:
+        lines = header_lines or (self.header_lines,)
+        if len(answer) < _DEFLATED_BYTES_MIN:
+            respond(status, answer, *lines)
+        elif len(answer) <= _DEFLATED_ON_LOOP_MAX:
+            respond(status, deflate(answer), *lines, _GZIPPED)
+        else:
+            self._spawn(_deflate_and_respond(respond, status, answer, (*lines, _GZIPPED)), respond)
+
+    @property
+    def _inflated_bytes_max(self) -> int:
+        return min(self.options.body_bytes_max, self.options.inflated_bytes_max)
+
+
+def make_app(repository: Models, metrics: RenderedMetrics, *, options: RestOptions | None = None) -> RestApi:
+    """Make the REST API."""
+    return RestApi(repository, metrics, options or RestOptions())
+
+
+@lru_cache(maxsize=1024)
+def _find_call(target: bytes) -> Route:
+    return find_route("POST", target)
+
+
+async def _deflate_and_respond(
+    respond: Respond, status: int, answer: bytes, lines: tuple[bytes, ...]
+) -> None:
+    respond(status, await asyncio.to_thread(deflate, answer), *lines)
+
+
+def _failure(error: BaseException) -> tuple[int, bytes]:
+    """What a client hears of an exception."""
+    if isinstance(error, StatusError):
+        return HTTP_CODES[error.code], error_answer(error.message)
+    if isinstance(error, BodyTooLargeError):
+        return 413, error_answer(str(error))
+    _logger.error("a request failed", exc_info=error)
+    return 500, error_answer(FAULT)

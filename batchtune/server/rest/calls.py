@@ -1,0 +1,335 @@
+"""What does each call of the REST API answer? Routing and HTTP are `app`'s and `connection`'s.
+
+Model calls are started on the event loop and answered through a callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchtune.server.calls.classification import (
+    classification_outputs,
+    classification_result,
+    example_inputs,
+    regression_outputs,
+    regression_result,
+)
+from batchtune.server.calls.contract import Models, Outputs, Servable, find_servable
+from batchtune.server.calls.pending_call import (
+    PREDICT_METHODS,
+    PendingCall,
+    PendingCalls,
+    check_predict_method,
+)
+from batchtune.server.calls.request_counts import CallKind, ModelTimes, RequestMetrics
+from batchtune.server.rest.json.answers import error_answer, predict_answer
+from batchtune.server.rest.json.example_request import (
+    classification_answer,
+    parse_examples,
+    regression_answer,
+)
+from batchtune.server.rest.json.floats import FloatRows, takes_float_rows
+from batchtune.server.rest.json.parsing_process import (
+    EXAMPLES_ON_LOOP_BYTES_MAX,
+    PREDICT_ON_LOOP_BYTES_MAX,
+    LargeBodies,
+    Refusal,
+    find_signature,
+)
+from batchtune.server.rest.json.predict_request import parse_request_object, read_inputs, signature_name
+from batchtune.server.rest.routes import Route
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
+from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
+from batchtune.wire.tfserving.messages import SignatureDefMap
+
+_logger = logging.getLogger(__name__)
+
+Respond = Callable[[int, bytes], None]
+"""Takes the HTTP status and the JSON body; called exactly once."""
+
+_PREDICT = CallKind(api="predict", runtime_api="Predict")
+_CLASSIFY = CallKind(api="classify", runtime_api="Classify")
+_REGRESS = CallKind(api="regress", runtime_api="Regress")
+_BINDINGS_MAX = 1024
+
+
+class _Http:
+    """How a call is answered over HTTP."""
+
+    def reply(self, client: Respond, answer: bytes) -> None:
+        client(200, answer)
+
+    def refuse(self, client: Respond, error: StatusError) -> None:
+        client(HTTP_CODES[error.code], error_answer(error.message))
+
+    def is_gone(self, client: Respond) -> bool:  # noqa: ARG002 the connection drops what comes too late
+        return False
+
+
+class RestCalls:
+    """The calls on models. `timeout_s` bounds each model call (0: no bound); `check_methods` is
+    --enable_signature_method_name_check."""
+
+    def __init__(
+        self, models: Models, metrics: RequestMetrics, *, timeout_s: float, check_methods: bool = False
+    ) -> None:
+        self._models = models
+        self._timeout_ns = round(timeout_s * 1e9)
+        self._pending: PendingCalls[Respond] = PendingCalls(_Http(), metrics, "REST")
+        self._check_methods = check_methods
+        self._large_bodies = LargeBodies()
+        self._reading: set[asyncio.Task[None]] = set()
+        self._float_rows = FloatRows()
+        self._bindings: dict[int, _Binding] = {}
+
+    def start(self, route: Route, body: bytes, respond: Respond) -> None:
+        """Start a predict, classify or regress call."""
+        started_ns = time.monotonic_ns()
+        is_predict = route.action == "predict"
+        if len(body) > (PREDICT_ON_LOOP_BYTES_MAX if is_predict else EXAMPLES_ON_LOOP_BYTES_MAX):
+            task = asyncio.get_running_loop().create_task(self._start_large(route, body, respond, started_ns))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+            return
+        try:
+            if is_predict:
+                if not self._predict_float_rows(route, body, respond, started_ns):
+                    self._predict(route, body, respond, started_ns)
+            else:
+                name, message = parse_examples(body)
+                self._run_examples(route, name, lambda: example_inputs(message), respond, started_ns)
+        except StatusError as error:
+            self._pending.refuse(respond, route.model_name, error)
+        except Exception:
+            _logger.exception("a %s call failed", route.action)
+            self._pending.refuse(respond, route.model_name, StatusError("INTERNAL", FAULT))
+
+    def close(self) -> None:
+        """End the process that reads large bodies, if it runs."""
+        self._large_bodies.close()
+
+    async def _start_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
+        try:
+            if route.action == "predict":
+                await self._predict_large(route, body, respond, started_ns)
+            else:
+                name, inputs = await self._large_bodies.examples(body)
+                self._run_examples(route, name, lambda: _unless_refused(inputs), respond, started_ns)
+        except StatusError as error:
+            self._pending.refuse(respond, route.model_name, error)
+        except Exception:
+            _logger.exception("a %s call of %d bytes failed", route.action, len(body))
+            self._pending.refuse(respond, route.model_name, StatusError("INTERNAL", FAULT))
+
+    async def _predict_large(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
+        try:
+            signatures = dict(self._find(route).signatures)
+        except StatusError as error:
+            # What is wrong with the body is told first, as for a small one.
+            await self._large_bodies.predict(body, Refusal(error.code, error.message))
+            raise
+        while True:
+            name, by_row, inputs = await self._large_bodies.predict(body, signatures)
+            servable = self._find(route)  # the version found before may be unloaded by now
+            if servable.signatures.get(name) == signatures[name]:
+                break
+            signatures = dict(servable.signatures)
+        self._check_method(servable.signatures[name])
+        self._submit_predict(route, servable, name, inputs, by_row, respond, started_ns)
+
+    def _predict_float_rows(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> bool:
+        """Start a call whose body is a matrix of floats, where the model takes just that; False: it is another."""
+        try:
+            servable = self._models.find(route.model_name, version=route.version, label=route.label)
+        except StatusError:  # what is wrong with the body is told first
+            return False
+        binding = self._bindings.get(id(servable))
+        if binding is None or binding.servable() is not servable:
+            binding = self._bind(servable)
+        rows = self._float_rows.read(body) if binding.input_name else None
+        if rows is None:
+            return False
+        deadline_ns = started_ns + self._timeout_ns if self._timeout_ns else None
+        call = PendingCall(self._pending, binding.times, respond, started_ns, deadline_ns, _answer_by_row)
+        call.submit(servable, DEFAULT_SIGNATURE, {binding.input_name: rows}, None)
+        return True
+
+    def _bind(self, servable: Servable) -> _Binding:
+        signature = servable.signatures.get(DEFAULT_SIGNATURE)
+        input_name = ""
+        if (
+            signature is not None
+            and takes_float_rows(signature.inputs)
+            and (not self._check_methods or signature.method_name in PREDICT_METHODS)
+        ):
+            input_name = signature.inputs[0].name
+        if len(self._bindings) >= _BINDINGS_MAX:
+            self._bindings.clear()
+        binding = self._bindings[id(servable)] = _Binding(
+            servable=weakref.ref(servable),
+            input_name=input_name,
+            times=self._pending.counts.times(servable.name, _PREDICT),
+        )
+        return binding
+
+    def _predict(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
+        document = parse_request_object(body)
+        name = signature_name(document)
+        servable = self._find(route)
+        signature = find_signature(servable.signatures, name or DEFAULT_SIGNATURE)
+        self._check_method(signature)
+        request = read_inputs(body, document, name, signature)
+        self._submit_predict(
+            route, servable, signature.name, request.inputs, request.row_format, respond, started_ns
+        )
+
+    def _check_method(self, signature: Signature) -> None:
+        if self._check_methods:
+            check_predict_method(signature)
+
+    def _submit_predict(
+        self,
+        route: Route,
+        servable: Servable,
+        name: str,
+        inputs: dict[str, NDArray[Any]],
+        by_row: bool,
+        respond: Respond,
+        started_ns: int,
+    ) -> None:
+        call = PendingCall(
+            self._pending,
+            self._pending.counts.times(route.model_name, _PREDICT),
+            respond,
+            started_ns,
+            started_ns + self._timeout_ns if self._timeout_ns else None,
+            _answer_by_row if by_row else _answer_by_column,
+        )
+        call.submit(servable, name, inputs, None)
+
+    def _run_examples(
+        self,
+        route: Route,
+        name: str,
+        read: Callable[[], dict[str, NDArray[Any]]],
+        respond: Respond,
+        started_ns: int,
+    ) -> None:
+        servable = self._find(route)
+        signature = servable.signatures.get(name or DEFAULT_SIGNATURE)
+        if signature is None:
+            raise StatusError(
+                "INVALID_ARGUMENT", f"No signature was found with the name: {name or DEFAULT_SIGNATURE}"
+            )
+        classifies = route.action == "classify"
+        wanted = classification_outputs if classifies else regression_outputs
+        output_names = wanted(signature, check_method=self._check_methods)
+        inputs = read()
+        count = len(inputs["inputs"])
+        answer = _answer_classes if classifies else _answer_values
+        call = PendingCall(
+            self._pending,
+            self._pending.counts.times(route.model_name, _CLASSIFY if classifies else _REGRESS),
+            respond,
+            started_ns,
+            started_ns + self._timeout_ns if self._timeout_ns else None,
+            lambda outputs: answer(outputs, count),
+            count,
+        )
+        call.submit(servable, signature.name, inputs, output_names)
+
+    def _find(self, route: Route) -> Servable:
+        return find_servable(self._models, route.model_name, route.version, route.label)
+
+    def status(self, route: Route) -> bytes:
+        """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""
+        _require_model_name(route)
+        states = self._models.statuses(route.model_name, version=route.version)
+        document = {
+            "model_version_status": [
+                {
+                    "version": str(state.version),
+                    "state": state.state,
+                    "status": {"error_code": state.error_code, "error_message": state.error_message},
+                }
+                for state in states
+            ]
+        }
+        return json.dumps(document, indent=1).encode() + b"\n"
+
+    def metadata(self, route: Route) -> bytes:
+        """The signatures of a model, as protobuf's JSON of a SignatureDefMap."""
+        from google.protobuf.json_format import MessageToDict
+
+        _require_model_name(route)
+        servable = find_servable(self._models, route.model_name, route.version, route.label)
+        signatures = MessageToDict(
+            SignatureDefMap.FromString(servable.metadata),
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+        )
+        document = {
+            "model_spec": {
+                "name": servable.name,
+                "signature_name": "",
+                "version": str(servable.version),
+            },
+            "metadata": {"signature_def": signatures},
+        }
+        return json.dumps(document, indent=1).encode() + b"\n"
+
+    def counted(self, route: Route, answer: Callable[[Route], bytes]) -> bytes:
+        """Run `status` or `metadata` and count the request."""
+        try:
+            body = answer(route)
+        except StatusError as error:
+            self._pending.counts.failed(route.model_name, error.code)
+            raise
+        self._pending.counts.answered(route.model_name)
+        return body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Binding:
+    """What calls on a version have in common; it keeps no version alive. `input_name`: of the default signature's
+    only input, if that is a matrix of floats, else ""."""
+
+    servable: weakref.ref[Servable]
+    input_name: str
+    times: ModelTimes
+
+
+def _answer_by_row(outputs: Outputs) -> bytes:
+    return predict_answer(outputs, row_format=True)
+
+
+def _answer_by_column(outputs: Outputs) -> bytes:
+    return predict_answer(outputs, row_format=False)
+
+
+def _answer_classes(outputs: Outputs, count: int) -> bytes:
+    return classification_answer(classification_result(outputs, count))
+
+
+def _answer_values(outputs: Outputs, count: int) -> bytes:
+    return regression_answer(regression_result(outputs, count))
+
+
+def _unless_refused(inputs: dict[str, NDArray[Any]] | Refusal) -> dict[str, NDArray[Any]]:
+    if isinstance(inputs, Refusal):
+        raise StatusError(*inputs)
+    return inputs
+
+
+def _require_model_name(route: Route) -> None:
+    if not route.model_name:
+        raise StatusError("INVALID_ARGUMENT", "Missing model name in request.")

@@ -1,0 +1,1 @@
+"""How does a JSON body become tensors, and how do outputs become JSON?"""

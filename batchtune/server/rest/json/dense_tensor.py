@@ -1,0 +1,198 @@
+"""Which tensor does a nest of JSON lists make, looked at value by value?
+
+This is util/json_tensor.cc of TensorFlow Serving: it decides whatever the short cut of json_tensors refuses, and
+words every complaint.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.server.rest.json.text import debug_text, to_bytes, type_name
+from batchtune.wire.signature import TensorSpec
+from batchtune.wire.status import StatusError, invalid_argument
+
+MAX_RANK = 64  # numpy's
+# dtype → (struct format of the wire type, its dtype); small integers travel as int32 and keep their low bits.
+WIRE_TYPES = {
+    "float32": ("f", "<f4"),
+    "float64": ("d", "<f8"),
+    "int8": ("i", "<i4"),
+    "int16": ("i", "<i4"),
+    "int32": ("i", "<i4"),
+    "uint8": ("i", "<i4"),
+    "int64": ("q", "<i8"),
+    "uint32": ("I", "<u4"),
+    "uint64": ("Q", "<u8"),
+}
+
+# TensorFlow's names of the dtypes, for error texts.
+_TYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half", "object": "string"}
+_INTEGER_RANGES = {
+    "i": (-(2**31), 2**31 - 1),
+    "q": (-(2**63), 2**63 - 1),
+    "I": (0, 2**32 - 1),
+    "Q": (0, 2**64 - 1),
+}
+
+
+def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
+    """The tensor that a JSON value is; its shape is that of the first element at every level.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT for lists or values that do not fit; UNIMPLEMENTED for a dtype JSON cannot give.
+    """
+    shape = _shape_of(value)
+    leaves: list[Any] = []
+    _collect(value, 0, shape, dtype, leaves)
+    return array_of(leaves, shape, dtype)
+
+
+class Column:
+    """One input, gathered element by element; all elements have the shape of the first."""
+
+    __slots__ = ("_dtype", "_leaves", "_shape", "_size")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._dtype = spec.dtype
+        self._leaves: list[Any] = []
+        self._shape: list[int] | None = None
+        self._size = 0
+
+    def add(self, value: Any) -> None:
+        """Take one more element; raises StatusError when it has another shape than the first."""
+        shape = _shape_of(value)
+        before = len(self._leaves)
+        _collect(value, 0, shape, self._dtype, self._leaves)
+        size = len(self._leaves) - before
+        if self._shape is None:
+            self._shape, self._size = shape, size
+        elif size != self._size:
+            raise invalid_argument(f"Expecting tensor size: {self._size} but got: {size}")
+        elif shape != self._shape:
+            raise invalid_argument(
+                f"Expecting shape {_shape_text(self._shape)} but got: {_shape_text(shape)}"
+            )
+
+    def stacked(self, count: int) -> NDArray[Any]:
+        """The tensor of `count` elements."""
+        return array_of(self._leaves, [count, *(self._shape or ())], self._dtype)
+
+
+def is_base64_object(value: Any) -> bool:
+    """Whether a JSON value is `{"b64": "<text>"}` and nothing more."""
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("b64"), str)
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode base64, padded or not, spaces allowed; raises StatusError."""
+    try:
+        packed = "".join(text.split()).encode("ascii").rstrip(b"=")
+        return base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise invalid_argument("Unable to base64 decode") from error
+
+
+def tensorflow_type_name(dtype: str) -> str:
+    """Name a numpy dtype as TensorFlow's error texts do: "float" for float32, "string" for object."""
+    return _TYPE_NAMES.get(dtype, dtype)
+
+
+def _shape_of(value: Any) -> list[int]:
+    """The shape that the first element of every level suggests."""
+    shape = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        if len(shape) >= MAX_RANK:
+            raise invalid_argument(f"Tensors of more than {MAX_RANK} dimensions are not supported")
+        if not value:
+            break
+        value = value[0]
+    return shape
+
+
+def _collect(value: Any, level: int, shape: list[int], dtype: str, leaves: list[Any]) -> None:
+    """Append the leaves of a nest of lists that must have this shape."""
+    rank = len(shape)
+    if not isinstance(value, list):
+        if level != rank:
+            raise invalid_argument(
+                f"JSON Value: {debug_text(value)} found at incorrect level: {level + 1} in the JSON DOM. Expected at "
+                f"level: {rank}"
+            )
+        leaves.append(_leaf(value, dtype))
+        return
+    if level >= rank:
+        raise invalid_argument(f"Encountered list at unexpected level: {level} expected < {rank}")
+    if len(value) != shape[level]:
+        raise invalid_argument(
+            f"Encountered list at unexpected size: {len(value)} at level: {level} expected size: {shape[level]}"
+        )
+    for element in value:
+        _collect(element, level + 1, shape, dtype, leaves)
+
+
+def _leaf(value: Any, dtype: str) -> Any:
+    """One value as Python's, fit for the dtype; raises StatusError."""
+    if isinstance(value, dict):
+        if dtype != "object":
+            raise _wrong_type(value, dtype)
+        if not is_base64_object(value):
+            raise malformed(value, "not formatted correctly for base64 data")
+        return decode_base64(value["b64"])
+    if dtype == "object":
+        if not isinstance(value, str):
+            raise _wrong_type(value, dtype)
+        return to_bytes(value)
+    if dtype == "bool":
+        if not isinstance(value, bool):
+            raise _wrong_type(value, dtype)
+        return value
+    if dtype not in WIRE_TYPES:
+        raise StatusError(
+            "UNIMPLEMENTED",
+            f"Conversion of JSON Value: {debug_text(value)} to type: {tensorflow_type_name(dtype)}",
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong_type(value, dtype)
+    limits = _INTEGER_RANGES.get(WIRE_TYPES[dtype][0])
+    if limits is not None and not (isinstance(value, int) and limits[0] <= value <= limits[1]):
+        raise _wrong_type(value, dtype)
+    try:
+        return value if limits is not None else float(value)
+    except OverflowError as error:  # hundreds of digits, read as an integer
+        raise invalid_argument("JSON Parse error: Number too big to be stored in double.") from error
+
+
+def array_of(leaves: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
+    """An array of values that fit the dtype."""
+    if dtype == "object":
+        strings = np.empty(len(leaves), object)
+        strings[:] = leaves
+        return strings.reshape(shape)
+    if dtype not in WIRE_TYPES:
+        return np.array(leaves, dtype).reshape(shape)
+    _, wire_dtype = WIRE_TYPES[dtype]
+    with np.errstate(over="ignore"):  # beyond float32 is infinity
+        wire = np.array(leaves, np.float64 if dtype == "float32" else wire_dtype)
+        return wire.astype(dtype).reshape(shape)
+
+
+def _shape_text(shape: list[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _wrong_type(value: Any, dtype: str) -> StatusError:
+    return malformed(
+        value, f"Type: {type_name(value)} is not of expected type: {tensorflow_type_name(dtype)}"
+    )
+
+
+def malformed(value: Any, complaint: str) -> StatusError:
+    """INVALID_ARGUMENT that shows the JSON it complains of."""
+    return invalid_argument(f"JSON Value: {debug_text(value)} {complaint}")

@@ -1,0 +1,258 @@
+"""How does the body of a REST predict call become the inputs of a signature?
+
+The reference is TensorFlow Serving's util/json_tensor.cc: its checks in its order, its texts. A body that is regular
+(lists of equal length, all leaves numbers of the right kind) takes a short cut: the lists are flattened and packed by
+`struct` (0.8 µs for 200 floats; numpy.array needs 2.4 µs). Whatever the short cut refuses, the slow path decides.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.server.rest.json.dense_tensor import (
+    MAX_RANK,
+    WIRE_TYPES,
+    Column,
+    array_of,
+    dense_tensor,
+    is_base64_object,
+    malformed,
+)
+from batchtune.server.rest.json.text import debug_text, parse_json, to_bytes
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.status import StatusError, invalid_argument
+
+_MAX_PACKED_VALUES = 1 << 16
+
+
+class JsonPredict(NamedTuple):
+    """A predict call: the inputs by name, and whether it came by row, so that the answer goes by row."""
+
+    signature: Signature
+    row_format: bool
+    inputs: dict[str, NDArray[Any]]
+
+
+def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> JsonPredict:
+    """Read the body of a predict call; `find_signature` maps a signature's name, never empty, and may raise.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text; whatever find_signature raises.
+    """
+    document = parse_request_object(body)
+    name = signature_name(document)
+    return read_inputs(body, document, name, find_signature(name or DEFAULT_SIGNATURE))
+
+
+def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: Signature) -> JsonPredict:
+    """The second half of `parse_predict`: the inputs in `document`, which is `body` and names the signature so.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text.
+    """
+    if not signature.inputs:
+        raise invalid_argument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
+    if "instances" in document:
+        instances = document["instances"]
+        if "inputs" in document:
+            raise malformed(
+                document,
+                "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist ",
+            )
+        if not isinstance(instances, list):
+            raise malformed(document, "Expecting 'instances' to be an list/array")
+        if not instances:
+            raise malformed(document, "No values in 'instances' array")
+        reader = _Reader(_may_hold_booleans(body, document))
+        return JsonPredict(
+            signature=signature, row_format=True, inputs=reader.rows(instances, signature.inputs)
+        )
+    if "inputs" not in document:
+        raise invalid_argument("Missing 'inputs' or 'instances' key")
+    reader = _Reader(_may_hold_booleans(body, document))
+    inputs = reader.columns(document["inputs"], signature.inputs)
+    return JsonPredict(signature=signature, row_format=False, inputs=inputs)
+
+
+def parse_request_object(body: bytes) -> dict[str, Any]:
+    """Read a request's JSON object; raises StatusError when it is none."""
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise malformed(document, "Is not object")
+    return document
+
+
+def signature_name(document: Mapping[str, Any]) -> str:
+    """The optional `signature_name` of a request, "" when absent; raises StatusError when it is no string."""
+    name = document.get("signature_name", "")
+    if not isinstance(name, str):
+        raise malformed(document, "not formatted correctly. 'signature_name' key must be a string value.")
+    return name
+
+
+class _Reader:
+    """Turns the JSON values of one request into arrays."""
+
+    __slots__ = ("_may_hold_booleans",)
+
+    def __init__(self, may_hold_booleans: bool) -> None:
+        self._may_hold_booleans = may_hold_booleans
+
+    def rows(self, instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
+        """The tensors of an `instances` list: dimension 0 counts its elements."""
+        first = instances[0]
+        if not isinstance(first, dict):
+            if len(specs) > 1:
+                raise invalid_argument(
+                    "instances is a plain list, but expecting list of objects as multiple input tensors required as "
+                    "per tensorinfo_map"
+                )
+            values = self._quickly(instances, specs[0].dtype)
+            if values is not None:
+                return {specs[0].name: values}
+        elif not is_base64_object(first):
+            columns = self._named_rows_quickly(instances, specs)
+            if columns is not None:
+                return columns
+        return _rows_carefully(instances, specs)
+
+    def columns(self, inputs: Any, specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
+        """The tensors of `inputs`: each with the shape it is written in."""
+        if isinstance(inputs, dict) and not is_base64_object(inputs):
+            tensors = {}
+            for spec in specs:
+                if spec.name not in inputs:
+                    raise invalid_argument(f"Missing named input: {spec.name} in 'inputs' object.")
+                tensors[spec.name] = self._tensor(inputs[spec.name], spec.dtype)
+            return tensors
+        if len(specs) > 1:
+            raise invalid_argument(
+                "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
+                "tensorinfo_map"
+            )
+        return {specs[0].name: self._tensor(inputs, specs[0].dtype)}
+
+    def _tensor(self, value: Any, dtype: str) -> NDArray[Any]:
+        if isinstance(value, list):
+            tensor = self._quickly(value, dtype)
+            if tensor is not None:
+                return tensor
+        return dense_tensor(value, dtype)
+
+    def _named_rows_quickly(
+        self, instances: list[Any], specs: tuple[TensorSpec, ...]
+    ) -> dict[str, NDArray[Any]] | None:
+        columns = {}
+        count = len(specs)
+        try:
+            for row in instances:
+                if len(row) != count:
+                    return None
+            for spec in specs:
+                name = spec.name
+                tensor = self._quickly([row[name] for row in instances], spec.dtype)
+                if tensor is None:
+                    return None
+                columns[name] = tensor
+        except (KeyError, TypeError, IndexError):  # an element that is no object, or has other keys
+            return None
+        return columns
+
+    def _quickly(self, values: list[Any], dtype: str) -> NDArray[Any] | None:
+        """A regular nest of lists as an array; None when it is not regular or its leaves need a closer look."""
+        shape = [len(values)]
+        flat = values
+        while flat and type(flat[0]) is list:
+            length = len(flat[0])
+            shape.append(length)
+            if len(shape) > MAX_RANK:
+                return None
+            if len(flat) == 1:
+                flat = flat[0]
+            elif set(map(type, flat)) == {list} and set(map(len, flat)) == {length}:
+                flat = list(chain.from_iterable(flat))
+            else:
+                return None
+        wire_type = WIRE_TYPES.get(dtype)
+        if wire_type is not None:
+            if self._may_hold_booleans and bool in set(map(type, flat)):
+                return None
+            return _packed(flat, shape, dtype, wire_type)
+        types = set(map(type, flat))
+        if dtype == "object" and types == {str}:
+            return array_of([to_bytes(text) for text in flat], shape, dtype)
+        if dtype == "bool" and types == {bool}:
+            return array_of(flat, shape, dtype)
+        return None
+
+
+def _may_hold_booleans(body: bytes, document: Mapping[str, Any]) -> bool:
+    """Whether `true` or `false`, which Python takes for numbers, can be in the body beside the top-level keys.
+
+    Counting two letters is forty times cheaper than looking at the type of each of 200 values.
+    """
+    if body.find(b"u") < 0 and body.find(b"l") < 0:
+        return False
+    keys = "".join(document) + str(document.get("signature_name", ""))
+    return body.count(b"u") > keys.count("u") or body.count(b"l") > keys.count("l")
+
+
+@lru_cache(maxsize=256)
+def _packer(count: int, code: str) -> struct.Struct:
+    return struct.Struct(f"<{count}{code}")
+
+
+def _packed(flat: list[Any], shape: list[int], dtype: str, wire_type: tuple[str, str]) -> NDArray[Any] | None:
+    code, wire_dtype = wire_type
+    try:
+        if len(flat) <= _MAX_PACKED_VALUES:
+            tensor = np.frombuffer(_packer(len(flat), code).pack(*flat), wire_dtype)
+        else:
+            tensor = np.frombuffer(array(code, flat), wire_dtype)
+    except (struct.error, OverflowError, TypeError, ValueError):
+        return None
+    if wire_dtype == "<i4" and dtype != "int32":
+        tensor = tensor.astype(dtype)
+    return tensor.reshape(shape)
+
+
+def _rows_carefully(instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
+    named = isinstance(instances[0], dict) and not is_base64_object(instances[0])
+    by_name = {spec.name: Column(spec) for spec in specs}
+    first = specs[0].name
+    for index, element in enumerate(instances):
+        if named and (not isinstance(element, dict) or is_base64_object(element)):
+            raise invalid_argument(f"Expecting object but got list at item {index} of input list")
+        if not named and isinstance(element, dict) and not is_base64_object(element):
+            raise invalid_argument(f"Expecting value/list but got object at item {index} of input list")
+        for name, value in element.items() if named else ((first, element),):
+            try:
+                if name not in by_name:
+                    raise invalid_argument(f"JSON object: does not have named input: {name}")
+                by_name[name].add(value)
+            except StatusError as error:
+                key = f" key: {name}" if named else ""
+                raise invalid_argument(
+                    f"Failed to process element: {index}{key} of 'instances' list. Error: {error}"
+                ) from error
+        if named and element.keys() != by_name.keys():
+            raise invalid_argument(
+                f"Failed to process element: {index} of 'instances' list. JSON object: {debug_text(element)} keys "
+                f"must be equal to: {','.join(sorted(by_name))}"
+            )
+    if not named and len(specs) > 1:  # base64 objects, taken for values of the first input
+        given, wanted = f"{{{first}}}", ",".join(sorted(by_name))
+        missing = ",".join(sorted(by_name.keys() - {first}))
+        raise invalid_argument(
+            f"input size does not match signature: 1!={len(specs)} len({given}) != len({{{wanted}}}). "
+            f"Sent extra: {{}}. Missing but required: {{{missing}}}."
+        )
+    return {name: column.stacked(len(instances)) for name, column in by_name.items()}

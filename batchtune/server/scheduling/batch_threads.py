@@ -1,0 +1,168 @@
+"""Which thread runs the next batch, and which one watches the time?
+
+A pool of threads that ask a `BatchSource` for work. An idle thread parks; at most one of them, the timekeeper, parks
+with a time limit: the earliest instant at which something becomes due. TensorFlow polls every millisecond instead.
+So a batch costs at most two wake-ups (its timer is set, it becomes schedulable), and a task costs none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Generic, Protocol, TypeVar
+
+from batchtune.server.scheduling.clock import Clock, Parker
+from batchtune.server.timer_slack import lower_timer_slack
+from batchtune.wire.status import StatusError
+
+NEVER_MICROS = 2**62
+
+_logger = logging.getLogger(__name__)
+
+BatchT = TypeVar("BatchT")
+BatchT_contra = TypeVar("BatchT_contra", contravariant=True)
+
+
+class BatchOwner(Protocol[BatchT_contra]):
+    def process(self, batch: BatchT_contra) -> None:
+        """Run the batch; called on a batch thread without the lock."""
+
+    def finished(self, batch: BatchT_contra) -> None:
+        """Take note that `process` has returned; called with the lock held."""
+
+
+class BatchSource(Protocol[BatchT]):
+    def take(self, now_micros: int) -> tuple[tuple[BatchOwner[BatchT], BatchT] | None, int]:
+        """A batch to run now and its owner; else None and the next instant to ask again (or NEVER_MICROS).
+
+        Called with the lock held.
+        """
+
+    def pending(self) -> bool:
+        """Whether something waits that another thread should run or watch; called with the lock held."""
+
+
+class _Worker:
+    __slots__ = ("counted", "idle", "parker", "thread")
+    thread: threading.Thread
+
+    def __init__(self, parker: Parker) -> None:
+        self.parker = parker
+        self.idle = False
+        self.counted = True  # woken, and has not looked at the source since
+
+
+class BatchThreads(Generic[BatchT]):
+    """`count` threads that run what `source` yields. Methods marked (locked) need `self.lock`."""
+
+    def __init__(self, *, count: int, clock: Clock, name: str, source: BatchSource[BatchT]) -> None:
+        self.lock = threading.Lock()
+        self.clock = clock
+        self._name = name
+        self._source = source
+        self._idle: list[_Worker] = []
+        self._count = count
+        self._timekeeper: _Worker | None = None
+        self._timer_micros = NEVER_MICROS
+        self._unsettled = count
+        if count < 1:
+            raise StatusError("INVALID_ARGUMENT", f"num_batch_threads must be positive; was {count}")
+        clock.watch(self._settled)
+        self._workers = [self._new_worker(index) for index in range(count)]
+        for worker in self._workers:
+            worker.thread.start()
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def wake(self) -> None:
+        """(locked) Wake one idle thread, if there is one, to look at the source."""
+        if not self._idle:
+            return
+        worker = self._idle.pop()
+        worker.idle = False
+        if worker is self._timekeeper:
+            self._timekeeper = None
+            self._timer_micros = NEVER_MICROS
+        worker.counted = True
+        self._unsettled += 1
+        worker.parker.unpark()
+
+    def wake_all(self) -> None:
+        """(locked) Wake every idle thread."""
+        while self._idle:
+            self.wake()
+
+    def wake_at(self, due_micros: int) -> None:
+        """(locked) See to it that an idle thread looks at the source at `due_micros`."""
+        if due_micros < self._timer_micros:
+            self.wake()
+
+    def stop(self) -> None:
+        """End the threads, each after the batch that it runs, and wait for them."""
+        with self.lock:
+            self._count = 0
+            self.wake_all()
+        for worker in self._workers:
+            if worker.thread is not threading.current_thread():
+                worker.thread.join()
+        self.clock.unwatch(self._settled)
+
+    def _new_worker(self, index: int) -> _Worker:
+        worker = _Worker(self.clock.parker())
+        worker.thread = threading.Thread(
+            target=self._run, args=(worker,), name=f"{self._name}_{index}", daemon=True
+        )
+        return worker
+
+    def _run(self, worker: _Worker) -> None:
+        lower_timer_slack()
+        while True:
+            with self.lock:
+                self._get_up(worker)
+                if not self._count:
+                    self._unsettled -= worker.counted
+                    return
+                job, due_micros = self._source.take(self.clock.now_micros())
+                until_micros = self._lie_down(worker, due_micros) if job is None else None
+                if worker.counted:
+                    worker.counted = False
+                    self._unsettled -= 1
+                if job is not None and self._idle and self._timekeeper is None and self._source.pending():
+                    self.wake()
+            if job is None:
+                worker.parker.park(until_micros)
+                continue
+            self._process(*job)
+            job = None  # a parked thread must not keep the last batch alive
+
+    def _process(self, owner: BatchOwner[BatchT], batch: BatchT) -> None:
+        try:
+            owner.process(batch)
+        except Exception:
+            _logger.exception("a batch's callback raised; its tasks may go unanswered")
+        finally:
+            with self.lock:
+                owner.finished(batch)
+
+    def _lie_down(self, worker: _Worker, due_micros: int) -> int | None:
+        worker.idle = True
+        self._idle.append(worker)
+        if due_micros >= self._timer_micros:
+            return None
+        self._timekeeper = worker
+        self._timer_micros = due_micros
+        return due_micros
+
+    def _get_up(self, worker: _Worker) -> None:
+        if worker.idle:  # time woke it, no other thread did
+            worker.idle = False
+            self._idle.remove(worker)
+            if worker is self._timekeeper:
+                self._timekeeper = None
+                self._timer_micros = NEVER_MICROS
+
+    def _settled(self) -> bool:
+        with self.lock:
+            return self._unsettled == 0 and self._timer_micros > self.clock.now_micros()

@@ -1,0 +1,190 @@
+"""How does TF Serving's StreamingBatchScheduler batch? Each batch owns a thread from its first moment; no queue.
+
+Source: `tensorflow_serving/batching/streaming_batch_scheduler.h`. There a callback watches its batch fill up; here it
+is called when the batch closes, and the thread that would have watched is kept free for it. A closed batch without
+tasks is not handed out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic
+
+from batchtune.batching.parameters import default_num_batch_threads
+from batchtune.server.scheduling.batch_queue import Batch, CloseReason, TaskT
+from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads
+from batchtune.server.scheduling.clock import Clock, MonotonicClock
+from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.wire.status import StatusError, invalid_argument
+
+
+class StreamingBatchScheduler:
+    """Makes queues that each have `num_batch_threads` threads of their own, as each reference scheduler has.
+
+    Of QueueOptions only max_batch_size and batch_timeout_micros count. A timeout of 0 or less is none at all, as in
+    the reference's code (its comment says otherwise): a batch then closes only when it is full, when a task does not
+    fit, or with the queue. Raises StatusError INVALID_ARGUMENT for less than one thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_batch_threads: int | None = None,
+        clock: Clock | None = None,
+        thread_pool_name: str = "batch_threads",
+    ) -> None:
+        self.clock = clock or MonotonicClock()
+        self._count = default_num_batch_threads() if num_batch_threads is None else num_batch_threads
+        self._name = thread_pool_name
+        self._queues: set[StreamingQueue[Any]] = set()
+        self._closed = False
+        if self._count < 1:
+            raise invalid_argument(f"num_batch_threads must be positive; was {self._count}")
+
+    def add_queue(
+        self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
+    ) -> StreamingQueue[TaskT]:
+        """A new queue; raises StatusError INVALID_ARGUMENT for options that break a rule."""
+        if self._closed:
+            raise StatusError("UNAVAILABLE", "The batch scheduler is closed")
+        queue: StreamingQueue[TaskT] = StreamingQueue(
+            options,
+            process_batch,
+            count=self._count,
+            clock=self.clock,
+            name=self._name,
+            on_gone=self._queues.discard,
+        )
+        self._queues.add(queue)
+        return queue
+
+    def close(self) -> None:
+        """Close every queue: return when all that was scheduled is processed."""
+        self._closed = True
+        for queue in list(self._queues):
+            queue.close()
+
+
+class StreamingQueue(Generic[TaskT]):
+    """One stream of batches; safe to use from any thread."""
+
+    def __init__(
+        self,
+        options: QueueOptions,
+        process_batch: Callable[[Batch[TaskT]], None],
+        *,
+        count: int,
+        clock: Clock,
+        name: str,
+        on_gone: Callable[[StreamingQueue[TaskT]], None],
+    ) -> None:
+        _check(options)
+        self._on_gone = on_gone
+        self.process = process_batch
+        self._options = options
+        self._open: Batch[TaskT] | None = None
+        self._ready: deque[Batch[TaskT]] = deque()
+        self._in_progress = 0  # the open batch included, even while it is empty
+        self._closed = False
+        self._done = threading.Event()
+        self._threads: BatchThreads[Batch[TaskT]] = BatchThreads(
+            count=count, clock=clock, name=name, source=self
+        )
+        self._lock = self._threads.lock
+        self._now_micros = clock.now_micros
+
+    num_enqueued_rows = num_enqueued_batches = 0  # every task belongs to a batch that has a thread
+
+    def schedule(self, task: TaskT) -> None:
+        """Put `task` into the open batch, or into a new one if a thread is free.
+
+        Raises StatusError: INVALID_ARGUMENT for a task that is too large, UNAVAILABLE when no thread is free.
+        """
+        size = task.size
+        with self._lock:
+            limit = self._options.max_batch_size
+            if self._closed:
+                raise StatusError(
+                    "UNAVAILABLE", "The batch scheduler to which this task was submitted is closed"
+                )
+            if size > limit:
+                raise invalid_argument(f"Task size {size} is larger than maximum batch size {limit}")
+            if self._open is None or self._open.size + size > limit:
+                self._start_batch("no_room")
+                self._threads.wake()
+            if self._in_progress > self._threads.count or self._open is None:
+                raise StatusError(
+                    "UNAVAILABLE",
+                    "This task would start a fresh batch, but all batch threads are busy, so at present there is no "
+                    "processing capacity available for this task",
+                )
+            first = not self._open.tasks
+            self._open.add(task, size, self._now_micros())
+            if self._open.size == limit:
+                self._start_batch("full")
+                self._threads.wake()
+            elif first and self._options.batch_timeout_micros > 0:
+                self._threads.wake_at(self._due_micros())
+
+    def close(self) -> None:
+        """Close the open batch at once and return when every batch has been processed."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._close_open("closed")
+                self._threads.wake_all()
+                self._finish_if_done()
+        self._done.wait()
+        self._threads.stop()
+        self._on_gone(self)
+
+    def take(self, now_micros: int) -> tuple[tuple[StreamingQueue[TaskT], Batch[TaskT]] | None, int]:
+        """For the threads: a closed batch, else when the open one times out."""
+        due_micros = self._due_micros()
+        if now_micros >= due_micros:
+            self._start_batch("timeout")
+            due_micros = NEVER_MICROS
+        if self._ready:
+            return (self, self._ready.popleft()), NEVER_MICROS
+        return None, due_micros
+
+    def pending(self) -> bool:
+        """For the threads: whether any task waits."""
+        return bool(self._ready) or (self._open is not None and bool(self._open.tasks))
+
+    def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
+        """For the threads: a thread is free again."""
+        self._in_progress -= 1
+        self._finish_if_done()
+
+    def _due_micros(self) -> int:
+        timeout_micros = self._options.batch_timeout_micros
+        if self._open is None or not self._open.tasks or timeout_micros <= 0:
+            return NEVER_MICROS
+        return self._open.opened_micros + timeout_micros
+
+    def _start_batch(self, close_reason: CloseReason) -> None:
+        self._close_open(close_reason)
+        self._open = Batch()
+        self._in_progress += 1
+
+    def _close_open(self, close_reason: CloseReason) -> None:
+        batch, self._open = self._open, None
+        if batch is None:
+            return
+        if not batch.tasks:
+            self._in_progress -= 1
+            return
+        batch.close_reason = close_reason
+        self._ready.append(batch)
+
+    def _finish_if_done(self) -> None:
+        if self._closed and self._in_progress == 0:
+            self._done.set()
+
+
+def _check(options: QueueOptions) -> None:
+    if options.max_batch_size < 1:
+        raise invalid_argument(f"max_batch_size must be positive; was {options.max_batch_size}")

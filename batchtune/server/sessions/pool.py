@@ -1,0 +1,224 @@
+"""Which scheduler, threads and queues run the requests under one set of batching settings?
+
+A `SessionPool` is made anew for every change of the settings and never altered: whether settings came with the
+command line or later, the same code has built the same fresh objects.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import (
+    DEFAULT_BATCH_TIMEOUT_MICROS,
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_ENQUEUED_BATCHES,
+    BatchingParameters,
+    default_num_batch_threads,
+)
+from batchtune.server.backends.model import Runner
+from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
+from batchtune.server.scheduling.shared import SharedBatchScheduler
+from batchtune.server.sessions.batch_record import BatchObserver
+from batchtune.server.sessions.batched import BatchingSession
+from batchtune.server.sessions.merging import LengthPadding
+from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
+from batchtune.wire.signature import Signature
+from batchtune.wire.status import StatusError, invalid_argument
+
+SchedulerKind = Literal["shared", "streaming", "adaptive"]
+Done = Callable[[dict[str, NDArray[Any]] | None, StatusError | None], None]
+# server.cc: the pool's name when --enable_batching is given.
+_THREAD_POOL_NAME = "model_server_batch_threads"
+_RETRIES_LIMIT_S = 10.0
+_DEFAULTS = BatchingParameters()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingSettings:
+    """How requests become batches, for all models.
+
+    `per_model`: each version directory's batching_params.pbtxt replaces `parameters` but for the threads, and a
+    version without one is not batched. `retry_max_time_micros` 0: a full queue fails at once.
+    `default_num_batch_threads` applies where `parameters` has none.
+    """
+
+    enabled: bool = False
+    parameters: BatchingParameters = _DEFAULTS
+    scheduler: SchedulerKind = "shared"
+    per_model: bool = False
+    zero_padding: bool = False
+    retry_max_time_micros: int = 0
+    retry_delay_micros: int = 100
+    default_num_batch_threads: int | None = None
+
+    @property
+    def num_batch_threads(self) -> int:
+        """Batches that run at once."""
+        return (
+            self.parameters.num_batch_threads or self.default_num_batch_threads or default_num_batch_threads()
+        )
+
+    def parameters_for(self, own: BatchingParameters | None) -> BatchingParameters | None:
+        """A model's parameters, given those of its own file; None: it is not batched."""
+        if not self.enabled:
+            return None
+        return own if self.per_model else self.parameters
+
+
+def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:
+    """The parameters that a model with these of its own is batched with, defaults included."""
+    parameters = settings.parameters_for(own)
+    if parameters is None:
+        return "not batched"
+    options = _queue_options(parameters)
+    values = {
+        "max_batch_size": options.max_batch_size,
+        "batch_timeout_micros": options.batch_timeout_micros,
+        "max_enqueued_batches": options.max_enqueued_batches,
+        "num_batch_threads": settings.num_batch_threads,
+        "allowed_batch_sizes": ",".join(map(str, options.allowed_batch_sizes)),
+        "max_execution_batch_size": options.max_execution_batch_size,
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value not in {None, ""})
+
+
+class Session(Protocol):
+    def submit(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
+    ) -> Queued | None:
+        """Run a request; `done` follows on the event loop unless StatusError is raised at once. Gives what stands for
+        the request in a batching queue, if there is one."""
+
+    def close(self) -> None:
+        """Return when every request submitted so far has been run."""
+
+
+class SessionPool:
+    """One scheduler with its threads, and the sessions opened on it.
+
+    Raises StatusError INVALID_ARGUMENT where settings break a rule of the scheduler.
+    """
+
+    def __init__(self, settings: BatchingSettings, *, observer: BatchObserver, deliver: Deliver) -> None:
+        self.settings = settings
+        self._observer = observer
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._batched: list[BatchingSession] = []
+        self._scheduler = _scheduler(settings) if settings.enabled else None
+        self._handlers: HandlerThreads | None = None
+        self._retrier = None
+        if settings.enabled and settings.retry_max_time_micros:
+            self._retrier = BatchSchedulerRetrier(
+                RetrierOptions(
+                    max_time_micros=settings.retry_max_time_micros,
+                    retry_delay_micros=settings.retry_delay_micros,
+                )
+            )
+
+    def open(self, signature: Signature, run: Runner, *, own: BatchingParameters | None) -> Session:
+        """A session for one signature; `own` are the parameters of the model's own file.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT for parameters that break a rule.
+        """
+        parameters = self.settings.parameters_for(own)
+        with self._lock:
+            if parameters is None or self._scheduler is None:
+                if self._handlers is None:
+                    self._handlers = HandlerThreads(deliver=self._deliver)
+                return UnbatchedSession(
+                    signature=signature, runner=run, threads=self._handlers, observer=self._observer
+                )
+            if self.settings.scheduler == "streaming" and not parameters.batch_timeout_micros:
+                raise invalid_argument(
+                    "batch_timeout_micros must be positive for the streaming scheduler: it never runs a batch that "
+                    "neither fills up nor times out"
+                )
+            session = BatchingSession(
+                signature=signature,
+                runner=run,
+                scheduler=self._scheduler,
+                options=_queue_options(parameters),
+                observer=self._observer,
+                deliver=self._deliver,
+                length_padding=_length_padding(parameters, zero=self.settings.zero_padding),
+                retrier=self._retrier,
+            )
+            self._batched.append(session)
+            return session
+
+    def forget(self, session: Session) -> None:
+        """Close one session; returns when what it has queued is answered."""
+        session.close()
+        if isinstance(session, BatchingSession):
+            with self._lock:
+                if session in self._batched:
+                    self._batched.remove(session)
+
+    def queue_depths(self) -> tuple[int, int]:
+        """(batches, rows) that wait, over all sessions."""
+        depths = [session.queue_depth for session in tuple(self._batched)]
+        return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
+
+    def close(self) -> None:
+        """Answer everything that is queued, then end the threads."""
+        if self._retrier is not None:
+            self._retrier.wait_until_idle(_RETRIES_LIMIT_S)
+            self._retrier.close()
+        while (session := self._next_batched()) is not None:
+            session.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._handlers is not None:
+            self._handlers.close()
+
+    def _next_batched(self) -> BatchingSession | None:
+        with self._lock:  # a version that ends at the same time forgets its own
+            return self._batched.pop() if self._batched else None
+
+
+def _scheduler(settings: BatchingSettings) -> Any:
+    threads = settings.num_batch_threads
+    name = settings.parameters.thread_pool_name or _THREAD_POOL_NAME
+    match settings.scheduler:
+        case "shared":
+            return SharedBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
+        case "streaming":
+            from batchtune.server.scheduling.streaming import StreamingBatchScheduler
+
+            return StreamingBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
+        case "adaptive":
+            from batchtune.server.scheduling.adaptive import AdaptiveSharedBatchScheduler
+
+            return AdaptiveSharedBatchScheduler(num_batch_threads=threads, thread_pool_name=name)
+
+
+def _queue_options(parameters: BatchingParameters) -> QueueOptions:
+    size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
+    waiting = parameters.max_enqueued_batches
+    return QueueOptions(
+        max_batch_size=DEFAULT_MAX_BATCH_SIZE if size is None else size,
+        batch_timeout_micros=DEFAULT_BATCH_TIMEOUT_MICROS if timeout_micros is None else timeout_micros,
+        max_enqueued_batches=DEFAULT_MAX_ENQUEUED_BATCHES if waiting is None else waiting,
+        enable_large_batch_splitting=bool(parameters.enable_large_batch_splitting),
+        max_execution_batch_size=parameters.max_execution_batch_size,
+        allowed_batch_sizes=parameters.allowed_batch_sizes,
+    )
+
+
+def _length_padding(parameters: BatchingParameters, *, zero: bool) -> LengthPadding:
+    if not parameters.pad_variable_length_inputs:
+        return "off"
+    return "zero" if zero else "first_element"

@@ -1,0 +1,152 @@
+"""How does a request run when batching is off? One at a time per handler thread, in the order of arrival."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import default_num_batch_threads
+from batchtune.server.backends.model import Runner, Tensors
+from batchtune.server.sessions.batch_record import BatchObserver
+from batchtune.server.sessions.input_shapes import InputShape
+from batchtune.server.sessions.request import Deliver, Done, Outputs, closed_runner
+from batchtune.wire.signature import Signature
+from batchtune.wire.status import StatusError
+
+_logger = logging.getLogger(__name__)
+WAITING_MAX = 1024
+"""With 2,000 of 10 kB waiting, 20 MB are held, and the last one waits for as long as a client that retries would."""
+
+_Job = tuple[Runner, tuple[str, ...], Tensors, int | None, Done]
+
+
+class HandlerThreads:
+    """The threads that run unbatched requests, for all sessions of a server; TF Serving has 4 per CPU.
+
+    `waiting_max`: requests that wait for a thread at most. TF Serving lets none wait over gRPC, over REST any number.
+    """
+
+    def __init__(self, *, deliver: Deliver, count: int | None = None, waiting_max: int = WAITING_MAX) -> None:
+        self._deliver = deliver
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting_max = waiting_max
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"request_handler_{index}", daemon=True)
+            for index in range(4 * default_num_batch_threads() if count is None else count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, job: _Job) -> None:
+        """Queue a request; raises StatusError RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE after `close`."""
+        if self._closed:
+            raise StatusError("UNAVAILABLE", "The server is shutting down")
+        if self._jobs.qsize() >= self._waiting_max:
+            raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Answer what is queued, then end the threads."""
+        self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            runner, names, inputs, deadline_ns, done = job
+            outputs, error = _answer(runner, names, inputs, deadline_ns)
+            self._deliver([(done, outputs, error)])
+            del job, runner, inputs, outputs, done, error
+
+
+class UnbatchedSession:
+    """Runs the requests of one signature without batching; the same `submit` as a BatchingSession.
+
+    `submit` and the answers are on the event loop.
+    """
+
+    def __init__(
+        self, *, signature: Signature, runner: Runner, threads: HandlerThreads, observer: BatchObserver
+    ) -> None:
+        self._output_names = tuple(spec.name for spec in signature.outputs)
+        self._shapes = [(spec.name, InputShape(signature.name, spec)) for spec in signature.inputs]
+        self._runner = runner
+        self._threads = threads
+        self._observer = observer
+        self._unanswered = 0
+        self._closing = False
+        self._drained = threading.Event()
+
+    def submit(
+        self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
+    ) -> None:
+        """Queue one request; tensors without rows or dimensions are the model's affair here.
+
+        A request whose deadline (CLOCK_MONOTONIC) passes in the queue ends with DEADLINE_EXCEEDED and is not run.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread, INVALID_ARGUMENT for a wrong shape.
+        """
+        for name, expected in self._shapes:
+            array = inputs.get(name)
+            if array is not None and (not array.shape or array.shape[1:] not in expected.known):
+                expected.check(array.shape)
+
+        answered = False
+
+        def finish(outputs: Outputs | None, error: StatusError | None) -> None:
+            nonlocal answered
+            if not answered:  # it is called again where `done` fails
+                answered = True
+                self._unanswered -= 1
+                if self._closing and not self._unanswered:
+                    self._drained.set()
+            done(outputs, error)
+
+        names = output_names or self._output_names
+        try:
+            self._threads.put((self._runner, names, inputs, deadline_ns, finish))
+        except StatusError as error:
+            if error.code == "RESOURCE_EXHAUSTED":
+                self._observer.on_rejected("queue_full")
+            raise
+        self._unanswered += 1
+
+    def close(self) -> None:
+        """Return when the last request has been run; keeps nothing of the model. Not on the event loop."""
+        self._closing = True
+        if self._unanswered:
+            self._drained.wait()
+        self._runner = closed_runner
+
+
+def _answer(
+    runner: Runner, names: tuple[str, ...], inputs: Tensors, deadline_ns: int | None
+) -> tuple[Outputs | None, StatusError | None]:
+    if deadline_ns is not None and deadline_ns <= time.monotonic_ns():
+        return None, StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
+    try:
+        results = runner(inputs)
+        return _chosen(results, names), None
+    except StatusError as error:
+        return None, StatusError(
+            error.code, error.message
+        )  # the error's frames hold the tensors and the model
+    except Exception as error:
+        _logger.exception("a request failed")
+        return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")
+
+
+def _chosen(results: Tensors, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    missing = [name for name in names if name not in results]
+    if missing:
+        raise StatusError("INTERNAL", f"The model gave no output {missing[0]}")
+    return {name: results[name] for name in names}

@@ -1,0 +1,1 @@
+"""By which factor do the variants of a scenario differ, block by block?"""

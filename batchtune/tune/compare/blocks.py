@@ -1,0 +1,134 @@
+"""How are the variants of a scenario run, so that only what varies can make the difference?
+
+In blocks: each runs every variant once, side by side and under one seed, in an order drawn at random and mirrored in
+the next block (ABBA). A trial on a noisy host is repeated, and every attempt is kept. A variant that fails twice in a
+row is left out from then on; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import count
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import UsageError
+from batchtune.measure.statistics.paired import balanced_orders
+from batchtune.measure.validity.caveats import HOST_CODES
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune import policy
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.pace import Pace
+from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One arm of a comparison: a scenario of its own, under the name that its trials carry as their reason."""
+
+    name: str
+    scenario: Scenario
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.scenario.configuration({})
+
+    @property
+    def server_key(self) -> str:
+        """Equal for variants that one launched server can serve: they differ at most in what it takes hot."""
+        return f"{self.scenario.target.model_dump_json()} {self.configuration.flags}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The trial that is about to run: `attempt` counts from 1, `block` too."""
+
+    variant: Variant
+    block: int
+    attempt: int
+    number: int
+
+
+def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None = None) -> list[Variant]:
+    """The variants with the baseline first: the one named, else the first of the file.
+
+    Raises:
+        UsageError: fewer than two, a baseline that is none of them, or variants with different objectives.
+    """
+    if len(scenarios) < 2:
+        found = f"only {next(iter(scenarios))!r}" if scenarios else "none"
+        raise UsageError(
+            f"variants: a comparison needs two; there is {found}",
+            hint="add: variants: {without: {fixed: {enable_batching: false}}, with: {fixed: {max_batch_size: 32}}}",
+        )
+    if baseline is not None and baseline not in scenarios:
+        near = get_close_matches(baseline, scenarios, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(scenarios)}"
+        raise UsageError(f"--baseline: no variant is called {baseline!r}", hint=hint)
+    objectives = {name: scenario.objective for name, scenario in scenarios.items()}
+    if len(set(objectives.values())) > 1:
+        told = ", ".join(f"{name}: {objective}" for name, objective in objectives.items())
+        raise UsageError(f"variants: their objectives differ ({told})", hint="compare under one objective")
+    first = baseline or next(iter(scenarios))
+    names = [first, *(name for name in scenarios if name != first)]
+    return [Variant(name=name, scenario=scenarios[name]) for name in names]
+
+
+def compare(
+    variants: Sequence[Variant],
+    *,
+    blocks: int,
+    bench_of: Callable[[Variant], Bench],
+    on_turn: Callable[[Turn], None] = lambda _turn: None,
+    paces: Mapping[str, Pace] | None = None,
+) -> Iterator[FinishedTrial]:
+    """Run the blocks, yielding each trial as it ends, repeats included: `comparison` reads the last attempt.
+
+    `bench_of` is asked before every trial and may launch a server on first use; only the variant that runs is under
+    load. `paces`, by the variants' names, say how long loads must last; without them the scenario's own times hold.
+    Ends early when fewer than two variants still work.
+    """
+    working = {variant.name for variant in variants}
+    repeats_left = int(policy.COMPARE_REPEATS_SHARE * blocks * len(variants))
+    seed = variants[0].scenario.load.seed
+    number = 0
+    for block, order in enumerate(balanced_orders(variants, blocks=blocks, seed=seed), start=1):
+        if len(working) < min(2, len(variants)):
+            return
+        for variant in order:
+            if variant.name not in working:
+                continue
+            failures = 0
+            for attempt in count(1):
+                number += 1
+                turn = Turn(variant=variant, block=block, attempt=attempt, number=number)
+                on_turn(turn)
+                finished = bench_of(variant).run(_plan(turn, (paces or {}).get(variant.name)))
+                yield finished
+                if finished.trial.state == "failed":
+                    failures += 1
+                    if failures <= policy.COMPARE_RETRIES:
+                        continue
+                    working.discard(variant.name)
+                    break
+                if not is_noisy(finished.trial) or attempt > policy.REPEATS_MAX or not repeats_left:
+                    break
+                repeats_left -= 1
+
+
+def is_noisy(trial: Trial) -> bool:
+    """Whether the host disturbed it."""
+    return trial.measurement is not None and any(one.code in HOST_CODES for one in trial.measurement.caveats)
+
+
+def _plan(turn: Turn, pace: Pace | None) -> Plan:
+    return Plan(
+        number=turn.number,
+        configuration=turn.variant.configuration,
+        source="variant",
+        reason=turn.variant.name,
+        seed=turn.variant.scenario.load.seed + policy.SEED_STRIDE * turn.block,
+        block=turn.block,
+        pace=pace,
+    )

@@ -1,0 +1,111 @@
+"""How fast is a server of which nothing was measured yet, and how long will its loads be?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from batchtune.batching.parameters import Configuration
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import rounded_duration
+from batchtune.tune import policy
+from batchtune.tune.bench import Plan
+from batchtune.tune.capacity_search import capacity_plan
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.trials.pace import Pace, pace_of, times_of
+from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.trial import FinishedTrial, Source
+
+
+class TrialBench(Protocol):
+    """Whatever can run a trial."""
+
+    def run(self, plan: Plan) -> FinishedTrial: ...
+
+
+def probed_pace(
+    bench: TrialBench, scenario: Scenario, configuration: Configuration, *, clients: int | None = None
+) -> Pace:
+    """By a lone client and, where batches may be slow, by one batch as full as so many clients (None: the scenario's
+    load) make it.
+
+    The pace stays unknown where nothing was answered: the loads that follow say why.
+    """
+    clients = clients or scenario.load.concurrency or _filling_clients(scenario, configuration)
+    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=policy.PACE_PROBE_S))
+    pace = pace_of([lone.trial], scenario)
+    batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
+    if configuration.batching is None or policy.RUN_BATCHES * batch_s <= scenario.load.duration_s:
+        return pace
+    long_s = max(policy.PACE_PROBE_S, policy.WARM_UP_BATCHES * pace.lone_s)
+    full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
+    return pace_of([lone.trial, full.trial], scenario)
+
+
+def leaves_duration_open(scenario: Scenario) -> bool:
+    """Whether nobody said how long a load is to last, by its time or by its requests."""
+    return "duration_s" not in scenario.load.model_fields_set and scenario.load.requests is None
+
+
+def probed_paces(
+    variants: Sequence[Variant], *, bench_of: Callable[[Variant], TrialBench]
+) -> dict[str, Pace]:
+    """The pace of each variant by its name; those that differ in nothing but the name are probed once."""
+    by_scenario: dict[str, Pace] = {}
+    for variant in variants:
+        key = variant.scenario.model_dump_json()
+        if key not in by_scenario:
+            by_scenario[key] = probed_pace(bench_of(variant), variant.scenario, variant.configuration)
+    return {variant.name: by_scenario[variant.scenario.model_dump_json()] for variant in variants}
+
+
+def pace_text(variant: Variant, pace: Pace) -> str:
+    """`large: a batch takes 2.1 s, each run 12 s`: what its loads will take, before they are begun."""
+    if math.isnan(pace.lone_s):
+        return f"{variant.name}: a lone request was not answered"
+    times = times_of(pace, variant.scenario, variant.configuration)
+    what = "a request" if variant.configuration.batching is None else "a batch"
+    run_s = rounded_duration(run_seconds(variant, pace))
+    most = "at most " if variant.scenario.objective == "capacity" else ""
+    return f"{variant.name}: {what} takes about {rounded_duration(times.batch_s)}, each run {most}{run_s}"
+
+
+def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
+    """What so many blocks take, repeats left out."""
+    return blocks * sum(run_seconds(variant, paces[variant.name]) for variant in variants)
+
+
+def run_seconds(variant: Variant, pace: Pace) -> float:
+    """What one run of a variant takes; of a capacity the whole search, at most."""
+    scenario, configuration = variant.scenario, variant.configuration
+    if scenario.objective == "capacity":
+        search = capacity_plan(
+            scenario, configuration, source="variant", hint_rps=None, seed=scenario.load.seed, pace=pace
+        )
+        return search.seconds_max
+    return times_of(pace, scenario, configuration).run_s
+
+
+def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
+    fewest, most = policy.CALIBRATION_CLIENTS
+    if configuration.batching is None:
+        return fewest
+    requests = int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most
+    return min(max(2 * requests, fewest), most)
+
+
+def _plan(
+    scenario: Scenario, configuration: Configuration, source: Source, *, clients: int, duration_s: float
+) -> Plan:
+    """A short closed loop whose answers are waited for as those of a server of unknown speed."""
+    return Plan(
+        number=0,
+        configuration=configuration,
+        source=source,
+        reason="how fast the server is",
+        seed=scenario.load.seed,
+        concurrency=clients,
+        duration_s=duration_s,
+        pace=Pace(),
+    )

@@ -1,0 +1,181 @@
+"""What do the blocks of a comparison say: by which factor, how sure, and does batching help?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
+from batchtune.measure.statistics.paired import ratio_estimate
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain
+from batchtune.tune import policy
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.variant import (
+    QUANTILES,
+    Metric,
+    VariantFigures,
+    figure_of,
+    figures_of,
+    latency_of,
+    runs_of,
+)
+from batchtune.tune.trials.trial import Trial
+
+SCHEMA_VERSION = 1
+
+
+Outcome = Literal["different", "not distinguishable", "client-limited", "not measured"]
+Helps = Literal["yes", "hardly", "no", "not distinguishable", "client-limited", "not measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two variants, block by block: `ratio` is variant over baseline, None when no block has both."""
+
+    variant: str
+    baseline: str
+    metric: Metric
+    outcome: Outcome
+    ratio: Estimate | None
+    latency_ratios: dict[str, Estimate]
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingAnswer:
+    """Does batching help here? `pair` is with over without; all else is the same in both."""
+
+    protocol: str
+    rows_per_request: float | None
+    helps: Helps
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything that a comparison says; `pairs` are each variant against the first. `repeats` were made for noise."""
+
+    variants: tuple[VariantFigures, ...]
+    pairs: tuple[Pair, ...]
+    answers: tuple[BatchingAnswer, ...]
+    blocks: int
+    trials: int
+    repeats: int
+
+    def figures(self, name: str) -> VariantFigures:
+        return next(one for one in self.variants if one.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Safe for JSON."""
+        plain = fields_to_plain(self)
+        return {"schema_version": SCHEMA_VERSION, "batching": plain.pop("answers"), **plain}
+
+
+def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:
+    """Sum up the trials of `compare`, however many there are; the first variant is the baseline."""
+    runs = {variant.name: runs_of(trials, variant.name) for variant in variants}
+    figures = {variant.name: figures_of(variant, trials) for variant in variants}
+    by_name = {variant.name: variant for variant in variants}
+
+    def pair(baseline: str, name: str) -> Pair:
+        return _pair(by_name[baseline], by_name[name], runs=runs, figures=figures)
+
+    first = variants[0].name
+    return Comparison(
+        variants=tuple(figures.values()),
+        pairs=tuple(pair(first, variant.name) for variant in variants[1:]),
+        answers=tuple(
+            _answer(pair(off.name, on.name), figures[on.name])
+            for off in variants
+            for on in variants
+            if _same_but_for_batching(off, on)
+        ),
+        blocks=max((trial.block or 0 for trial in trials), default=0),
+        trials=len(trials),
+        repeats=len(trials) - len({(trial.reason, trial.block) for trial in trials}),
+    )
+
+
+def block_pairs(
+    before: Mapping[int, Trial], after: Mapping[int, Trial], value: Callable[[Trial], float]
+) -> list[tuple[float, float]]:
+    """(before, after) of one figure, for every block that has both."""
+    return [(value(before[block]), value(after[block])) for block in sorted(before.keys() & after.keys())]
+
+
+def _pair(
+    baseline: Variant,
+    variant: Variant,
+    *,
+    runs: Mapping[str, Mapping[int, Trial]],
+    figures: Mapping[str, VariantFigures],
+) -> Pair:
+    before, after = runs[baseline.name], runs[variant.name]
+    both = (figures[baseline.name], figures[variant.name])
+    metric = _metric(*both, objective=variant.scenario.objective)
+    ratio = ratio_estimate(block_pairs(before, after, figure_of(metric)))
+    latencies = {name: ratio_estimate(block_pairs(before, after, latency_of(name))) for name in QUANTILES}
+    outcome: Outcome = "different"
+    if ratio is None:
+        outcome = "not measured"
+    elif any(one.client_limited for one in both):
+        outcome = "client-limited"
+    elif ratio.low <= 1.0 <= ratio.high:
+        outcome = "not distinguishable"
+    return Pair(
+        variant=variant.name,
+        baseline=baseline.name,
+        metric=metric,
+        outcome=outcome,
+        ratio=ratio,
+        latency_ratios={name: one for name, one in latencies.items() if one is not None},
+        blocks=len(before.keys() & after.keys()),
+    )
+
+
+def _metric(before: VariantFigures, after: VariantFigures, *, objective: str) -> Metric:
+    if objective == "latency":
+        return "p95"
+    if objective == "capacity":
+        return "capacity"
+    rows = (before.rows_per_request, after.rows_per_request)
+    alike = None in rows or math.isclose(rows[0] or 0.0, rows[1] or 0.0, rel_tol=0.02)
+    return "throughput" if alike else "rows"
+
+
+def _same_but_for_batching(off: Variant, on: Variant) -> bool:
+    """Whether the two differ in nothing but that one batches and the other does not.
+
+    Batches that hold no two requests are no batching: such a variant is a baseline of its own.
+    """
+    if off.configuration.batching is not None or not _may_batch(on):
+        return False
+    apart = {"name", "fixed", "search", "variants"}
+    plain = [one.scenario.model_dump(exclude=apart) for one in (off, on)]
+    return plain[0] == plain[1] and off.configuration.flags == on.configuration.flags
+
+
+def _may_batch(variant: Variant) -> bool:
+    batching = variant.configuration.batching
+    if batching is None:
+        return False
+    rows = min(kind.rows or 1 for kind in variant.scenario.request.kinds())
+    return 2 * rows <= (batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
+
+
+def _answer(pair: Pair, on: VariantFigures) -> BatchingAnswer:
+    return BatchingAnswer(
+        protocol=on.protocol, rows_per_request=on.rows_per_request, helps=_helps(pair), pair=pair
+    )
+
+
+def _helps(pair: Pair) -> Helps:
+    if pair.outcome != "different" or pair.ratio is None:
+        return pair.outcome if pair.outcome != "different" else "not measured"
+    gain = 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
+    if gain < 1.0:
+        return "no"
+    return "yes" if gain >= 1.0 + policy.HARDLY else "hardly"

@@ -1,0 +1,1 @@
+"""What do all runs of a configuration say together, and which configuration leads?"""

@@ -1,0 +1,242 @@
+"""How is one load sent to the target as it is configured, and what does it measure?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from batchtune.batching.parameters import Configuration
+from batchtune.cpus import schedulable_cpus
+from batchtune.load.live import LiveAggregate
+from batchtune.load.lone_answers import with_lone_answers
+from batchtune.load.record.samples import Samples, Status
+from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
+from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
+from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.host import HostGuard
+from batchtune.measure.validity.server_settings import settings_of
+from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
+from batchtune.scenario.payloads import RequestSet, assign, build_requests
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.endpoint import Endpoint
+from batchtune.target.telemetry import Counters, ServerActivity, activity
+from batchtune.target.tfserving import ApplyRecord
+from batchtune.tune import policy
+from batchtune.wire.signature import Signature
+
+_LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
+
+
+class Target(Protocol):
+    """A launched server that takes configurations."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    @property
+    def in_force(self) -> Configuration | None: ...
+
+    def apply(self, configuration: Configuration) -> ApplyRecord: ...
+
+    def counters(self) -> Counters: ...
+
+    def signature(self, name: str) -> Signature: ...
+
+    def alive(self) -> bool: ...
+
+    def log_tail(self) -> str: ...
+
+
+class Fleet(Protocol):
+    """Load generators that run one job at a time."""
+
+    def run(
+        self,
+        job: LoadJob,
+        *,
+        on_progress: Callable[[LiveAggregate], None] | None = None,
+        should_stop: Callable[[LiveAggregate], bool] | None = None,
+    ) -> Samples: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRun:
+    """One load: `arrivals` include the warm-up; `overdue_after_s` is what live counts call late.
+
+    `whole`: every request counts, from the start to the last answer, whatever the warm-up. `timeout_s` None: the
+    request's. `batch_s` is what a batch is expected to take. `patient`: answers are waited for as long as a request may
+    take, else until they are hopelessly late for the SLO.
+    """
+
+    arrivals: Arrivals
+    warm_up_s: float
+    whole: bool = False
+    overdue_after_s: float | None = None
+    should_stop: Callable[[LiveAggregate], bool] | None = None
+    timeout_s: float | None = None
+    batch_s: float = 0.0
+    patient: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What came of one load: every request, the window that counts, and the sum.
+
+    `waited`: answers were waited for as long as a request may take, not only until they were hopelessly late.
+    """
+
+    samples: Samples
+    window: Window
+    measurement: Measurement
+    waited: bool = True
+
+
+class Loader:
+    """Sends the scenario's requests, encoded once; `sleep` waits for the server to come to rest.
+
+    With a `guard` each measurement says whether the host was quiet; `client_max_rps` tells what the client can do at
+    most with these requests, so that a measurement near it says so.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        target: Target,
+        fleet: Fleet,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        guard: HostGuard | None = None,
+        client_max_rps: Callable[[RequestSet], float] | None = None,
+    ) -> None:
+        self._scenario = scenario
+        self._target = target
+        self._fleet = fleet
+        self._sleep = sleep
+        self._guard = guard
+        self._ask_client_max_rps = client_max_rps
+        self._client_max_rps: float | None = None
+        self._requests: RequestSet | None = None
+        self._cpus = _loaded_cpus(scenario)
+
+    def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
+        """Send one load and sum it up.
+
+        Raises:
+            TargetError: the server died or cannot be reached.
+            MeasurementInvalidError: a load generator failed.
+        """
+        job = self._job(load)
+        if self._guard is not None:
+            self._guard.begin(cpus=self._cpus)
+        before = self._target.counters()
+        samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
+        after = self._target.counters()
+        moved = activity(before, after)
+        loaded_cpu_s = None if moved.server_cpu_s is None else moved.server_cpu_s + samples.client_cpu_s
+        noise = () if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s).caveats()
+        if np.isin(samples.status, _LEFT_BEHIND).any():
+            self._settle(load)
+        if load.whole:
+            window = whole_run(samples)
+        else:
+            window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=load.arrivals.duration_s)
+            if isinstance(load.arrivals, ClosedLoop):
+                window = between_answers(samples, window)
+        measurement = measure(
+            samples,
+            warm_up_s=load.warm_up_s,
+            slo=self._scenario.slo,
+            activity=moved,
+            window=window,
+            client_max_rps=self._client_max_rps,
+            notes=(
+                *noise,
+                *self._warm_up_caveats(load, window, moved),
+                *_cut_caveats(load.arrivals, samples),
+            ),
+        )
+        waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
+        return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
+
+    def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Caveat, ...]:
+        """None where a run counts from its start on purpose, or what is in force is not known."""
+        in_force = self._target.in_force
+        if in_force is None or load.whole:
+            return ()
+        return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
+
+    def _job(self, load: LoadRun) -> LoadJob:
+        request, slo = self._scenario.request, self._scenario.slo
+        requests = self._encoded()
+        limit_s = None if load.patient else max(slo.limits().values(), default=None)
+        arrivals = load.arrivals
+        timeout_s = request.timeout_s if load.timeout_s is None else load.timeout_s
+        if timeout_s != requests.timeout_s:
+            requests = replace(requests, timeout_s=timeout_s)  # it travels with a gRPC call
+        answers = request.answers
+        checked = answers.check != "status" and answers.sample > 0
+        return LoadJob(
+            endpoint=self._target.endpoint,
+            requests=requests,
+            arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
+            timeout_s=timeout_s,
+            drain_s=None if limit_s is None else min(timeout_s, policy.PATIENCE * limit_s),
+            in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
+            connections=self._scenario.load.connections,
+            check_every=max(1, round(1 / answers.sample)) if checked else 0,
+            overdue_after_s=load.overdue_after_s,
+        )
+
+    def _encoded(self) -> RequestSet:
+        """The requests, made once; then also what to expect of the answers, and what the client can do."""
+        if self._requests is not None:
+            return self._requests
+        request = self._scenario.request
+        requests = build_requests(
+            request,
+            {name: self._target.signature(name) for name in request.signatures},
+            model_name=self._target.endpoint.model_name,
+            seed=self._scenario.load.seed,
+            distinct=request.distinct,
+        )
+        if request.answers.check == "expected" and requests.expected is None:
+            requests = with_lone_answers(self._target.endpoint, requests)
+        if self._ask_client_max_rps is not None:
+            self._client_max_rps = self._ask_client_max_rps(requests)
+        self._requests = requests
+        return requests
+
+    def _settle(self, load: LoadRun) -> None:
+        """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
+        before = self._target.counters()
+        step_s = max(policy.SETTLE_STEP_S, policy.SETTLE_BATCHES * load.batch_s)
+        limit_s = max(policy.SETTLE_LIMIT_S, policy.SETTLE_STEPS_MIN * step_s)
+        for _ in range(round(limit_s / step_s)):
+            self._sleep(step_s)
+            after = self._target.counters()
+            moved = activity(before, after)
+            if not moved.batches and not sum(moved.requests_by_status.values()):
+                return
+            before = after
+
+
+def _loaded_cpus(scenario: Scenario) -> frozenset[int]:
+    """The CPUs that server and client may run on."""
+    anywhere = schedulable_cpus()
+    server, client = scenario.target.cpus, scenario.load.cpus
+    return frozenset(anywhere if server is None else server) | (
+        anywhere if client is None else frozenset(client)
+    )
+
+
+def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Caveat, ...]:
+    """Say so where the time was over before the number of requests that was asked for."""
+    asked = arrivals.requests_max if isinstance(arrivals, ClosedLoop) else None
+    if asked is None or len(samples) >= asked:
+        return ()
+    return (caveat("requests_cut", requests=len(samples), asked=asked),)

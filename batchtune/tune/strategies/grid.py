@@ -1,0 +1,47 @@
+"""In which order is every point of a space measured, several times?
+
+In blocks: each holds every point once, in an order drawn anew. What drifts on a machine, its clock, its neighbours,
+then falls on all points alike, and a point's runs lie a block apart; the spread between them is that of the machine and
+not of one moment. A search that is cut short has measured every point equally often, to one run.
+"""
+
+from __future__ import annotations
+
+import random
+
+from batchtune.tune.strategies.protocol import Outlook, Strategy
+from batchtune.tune.trials.ask import Ask
+
+
+def grid_strategy(outlook: Outlook) -> Strategy:
+    """Every point of the space once a block, `search.repeats` blocks, as far as time and trials allow.
+
+    A configuration that failed is not measured again, nor is one whose size ran out of memory. Points that mean one
+    configuration are one.
+    """
+    search = outlook.scenario.search
+    configurations = {
+        configuration: point
+        for point in reversed(list(outlook.space.points()))
+        if (configuration := outlook.space.configuration(point)) is not None
+    }
+    order = random.Random(search.seed)
+    left = list(configurations.items())
+    for block in range(1, search.repeats + 1):
+        order.shuffle(left)
+        failed = set()
+        for turn, (configuration, point) in enumerate(left, start=1):
+            if outlook.space.is_barred(configuration):
+                continue
+            if not outlook.may_propose():
+                return
+            trial = yield Ask(
+                configuration=configuration,
+                source="grid",
+                reason=f"the grid: block {block} of {search.repeats}, turn {turn} of {len(left)} in random order",
+                point=point,
+                block=block,
+            )
+            if trial.state == "failed":
+                failed.add(configuration)
+        left = [(tried, point) for tried, point in left if tried not in failed]

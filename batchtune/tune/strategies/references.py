@@ -1,0 +1,126 @@
+"""Against what is every choice compared? No batching, the server's defaults, the throughput × interval rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import BatchingParametersError
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune import policy
+from batchtune.tune.strategies.protocol import Outlook, Strategy
+from batchtune.tune.strategies.rule_formula import RuleAnswer, throughput_interval_rule
+from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.trial import Source, Trial
+
+
+def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
+    """No batching, and the server's own defaults; with the scenario's fixed server flags."""
+    flags = scenario.fixed_flags
+    return {
+        "no_batching": Configuration(batching=None, flags=flags),
+        "defaults": Configuration(batching=BatchingParameters(), flags=flags),
+    }
+
+
+def reference_points(outlook: Outlook) -> Strategy:
+    """No batching, what the rule needs and its answer, the server's defaults."""
+    references = reference_configurations(outlook.scenario)
+    yield Ask(
+        configuration=references["no_batching"],
+        source="no_batching",
+        reason="reference point: batching off",
+        point=outlook.space.locate(references["no_batching"]),
+    )
+    yield from rule_probes(outlook)
+    rule = rule_ask(outlook)
+    if rule is not None:
+        yield rule
+    yield Ask(
+        configuration=references["defaults"],
+        source="defaults",
+        reason="reference point: the server's own defaults",
+        point=outlook.space.locate(references["defaults"]),
+    )
+
+
+def rule_probes(outlook: Outlook) -> Strategy:
+    """What the rule needs to know: the latency of a lone request and, in an open loop, the throughput unbatched."""
+    off = reference_configurations(outlook.scenario)["no_batching"]
+
+    def ask(clients: int, what: str) -> Ask:
+        return Ask(
+            configuration=off,
+            source="probe",
+            reason=f"for the rule: {what}",
+            concurrency=clients,
+            duration_s=policy.RULE_PROBE_S,
+        )
+
+    yield ask(1, "latency of a lone request")
+    if outlook.scenario.load.open_loop:
+        lone_s = outlook.pace.lone_s
+        turns = policy.SATURATING_TURN_S / lone_s if lone_s > 0.0 else math.inf
+        clients = min(policy.SATURATING_CLIENTS, max(turns, policy.SATURATING_CLIENTS_MIN))
+        yield ask(int(clients), "throughput without batching")
+
+
+def rule_ask(outlook: Outlook) -> Ask | None:
+    """The rule's answer, where the probes give one that goes with what is fixed and fits into memory."""
+    scenario, space = outlook.scenario, outlook.space
+    answer = rule_answer(scenario, outlook.trials)
+    if answer is None:
+        return None
+    configuration = _overlaid(scenario, answer.point)
+    if configuration is None or space.is_barred(configuration):
+        return None
+    point = space.locate(configuration)
+    outside = "" if point else " (outside the search space)"
+    return Ask(configuration=configuration, source="rule", reason=f"{answer.explain()}{outside}", point=point)
+
+
+def rule_answer(scenario: Scenario, trials: Sequence[Trial]) -> RuleAnswer | None:
+    """What the rule says of its probes; None when they are missing or tell nothing."""
+    lone = _probe(trials, lone=True)
+    busy = _probe(trials, lone=False) if scenario.load.open_loop else _last(trials, "no_batching")
+    if lone is None or busy is None or lone.measurement is None or busy.measurement is None:
+        return None
+    rows_per_s = busy.measurement.throughput_rows_per_s.value
+    lone_latency_s = lone.measurement.latency_s["p50"].value
+    if not (math.isfinite(rows_per_s) and math.isfinite(lone_latency_s)):
+        return None
+    return throughput_interval_rule(
+        rows_per_s=rows_per_s,
+        lone_latency_s=lone_latency_s,
+        limits=scenario.slo.limits(),
+        rows_per_request=scenario.request.rows_most,
+    )
+
+
+def rule_without_waiting(outlook: Outlook) -> tuple[Configuration, dict[str, Any]] | None:
+    """The rule's size with a timeout of 0, where the space has it: behind a busy device batches grow unasked."""
+    answer = rule_answer(outlook.scenario, outlook.trials)
+    if answer is None:
+        return None
+    point = outlook.space.nearest({"max_batch_size": answer.max_batch_size, "batch_timeout_micros": 0})
+    configuration = outlook.space.configuration(point)
+    return None if configuration is None else (configuration, point)
+
+
+def _overlaid(scenario: Scenario, wanted: dict[str, Any]) -> Configuration | None:
+    point = {name: value for name, value in wanted.items() if name not in scenario.fixed}
+    try:
+        return scenario.configuration(point)
+    except BatchingParametersError:  # what is fixed does not go with it
+        return None
+
+
+def _probe(trials: Sequence[Trial], *, lone: bool) -> Trial | None:
+    probes = (trial for trial in trials if trial.source == "probe" and trial.state == "complete")
+    return next((probe for probe in probes if (probe.asked_concurrency == 1) is lone), None)
+
+
+def _last(trials: Sequence[Trial], source: Source) -> Trial | None:
+    return next((one for one in reversed(trials) if one.source == source), None)

@@ -1,0 +1,108 @@
+"""What has been measured so far, and what of an interrupted sweep answers what is asked now?
+
+A strategy is run again from its beginning when a sweep is resumed. Until it asks for something that the interrupted
+sweep did not measure, it sees the trials that it saw then and the time that had passed then, so it asks for the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from batchtune.measure.validity.caveats import HOST_CODES
+from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.trial import Trial
+
+SAME_RATE = 1e-3
+"""Rates that differ by less than this share are the same ask: a fit may differ in its last digits."""
+
+
+class Ledger:
+    """The trials in order, and the clock: seconds spent, those of the interrupted sweep included."""
+
+    def __init__(self, finished: Sequence[Trial], now_s: Callable[[], float]) -> None:
+        self._finished = list(finished)
+        self._unused = list(finished)
+        self._replaying = bool(finished)
+        self._now_s = now_s
+        self._resumed_s = now_s()
+        self.trials: list[Trial] = []
+
+    def elapsed_s(self) -> float:
+        """Seconds spent: while answering from the interrupted sweep, those that it had spent by then."""
+        if self._replaying:
+            return _spent_s(self.trials)
+        return _spent_s(self._finished) + self._now_s() - self._resumed_s
+
+    def answer(self, ask: Ask) -> Trial | None:
+        """The trial of the interrupted sweep that answers this ask, each at most once; None ends the replay."""
+        found = next((one for one in self._unused if is_answer(one, ask)), None)
+        if found is None:
+            self.end_replay()
+            return None
+        attempts = [found, *self._repeats_of(found)]
+        self._unused = [one for one in self._unused if one not in attempts]
+        if self._replaying:
+            self.trials += attempts
+        return attempts[-1]
+
+    def end_replay(self) -> None:
+        """From here on everything of the interrupted sweep is seen, and real time counts."""
+        if self._replaying:
+            self._replaying = False
+            self._resumed_s = self._now_s()
+            self.trials = list(self._finished)
+
+    def append(self, trial: Trial) -> None:
+        self.end_replay()
+        self.trials.append(trial)
+
+    def next_number(self) -> int:
+        return 1 + max((one.number for one in (*self._finished, *self.trials)), default=0)
+
+    def _repeats_of(self, trial: Trial) -> list[Trial]:
+        chain = [trial]
+        for one in self._unused:
+            if one.repeat_of == chain[-1].number:
+                chain.append(one)
+        return chain[1:]
+
+
+def _spent_s(trials: Sequence[Trial]) -> float:
+    """What a sweep had spent after these; of a ledger that does not say it what the trials took."""
+    known = [trial.elapsed_s for trial in trials if trial.elapsed_s is not None]
+    return max(known) if known else sum(trial.seconds for trial in trials)
+
+
+def is_answer(trial: Trial, ask: Ask) -> bool:
+    """Whether this trial was run for such an ask: same configuration, source, block, rate, clients and length."""
+    return (
+        trial.repeat_of is None
+        and trial.configuration == ask.configuration
+        and trial.source == ask.source
+        and trial.block == ask.block
+        and trial.asked_concurrency == ask.concurrency
+        and trial.asked_duration_s == ask.duration_s
+        and _same(trial.asked_rate_rps, ask.rate_rps)
+    )
+
+
+def is_spoilt(trial: Trial) -> bool:
+    """Whether host or client spoilt its figures; a search for a capacity repeats its own probes."""
+    if trial.measurement is None or trial.probes:
+        return False
+    if trial.measurement.verdict is None:
+        return any(one.code in HOST_CODES for one in trial.measurement.caveats)
+    return trial.measurement.verdict in ("INVALID", "NOISY")
+
+
+def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that count: of a spoilt one and its repeats the last."""
+    superseded = {one.repeat_of for one in trials}
+    return [one for one in trials if one.number not in superseded]
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=SAME_RATE)

@@ -1,0 +1,220 @@
+"""How long must a load last on a server as slow, or as fast, as this one?
+
+Read from the trials so far: the latency of a lone request, then the time of a batch by its rows. Until a batch was
+seen, rows are taken to cost what a lone request costs each, which no server exceeds by much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from batchtune.batching.parameters import Configuration
+from batchtune.measure.slo import primary_limit
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune import policy
+from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.trial import Trial
+
+_LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """`lone_s` is the latency of a lone request of `lone_rows` rows, NaN before one was answered; `batch_s_by_rows` the
+    least mean execution time of the batches seen, in rising order of rows."""
+
+    lone_s: float = math.nan
+    lone_rows: int = 1
+    batch_s_by_rows: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a batch of more than one request was seen."""
+        return any(rows > self.lone_rows for rows in self.batch_s_by_rows)
+
+    def batch_s(self, rows: float) -> float:
+        """Time of a batch: between the sizes seen, beyond them on the last slope; 0 while nothing is known."""
+        points = sorted(self.batch_s_by_rows.items())
+        if math.isfinite(self.lone_s) and not any(size <= self.lone_rows for size, _ in points):
+            points.insert(0, (self.lone_rows, self.lone_s))
+        if not points:
+            return 0.0
+        if len(points) == 1:
+            size, seconds = points[0]
+            return seconds * max(rows / size, 1.0)
+        if rows <= points[0][0]:
+            return points[0][1]
+        above = next((at for at, (size, _) in enumerate(points) if size >= rows), len(points) - 1)
+        (low, low_s), (high, high_s) = points[above - 1 : above + 1]
+        return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s)
+
+    def turn_s(self, in_flight_rows: float, size: float) -> float:
+        """How long the last of so many rows waits for its answer, where batches of this size run one by one."""
+        size = max(min(size, in_flight_rows), 1.0)
+        return math.ceil(in_flight_rows / size) * self.batch_s(size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Of one load, in seconds: what is thrown away, what counts, how long an answer is waited for.
+
+    `batch_s` is what a batch of it is expected to take, `turn_s` how long the last in the queue waits.
+    """
+
+    warm_up_s: float
+    duration_s: float
+    timeout_s: float
+    batch_s: float = 0.0
+    turn_s: float = 0.0
+
+    @property
+    def run_s(self) -> float:
+        """What such a run takes in all, the last answers included."""
+        return self.warm_up_s + self.duration_s + self.turn_s
+
+
+def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
+    """What these trials tell of the server's speed; of each size the shortest mean: more threads share the device."""
+    lone_s = math.nan
+    shortest_s: dict[int, float] = {}
+    for trial in trials:
+        measured = trial.measurement
+        if measured is None:
+            continue
+        if trial.source == "probe" and trial.asked_concurrency == 1:
+            lone_s = measured.latency_s["p50"].value
+        if measured.server is None or trial.configuration.batching is None:
+            continue
+        times_s = measured.server.execution_s_by_rows
+        if not times_s and trial.source == "calibration" and measured.throughput_rows_per_s.value > 0.0:
+            size = in_force(trial.configuration, "max_batch_size")
+            times_s = {size: size / measured.throughput_rows_per_s.value}
+        for rows, seconds in times_s.items():
+            shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
+    return Pace(
+        lone_s=lone_s if math.isfinite(lone_s) else math.nan,
+        lone_rows=scenario.request.rows_most,
+        batch_s_by_rows=_alone_on_the_device(shortest_s),
+    )
+
+
+def _alone_on_the_device(batch_s_by_rows: Mapping[int, float]) -> dict[int, float]:
+    """No batch takes longer than one of more rows: where it seems to, other threads had the device meanwhile."""
+    least_s = math.inf
+    alone_s: dict[int, float] = {}
+    for rows in sorted(batch_s_by_rows, reverse=True):
+        least_s = alone_s[rows] = min(least_s, batch_s_by_rows[rows])
+    return dict(sorted(alone_s.items()))
+
+
+def times_of(
+    pace: Pace,
+    scenario: Scenario,
+    configuration: Configuration,
+    *,
+    clients: int | None = None,
+    rate_rps: float | None = None,
+    short_s: float | None = None,
+    fresh: bool = False,
+    budget_s: float | None = None,
+) -> Times:
+    """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
+
+    `short_s` is the measured part of a probe, longer where few batches would fit, and its warm-up is short. Times that
+    the scenario sets itself stay, but for probes, and for a `fresh` run at the capacity claimed: it lasts FRESH_BATCHES
+    where its share of the budget allows that. `budget_s` is what the sweep may take in all; None: the scenario's.
+    """
+    load = scenario.load
+    closed = clients if clients is not None or load.open_loop else load.concurrency
+    rate_rps = None if closed is not None else rate_rps or load.rate_rps
+    rows = _batch_rows(scenario, configuration, clients=closed, rate_rps=rate_rps)
+    batch_s = pace.batch_s(rows)
+    warm_up_s = load.warm_up_s
+    if short_s is not None:
+        warm_up_s = min(warm_up_s, policy.PROBE_WARM_UP_S)
+    if short_s is not None or "warm_up_s" not in load.model_fields_set:
+        warm_up_s = max(warm_up_s, policy.WARM_UP_BATCHES * batch_s)
+    if short_s is not None:
+        duration_s = short_s if closed is None else max(short_s, policy.PROBE_BATCHES * batch_s)
+    else:
+        duration_s = load.duration_s
+        if "duration_s" not in load.model_fields_set and load.arrivals not in _LASTING_AS_LONG_AS_ASKED:
+            requests_s = policy.RUN_REQUESTS / rate_rps if rate_rps else 0.0
+            wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
+            duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
+    if fresh and rate_rps is not None:
+        share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * (budget_s or most_budget_s(scenario))
+        duration_s = max(duration_s, min(policy.FRESH_BATCHES * batch_s, share_s))
+    in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
+    turn_s = pace.turn_s(in_flight, rows)
+    timeout_s = scenario.request.timeout_s
+    if "timeout_s" not in scenario.request.model_fields_set:
+        patience_s = policy.TIMEOUT_TURNS * turn_s
+        if math.isnan(pace.lone_s):
+            patience_s = policy.LONE_TIMEOUT_S
+        timeout_s = max(timeout_s, min(patience_s, policy.TIMEOUT_MAX_S))
+    return Times(
+        warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
+    )
+
+
+def rung_load(
+    pace: Pace, scenario: Scenario, configuration: Configuration, rate_rps: float
+) -> tuple[float, float]:
+    """Rate and measured seconds of a run at one rate of a search for a capacity: enough for a verdict.
+
+    Where the scenario's own duration holds fewer than RATE_REQUESTS_MIN requests the rate is raised to so many.
+    """
+    usual_s = min(scenario.load.duration_s, policy.RUNG_S)
+    rows = _batch_rows(scenario, configuration, clients=None, rate_rps=rate_rps)
+    enough_s = max(policy.RUNG_REQUESTS / rate_rps, policy.PROBE_BATCHES * pace.batch_s(rows))
+    enough_s = min(enough_s, _most_s(scenario))
+    if "duration_s" in scenario.load.model_fields_set:
+        enough_s = min(enough_s, scenario.load.duration_s)
+    duration_s = max(usual_s, enough_s)
+    return max(rate_rps, policy.RATE_REQUESTS_MIN / duration_s), duration_s
+
+
+def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:
+    """Rows of the largest batch that the scenario's traffic can fill, of sizes up to `largest`."""
+    load, limit = scenario.load, primary_limit(scenario.slo)
+    rows = scenario.request.rows_most
+    if load.concurrency is not None:
+        return max(min(largest, load.concurrency * rows), rows)
+    seen = [size for size in pace.batch_s_by_rows if size <= largest]
+    if limit is None or not seen:
+        return max(seen, default=largest)
+    if pace.batch_s(largest) <= limit.seconds:
+        return largest
+    kept = [size for size in seen if pace.batch_s(size) <= limit.seconds]
+    return max(kept, default=min(seen))
+
+
+def most_budget_s(scenario: Scenario) -> float:
+    """What a sweep may take at most before its plan is made: where nobody gave a time, the server's pace decides it."""
+    search = scenario.search
+    budget_s = search.time_budget_s if search.budget_is_given else None
+    return budget_s or policy.TIME_BUDGET_MAX_S
+
+
+def _most_s(scenario: Scenario) -> float:
+    """The longest load that leaves time for others, where it is not the scenario's own."""
+    return policy.RUN_SHARE * most_budget_s(scenario)
+
+
+def _batch_rows(
+    scenario: Scenario, configuration: Configuration, *, clients: int | None, rate_rps: float | None
+) -> float:
+    """Rows that a batch of this traffic can hold: no more than are under way, or arrive while one may wait."""
+    rows = scenario.request.rows_most
+    if configuration.batching is None:
+        return rows
+    size = float(in_force(configuration, "max_batch_size"))
+    limit = primary_limit(scenario.slo)
+    if clients is not None:
+        size = min(size, float(clients * rows))
+    elif rate_rps is not None and limit is not None:
+        size = min(size, rate_rps * limit.seconds * rows)
+    return max(size, float(rows))

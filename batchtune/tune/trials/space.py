@@ -1,0 +1,183 @@
+"""Which points may the search propose, and where does a configuration lie among them?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from batchtune.batching.parameters import (
+    DEFAULT_BATCH_TIMEOUT_MICROS,
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_ENQUEUED_BATCHES,
+    Configuration,
+    default_num_batch_threads,
+)
+from batchtune.errors import BatchingParametersError
+from batchtune.scenario.spec.knobs import KNOBS, server_flags
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search import ListSpace, RangeSpace
+
+_SIZE = "max_batch_size"
+_DEFAULTS: Mapping[str, Any] = {
+    "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
+    "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
+    "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES,
+}
+
+
+def _defaults(cpus: Collection[int] | None) -> dict[str, Any]:
+    """The server's, when it may run on `cpus`; None: on those of this process."""
+    return {**_DEFAULTS, "num_batch_threads": default_num_batch_threads(cpus)}
+
+
+class Space:
+    """The scenario's search space, a grid: a point maps each knob's name to its value.
+
+    Samplers see `indices`, one ordinal number a knob in the order of `shape`. Sizes may be barred while a search runs;
+    no strategy proposes them from then on.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._ceiling_rows = math.inf
+        self._scenario = scenario
+        self._search = scenario.search
+        self._defaults = _defaults(scenario.target.cpus)
+        self._rows_per_request = scenario.request.rows_most
+        self.shape: Mapping[str, int] = {
+            name: len(knob.values) for name, knob in scenario.search.space.items()
+        }
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape.values())
+
+    @property
+    def open_shape(self) -> Mapping[str, int]:
+        """The shape without the sizes that are barred, one value of each knob at least."""
+        return {name: max(len(self._open_values(name)), 1) for name in self.shape}
+
+    def bar(self, ceiling_rows: float) -> None:
+        """Propose no batches of so many rows or more: they run out of memory. Where no size is searched nothing is."""
+        if _SIZE in self.shape:
+            self._ceiling_rows = ceiling_rows
+
+    def is_barred(self, configuration: Configuration) -> bool:
+        """Whether its batches may hold as many rows as have run out of memory."""
+        return configuration.batching is not None and in_force(configuration, _SIZE) >= self._ceiling_rows
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        yield from self._search.grid()
+
+    def point(self, indices: Sequence[int]) -> dict[str, Any]:
+        return dict(self._search.point_from_indices(indices))
+
+    def indices(self, point: Mapping[str, Any]) -> tuple[int, ...]:
+        return self._search.indices_of_point(point)
+
+    def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
+        """The configuration of a point; None when no server would accept it, it refuses the scenario's requests or its
+        size is barred."""
+        configuration = self._accepted(point)
+        return None if configuration is None or self.is_barred(configuration) else configuration
+
+    def _accepted(self, point: Mapping[str, Any]) -> Configuration | None:
+        try:
+            configuration = self._scenario.configuration(point)
+        except BatchingParametersError:
+            return None
+        return configuration if in_force(configuration, _SIZE) >= self._rows_per_request else None
+
+    def _open_values(self, name: str) -> Sequence[Any]:
+        values = self._search.space[name].values
+        if name != _SIZE:
+            return values
+        return [value for value in values if not (isinstance(value, int) and value >= self._ceiling_rows)]
+
+    def locate(self, configuration: Configuration) -> dict[str, Any] | None:
+        """The point that means this configuration, absent parameters read as the server's defaults; else None."""
+        if configuration.batching is None:
+            return None
+        cpus = self._scenario.target.cpus
+        point = {
+            name: _value_among(knob, configuration, name, cpus=cpus)
+            for name, knob in self._search.space.items()
+        }
+        try:
+            self.indices(point)
+        except ValueError:
+            return None
+        meant = self._accepted(point)
+        return point if meant is not None and self._filled(meant) == self._filled(configuration) else None
+
+    def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
+
+        A knob whose values are no numbers gives its first one; a barred size is left out unless all are.
+        """
+        point = {}
+        for name, knob in self._search.space.items():
+            value = wanted.get(name, self._defaults.get(name))
+            values = self._open_values(name) or knob.values
+            numbers = [
+                number
+                for number in values
+                if isinstance(number, int | float) and not isinstance(number, bool)
+            ]
+            near = numbers and isinstance(value, int | float)
+            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else values[0]
+        return point
+
+    def _filled(self, configuration: Configuration) -> Configuration:
+        """With the server's defaults spelt out."""
+        batching = configuration.batching
+        if batching is None:
+            return configuration
+        absent = {name: value for name, value in self._defaults.items() if getattr(batching, name) is None}
+        return replace(configuration, batching=replace(batching, **absent))
+
+    def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+        """Euclidean over the indices, each knob's extent counting as 1."""
+        steps = zip(self.indices(one), self.indices(other), self.shape.values(), strict=True)
+        return math.hypot(*((here - there) / max(count - 1, 1) for here, there, count in steps))
+
+
+def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether every knob of the space has, by name or by the server's default, a value that the space allows.
+
+    Between the ends of a range any value does; of a list only its own. No batching is inside whatever the space.
+    """
+    if configuration.batching is None:
+        return True
+    for name, knob in scenario.search.space.items():
+        value = _value_among(knob, configuration, name, cpus=scenario.target.cpus)
+        if isinstance(knob, RangeSpace):
+            if not (isinstance(value, int | float) and knob.low <= value <= knob.high):
+                return False
+        elif value not in knob.values:
+            return False
+    return True
+
+
+def _value_among(
+    knob: ListSpace | RangeSpace, configuration: Configuration, name: str, *, cpus: Collection[int] | None
+) -> Any:
+    """What is in force, as the space writes it: a configuration keeps flags as texts, and batching as being there."""
+    if name == "enable_batching":
+        return True
+    value = in_force(configuration, name, cpus=cpus)
+    if name in KNOBS:
+        return value
+    return next((one for one in knob.values if server_flags({name: one})[0][1] == value), value)
+
+
+def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
+    """The parameter or flag if present, else the server's default; None when that is unknown.
+
+    `cpus` are those that the server may run on (`target.cpus`), which the default of num_batch_threads follows.
+    """
+    value = getattr(configuration.batching, name, None)
+    if value is None or value == ():
+        value = dict(configuration.flags).get(name.lstrip("-"), _defaults(cpus).get(name))
+    return value

@@ -1,0 +1,153 @@
+"""What did one trial try, why, and what came of it?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from batchtune.batching.parameters import Configuration
+from batchtune.load.record.samples import Samples
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain, from_plain
+from batchtune.tune import policy
+
+SCHEMA_VERSION = 1
+"""Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
+
+Source = Literal[
+    "no_batching",
+    "defaults",
+    "rule",
+    "guide",
+    "grid",
+    "sampler",
+    "twin",
+    "race",
+    "probe",
+    "calibration",
+    "confirm",
+    "variant",
+    "load",
+]
+"""Who proposed it: a reference point, the rule, TF Serving's guide, the grid, the sampler or the twin; the `race`
+measures survivors again. A `probe` feeds the rule and a `calibration` the twin; both are no candidates. A `confirm` is
+a fresh run, made after the choice, of a configuration that was measured before. A `variant` of a comparison proposes
+nothing: its `reason` is the variant's name, its `block` the round in which it ran. A `load` is a point of a load test,
+which chooses nothing."""
+
+NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "calibration", "load"))
+"""Trials that feed the rule or the twin, under loads of their own: they say nothing of the objective."""
+
+REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
+"""Trials of what was tried before: they do not count against a budget of configurations."""
+
+State = Literal["complete", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One rate tried on the way to a capacity: whether it met the SLO, and what it measured."""
+
+    rate_rps: float
+    met: bool
+    latency_s: dict[str, float]
+    error_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One configuration under load, once.
+
+    `number` counts from 1 and names the samples file. `point` is the point of the search space, None when the
+    configuration lies outside it. `objective` is throughput in requests/s, p95 in seconds or capacity in requests/s,
+    as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when met. `block`
+    numbers the round of runs made side by side under one seed. `seconds` is everything it took, from applying the
+    parameters to the measurement. The `asked_` values are those that replaced the scenario's; `repeat_of` is the number
+    of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's words, one for
+    each class of error. `elapsed_s` is what its sweep had spent of the budget when it ended, thinking included; None: a
+    ledger of before, or no sweep.
+    """
+
+    number: int
+    configuration: Configuration
+    source: Source
+    reason: str
+    state: State
+    seconds: float
+    started_utc: str
+    seed: int
+    failure: str | None = None
+    point: dict[str, Any] | None = None
+    block: int | None = None
+    rate_rps: float | None = None
+    concurrency: int | None = None
+    objective: Estimate | None = None
+    constraints: dict[str, float] = field(default_factory=dict)
+    feasible: bool = False
+    measurement: Measurement | None = None
+    probes: tuple[Probe, ...] = ()
+    asked_rate_rps: float | None = None
+    asked_concurrency: int | None = None
+    asked_duration_s: float | None = None
+    repeat_of: int | None = None
+    error_texts: dict[str, str] = field(default_factory=dict)
+    elapsed_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version, a key that is missing, or a value of the wrong type.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        try:
+            # An older ledger has these names in capitals, and those of the errors not.
+            texts = {name.lower(): text for name, text in values.get("error_texts", {}).items()}
+            return from_plain(cls, {**values, "error_texts": texts})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a trial: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedTrial:
+    """A trial and the requests behind it; `samples` is None when it failed before any was sent."""
+
+    trial: Trial
+    samples: Samples | None
+
+
+def violations(
+    latency_s: Mapping[str, float], error_ratio: float, *, limits: Mapping[str, float], error_limit: float
+) -> dict[str, float]:
+    """How far each promise is missed, as a share of it: at most 0 when kept.
+
+    Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
+    samplers compare constraints by position. An undefined quantile counts as missed by policy.WORST_VIOLATION.
+    """
+    found = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
+    found["errors"] = (
+        _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, policy.WORST_VIOLATION)
+    )
+    return found
+
+
+def is_feasible(constraints: Mapping[str, float]) -> bool:
+    """Whether every promise is kept."""
+    return all(value <= 0.0 for value in constraints.values())
+
+
+def _relative(value: float, limit: float) -> float:
+    if math.isnan(value):
+        return policy.WORST_VIOLATION
+    return min(value / limit - 1.0, policy.WORST_VIOLATION)

@@ -1,0 +1,184 @@
+"""Which server would have shown these measurements?
+
+The server's own histograms give the execution times, freed of the contention of several batch threads; what passes
+outside the execution (front end, threads, network) is fitted by simulation, together with small corrections of the
+times (tuning.md 3.1). A server that tells nothing is fitted from latencies and throughput alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import TwinError
+from batchtune.measure.measurement import Measurement
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import percentage, rounded_duration
+from batchtune.twin.calibration.cross_validation import left_out_error
+from batchtune.twin.calibration.least_squares import Draws, draws_around, laws_to_try
+from batchtune.twin.calibration.targets import Seen, merged, seen_of
+from batchtune.twin.model.traffic import Traffic, traffic_of
+from batchtune.twin.model.twin import FitError, Twin
+from batchtune.twin.simulator.replica import Batcher, batcher_of
+
+FEWEST_REQUESTS = 3
+"""Of a lone client; of a closed loop each client must have been answered once."""
+
+FEWEST_REQUESTS_OPEN = 20
+"""Of an open loop, whose few arrivals say as much of chance as of the server."""
+
+ROUNDS = 4
+"""So many answers of each client are asked of a run that is too short."""
+
+MOST_ERRORS_RATIO = 0.01
+CLIENT_SPOILS = frozenset({"client_behind", "client_busy"})
+
+Unusable = Literal["few answers", "errors", "overload", "client", "no load"]
+
+_WORDS: Final[Mapping[Unusable, str]] = {
+    "few answers": "ended before every client was answered once",
+    "errors": f"had errors in more than {percentage(MOST_ERRORS_RATIO)} of the requests",
+    "overload": "were above what the server completes",
+    "client": "were limited by the load generator",
+    "no load": "tell neither clients nor a rate",
+}
+
+MOST_OBSERVATIONS = 40
+"""Of a longer ledger the latest count: the server that is to be predicted is the one of now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One measurement under known parameters; `traffic` None: its closed loop or rate, with Poisson arrivals."""
+
+    batcher: Batcher
+    measurement: Measurement
+    rows_per_request: int = 1
+    traffic: Traffic | None = None
+
+
+def observation_of(configuration: Configuration, measurement: Measurement, scenario: Scenario) -> Observation:
+    """A trial's measurement, under the scenario's kinds of request and pattern of arrivals."""
+    clients = measurement.concurrency
+    rate_rps = None if clients is not None else measurement.offered_rps
+    traffic = traffic_of(scenario, rate_rps=rate_rps, concurrency=clients)
+    return Observation(
+        batcher=batcher_of(configuration, cpus=scenario.target.cpus),
+        measurement=measurement,
+        rows_per_request=max(round(traffic.mean_rows), 1),
+        traffic=traffic,
+    )
+
+
+def usable(observation: Observation) -> bool:
+    """Whether a measurement tells of a server that keeps up, without the client in the way."""
+    return unusable_for(observation) is None
+
+
+def unusable_for(observation: Observation) -> Unusable | None:
+    """Why a measurement cannot be used; None: it can.
+
+    A closed loop tells the time of a batch as soon as each client was answered once, however slow the model is.
+    """
+    measured = observation.measurement
+    clients = measured.concurrency
+    if measured.error_ratio > MOST_ERRORS_RATIO:
+        return "errors"
+    if any(noted.code == "growing_backlog" for noted in measured.caveats):
+        return "overload"
+    if any(noted.code in CLIENT_SPOILS for noted in measured.caveats):
+        return "client"
+    if clients is None and measured.offered_rps is None:
+        return "no load"
+    fewest = FEWEST_REQUESTS_OPEN if clients is None else max(FEWEST_REQUESTS, clients)
+    answered = measured.throughput_rps.value > 0.0 and math.isfinite(measured.latency_s["p50"].value)
+    return None if measured.requests >= fewest and answered else "few answers"
+
+
+def calibrate(
+    observations: Sequence[Observation], *, seed: int = 1, draws: int = 30, test: bool = True
+) -> Twin:
+    """Fit a twin; `draws` readings carry the uncertainty, that between runs included.
+
+    `test` False skips the prediction of trials left out (the costly half); the twin then may only share.
+
+    Raises:
+        TwinError: nothing that can be fitted, with a hint.
+    """
+    seen = _seen(observations)
+    fitted = laws_to_try(seen)
+    error = left_out_error(seen, fitted[0]) if test else _untested()
+    drawn: Draws = draws_around(fitted, error, count=draws, rng=np.random.default_rng(seed))
+    return Twin(
+        best_fit=drawn.best,
+        fits=drawn.fits,
+        rows_max=max(max(one.rows_seen) for one in seen),
+        threads_max=max(one.threads_seen for one in seen),
+        error=error,
+        observations=sum(usable(one) for one in observations),
+    )
+
+
+def _seen(observations: Sequence[Observation]) -> list[Seen]:
+    found = [one for one in observations if usable(one)][-MOST_OBSERVATIONS:]
+    if not found:
+        raise _nothing_usable(observations)
+    groups: dict[tuple[Batcher, Traffic], list[Seen]] = {}
+    for one in found:
+        traffic = one.traffic or _plain(one)
+        groups.setdefault((one.batcher, traffic), []).append(seen_of(one.batcher, traffic, one.measurement))
+    return [merged(runs) for runs in groups.values()]
+
+
+def _plain(observation: Observation) -> Traffic:
+    measured = observation.measurement
+    clients = measured.concurrency
+    return Traffic(
+        clients=clients,
+        rate_rps=None if clients is not None else measured.offered_rps,
+        rows=(observation.rows_per_request,),
+    )
+
+
+def _untested() -> FitError:
+    return FitError(
+        p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
+    )
+
+
+def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
+    reasons = Counter(reason for one in observations if (reason := unusable_for(one)) is not None)
+    told = ", ".join(f"{count} {_WORDS[reason]}" for reason, count in reasons.most_common())
+    return TwinError(
+        f"no measurement of {len(observations)} can calibrate the model of the server: {told or 'there is none'}",
+        hint=_what_would_help(observations, reasons),
+    )
+
+
+def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusable]) -> str:
+    if not reasons:
+        return "measure some configurations in closed loops"
+    match reasons.most_common(1)[0][0]:
+        case "few answers":
+            means_s = [one.measurement.latency_mean_s for one in observations]
+            slowest_s = max((seconds for seconds in means_s if math.isfinite(seconds)), default=math.nan)
+            if math.isnan(slowest_s):
+                return "no request was answered in time: give a longer load.duration and search.budget.time"
+            return (
+                f"requests took up to {rounded_duration(slowest_s)}: give a load.duration of "
+                f"{rounded_duration(ROUNDS * slowest_s)} or more, and a search.budget.time for a dozen of such runs"
+            )
+        case "errors":
+            return "see why the requests failed; where they only took too long, raise request.timeout"
+        case "overload":
+            return "measure closed loops, or rates below what the server completes"
+        case "client":
+            return "give the load generator more CPUs or processes"
+        case "no load":
+            return "measure closed loops, or at a fixed rate"

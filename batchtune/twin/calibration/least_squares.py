@@ -1,0 +1,227 @@
+"""Which parameters make the simulated server show what was measured?
+
+Damped least squares (Levenberg, Marquardt) on logarithms, with priors; derivatives by differences of simulations with
+common random numbers. Other readings that fit about as well come from the curvature at the solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.twin.calibration.parameters import CONTENTION, SCALARS, WAKE, Law, laws
+from batchtune.twin.calibration.targets import THROUGHPUT_BETWEEN_SD, Seen
+from batchtune.twin.model.play import enough_requests, play
+from batchtune.twin.model.reading import Fitted, rows_needed, timed
+from batchtune.twin.model.twin import FitError
+from batchtune.twin.simulator.summary import Summary
+
+STEPS: Final = 8
+DAMPING: Final = 0.02
+CONVERGED: Final = 0.003
+FIT_REQUESTS: Final = (2_000, 8_000)
+"""Fewest and most requests of a simulation within the fit."""
+
+_GOLDEN: Final = 0.6180339887498949
+"""Multiples of it fill the interval from 0 to 1 evenly, however many there are."""
+
+_STEP: Final = 0.12
+_FACTOR_STEP: Final = 0.04
+_QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A law with the vector that fits best, `misfit` (sum of squares, priors included) and its covariance.
+
+    `scale`: by how much the squares exceed what was expected of them, at least 1; it is in the covariance.
+    `slopes`: of the residuals of each measurement, (targets, parameters).
+    """
+
+    law: Law
+    theta: NDArray[np.float64]
+    misfit: float
+    scale: float
+    covariance: NDArray[np.float64]
+    slopes: tuple[NDArray[np.float64], ...]
+
+    @property
+    def reading(self) -> Fitted:
+        return self.law.reading(self.theta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    best: Fitted
+    fits: tuple[Fitted, ...]
+
+
+def laws_to_try(seen: Sequence[Seen]) -> list[Solution]:
+    """Each law that the measurements allow, fitted; the best first."""
+    return sorted((solve(law, seen) for law in laws(seen)), key=lambda one: one.misfit)
+
+
+def solve(law: Law, seen: Sequence[Seen]) -> Solution:
+    """Least squares from the law's own start."""
+    theta = law.start
+    residuals, slopes = _linearised(law, theta, seen)
+    misfit, damping = _misfit(law, theta, residuals), DAMPING
+    for _ in range(STEPS):
+        tried = theta + _step(law, theta, residuals, np.concatenate(slopes), damping)
+        tried_misfit = _misfit(law, tried, _residuals(law, tried, seen))
+        if tried_misfit >= misfit:
+            damping *= 6.0
+            continue
+        gained = misfit - tried_misfit
+        theta, misfit, damping = tried, tried_misfit, damping / 4.0
+        residuals, slopes = _linearised(law, theta, seen)
+        if gained < CONVERGED * misfit:
+            break
+    together = np.concatenate(slopes)
+    spare = max(len(residuals) - len(theta), 0.5 * len(residuals))
+    curvature = together.T @ together + np.diag(1.0 / law.sd**2)
+    scale = max(1.0, misfit / spare)
+    return Solution(
+        law=law,
+        theta=theta,
+        misfit=misfit,
+        scale=scale,
+        covariance=np.asarray(np.linalg.inv(curvature), dtype=np.float64) * scale,
+        slopes=tuple(slopes),
+    )
+
+
+def solve_again(
+    law: Law, seen: Sequence[Seen], near: Solution, slopes: Sequence[NDArray[np.float64]]
+) -> Fitted:
+    """Least squares of fewer measurements from the solution of all, with its slopes: two steps."""
+    theta, together = near.theta, np.concatenate(slopes)
+    for _ in range(2):
+        theta = theta + _step(law, theta, _residuals(law, theta, seen), together, DAMPING)
+    return law.reading(theta)
+
+
+def draws_around(
+    solutions: Sequence[Solution], error: FitError, *, count: int, rng: np.random.Generator
+) -> Draws:
+    """`count` readings from the normal approximation, each slower or faster as a whole as runs differ.
+
+    Each law has as many of them, evenly mixed, as it is likely. The spread of a run is at least the usual one between
+    runs, and as large as the error on trials left out.
+    """
+    known = [one for one in (error.throughput_ratio, 0.7 * error.p95_ratio) if not np.isnan(one)]
+    run_sd = max([THROUGHPUT_BETWEEN_SD, *known])
+    up_to = np.cumsum(_likely(solutions))
+    fits = []
+    for at in range(count):
+        solution = solutions[
+            min(int(np.searchsorted(up_to, at * _GOLDEN % 1.0, side="right")), len(up_to) - 1)
+        ]
+        root = np.linalg.cholesky(solution.covariance + 1e-12 * np.eye(len(solution.theta)))
+        theta = solution.theta + root @ rng.standard_normal(len(solution.theta))
+        theta[:CONTENTION] = (
+            np.clip(theta[:CONTENTION] - solution.theta[:CONTENTION], -2.0, 2.0)
+            + (solution.theta[:CONTENTION])
+        )
+        reading = solution.law.reading(theta)
+        slower = np.full(len(reading.service_time.rows), np.exp(run_sd * rng.standard_normal()))
+        fits.append(replace(reading, service_time=reading.service_time.scaled(slower)))
+    return Draws(best=solutions[0].reading, fits=tuple(fits))
+
+
+def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
+    """The probability of each law, all equally likely before; a poor best fit makes none surer than it deserves."""
+    off = np.array([one.misfit for one in solutions]) / min(one.scale for one in solutions)
+    weights = np.exp(-0.5 * (off - off.min()))
+    return np.asarray(weights / weights.sum())
+
+
+def simulated(seen: Seen, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:
+    """log throughput, p50, p95 and mean batch of each reading; all must get up equally fast."""
+    rows_max = rows_needed(seen.batcher, seen.traffic)
+    played = play(
+        timed(seen.batcher, readings[0].wake_s),
+        seen.traffic,
+        [one.device(rows_max, rate_rps=seen.rate_rps) for one in readings],
+        quantiles=tuple(_QUANTILES.values()),
+        requests=_requests(seen),
+    )
+    return _logs(played)
+
+
+def _logs(played: Summary) -> dict[str, NDArray[np.float64]]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {name: np.log(played.latency_s[:, at]) for at, name in enumerate(_QUANTILES)}
+        found["throughput"] = np.log(played.throughput_rps)
+        found["batch_rows"] = np.log(played.mean_batch_rows)
+    return {name: np.nan_to_num(values, nan=5.0, posinf=5.0, neginf=-20.0) for name, values in found.items()}
+
+
+def _requests(seen: Seen) -> int:
+    fewest, most = FIT_REQUESTS
+    return int(min(max(enough_requests(seen.batcher, seen.traffic) // 2, fewest), most))
+
+
+def _residuals(law: Law, theta: NDArray[np.float64], seen: Sequence[Seen]) -> NDArray[np.float64]:
+    reading = law.reading(theta)
+    return np.concatenate([_of_one(one, simulated(one, [reading]))[0] for one in seen])
+
+
+def _linearised(
+    law: Law, theta: NDArray[np.float64], seen: Sequence[Seen]
+) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+    """Residuals (n,) and the slopes of each measurement's, (targets, parameters)."""
+    sizes = np.where(np.arange(len(theta)) < SCALARS, _STEP, _FACTOR_STEP)
+    readings = [law.reading(theta)]
+    for at in range(len(theta)):
+        moved = theta.copy()
+        moved[at] += sizes[at]
+        readings.append(law.reading(moved))
+    residuals, slopes = [], []
+    for one in seen:
+        together = [reading for at, reading in enumerate(readings) if at != WAKE + 1]
+        rows = _of_one(one, simulated(one, together))
+        woken = _of_one(one, simulated(one, [readings[WAKE + 1]]))
+        rows = np.insert(rows, WAKE + 1, woken[0], axis=0)
+        residuals.append(rows[0])
+        slopes.append(((rows[1:] - rows[0]) / sizes[:, None]).T)
+    return np.concatenate(residuals), slopes
+
+
+def _of_one(seen: Seen, shown: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Standardised residuals, shape (readings, targets)."""
+    columns = [(shown[name] - target) / seen.sds[name] for name, target in seen.targets.items()]
+    return np.clip(np.stack(columns, axis=1), -40.0, 40.0)
+
+
+def _misfit(law: Law, theta: NDArray[np.float64], residuals: NDArray[np.float64]) -> float:
+    prior = (theta - law.start) / law.sd
+    return float(np.sum(_softened(residuals) ** 2) + prior @ prior)
+
+
+def _softened(residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Huber's weight: beyond 3 standard deviations the square grows no more than linearly."""
+    return residuals * np.sqrt(_weights(residuals))
+
+
+def _weights(residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.minimum(1.0, 3.0 / np.maximum(np.abs(residuals), 1e-9))
+
+
+def _step(
+    law: Law,
+    theta: NDArray[np.float64],
+    residuals: NDArray[np.float64],
+    slopes: NDArray[np.float64],
+    damping: float,
+) -> NDArray[np.float64]:
+    precision = 1.0 / law.sd**2
+    weighted = slopes * _weights(residuals)[:, None]
+    curvature = slopes.T @ weighted + np.diag(precision)
+    gradient = weighted.T @ residuals + precision * (theta - law.start)
+    step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+    return np.asarray(np.clip(-step, -1.0, 1.0), dtype=np.float64)

@@ -1,0 +1,234 @@
+"""Which numbers describe a server, and what were they before any run was simulated?
+
+A law is a reading of the server's parameters as a vector, with a prior for each: what the least squares of `fit`
+move. Times are on the log scale; the service time is a first curve with a factor at each of a few sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.twin.calibration.targets import FEWEST_BATCHES, THROUGHPUT_BETWEEN_SD, Seen
+from batchtune.twin.model.reading import Fitted, crowding
+from batchtune.twin.model.service_time import ServiceTime, fit_service_time, linear_service_time
+
+DELAY, FRONT_END, WAKE, JITTER, BATCH_HOST, ROW_HOST, CROWDING, CONTENTION = range(8)
+SCALARS: Final = 8
+
+_STARTS_S: Final = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
+_SPREAD: Final = 1.0
+JITTER_START: Final = 0.08
+
+CROWDING_START_S: Final = 3e-6
+_CROWDINGS_S: Final = np.geomspace(2e-6, 2e-3, 31)
+
+WITNESSED: Final = 20
+"""A size that was run fewer times is no witness of its execution time,"""
+
+WITNESSED_SHARE: Final = 0.2
+"""unless it is this share of a run's batches: a slow model runs few of them, and each is timed well."""
+
+FAR_OCTAVES: Final = 0.9
+
+ALONE: Final = 1.1
+"""Up to so many batches at once an execution time counts as that of a batch alone on the device."""
+
+ANCHORS_MAX: Final = 6
+TOLD_SD: Final = 0.04
+GUESSED_SD: Final = 0.4
+UNKNOWN_CONTENTION: Final = (0.7, 0.35)
+KNOWN_CONTENTION_SD: Final = 0.3
+CONTENTION_MOST: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """A family of readings: `first` is τ before corrections, factors apply at `anchors` (log2 of rows).
+
+    `start` and `sd` describe the prior of the vector, shape (SCALARS + anchors,).
+    """
+
+    serial: bool
+    first: ServiceTime
+    anchors: NDArray[np.float64]
+    start: NDArray[np.float64]
+    sd: NDArray[np.float64]
+
+    def reading(self, theta: NDArray[np.float64]) -> Fitted:
+        """The parameters that this vector means."""
+        sizes = np.log2(np.maximum(np.array(self.first.rows), 1.0))
+        factors = np.exp(np.interp(sizes, self.anchors, theta[SCALARS:]))
+        host_s, row_host_s = np.exp(theta[[BATCH_HOST, ROW_HOST]])
+        return Fitted(
+            service_time=self.first.scaled(factors, fixed_s=float(host_s), per_row_s=float(row_host_s)),
+            contention=float(np.clip(theta[CONTENTION], 0.0, CONTENTION_MOST)),
+            serial=self.serial,
+            jitter_ratio=float(np.clip(np.exp(theta[JITTER]), 1e-4, 2.0)),
+            delay_s=float(np.exp(theta[DELAY])),
+            front_end_s=float(np.exp(theta[FRONT_END])),
+            wake_s=float(np.exp(theta[WAKE])),
+            crowding_s=float(np.exp(theta[CROWDING])),
+        )
+
+
+def laws(seen: Sequence[Seen]) -> list[Law]:
+    """A device that is shared at some rate, and where several threads were busy also one that serves them in turn."""
+    several = any(one.threads_seen > 1 for one in seen)
+    return [law_of(seen, serial=serial) for serial in ((False, True) if several else (False,))]
+
+
+def law_of(seen: Sequence[Seen], *, serial: bool, anchors: NDArray[np.float64] | None = None) -> Law:
+    """The law that these measurements start from; `anchors` are kept from another fit where given."""
+    told = any(one.timed for one in seen)
+    contention, contention_sd = (1.0, 1e-3) if serial else _contention(seen)
+    crowding_s = _crowding_s(seen, serial=serial, contention=contention)
+    first = _guessed_times(seen)
+    if told:
+        first = _told_times(seen, _Slower(serial=serial, contention=contention, crowding_s=crowding_s))
+    if anchors is None:
+        low, high = math.log2(max(first.rows[0], 1.0)), math.log2(max(first.rows[-1], 1.0))
+        count = min(ANCHORS_MAX, len(first.rows), 1 + round(high - low)) if high > low else 1
+        anchors = np.linspace(low, high, max(count, 1))
+    overheads = [one.overhead_s for one in seen if one.overhead_s is not None and one.overhead_s > 0.0]
+    smallest_s = min((math.exp(one.targets["p50"]) for one in seen if "p50" in one.targets), default=1e-3)
+    delay_s = 0.6 * min(overheads) if overheads else 0.1 * smallest_s
+    start = np.zeros(SCALARS + len(anchors))
+    start[DELAY], start[JITTER], start[CONTENTION] = (
+        math.log(max(delay_s, 2e-5)),
+        math.log(JITTER_START),
+        contention,
+    )
+    start[CROWDING] = math.log(crowding_s)
+    for at, seconds in _STARTS_S.items():
+        start[at] = math.log(seconds)
+    sd = np.full(len(start), _SPREAD)
+    sd[CONTENTION] = contention_sd
+    sd[SCALARS:] = TOLD_SD if told else GUESSED_SD
+    return Law(serial=serial, first=first, anchors=anchors, start=start, sd=sd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slower:
+    """By what an execution takes longer than alone on the device."""
+
+    serial: bool
+    contention: float
+    crowding_s: float
+
+    def alone(self, one: Seen) -> list[tuple[float, float, float]]:
+        """Execution times as they would be alone on the device: (rows, seconds, batches)."""
+        crowded = crowding(self.crowding_s, one.rate_rps)
+        if self.serial:
+            times = (
+                (rows, max(seconds - one.waits_s, 0.3 * seconds), count) for rows, seconds, count in one.timed
+            )
+        else:
+            slower = 1.0 + self.contention * (one.executing - 1.0)
+            times = ((rows, seconds / slower, count) for rows, seconds, count in one.timed)
+        return [(rows, seconds / crowded, count) for rows, seconds, count in times]
+
+
+def _contention(seen: Sequence[Seen]) -> tuple[float, float]:
+    """κ from execution times with several batches at once against those with one, by least squares over κ."""
+    crowded = [one for one in seen if one.timed and one.executing > ALONE]
+    if not crowded:
+        return UNKNOWN_CONTENTION
+    judged = [one for one in crowded if one.traffic.closed] or crowded
+    alone = [one for one in seen if one.timed and one.executing <= ALONE]
+    alone = [one for one in alone if one.traffic.closed] or alone
+    candidates = np.linspace(0.0, 1.5, 31)
+    off = [
+        _disagreement(alone, judged, _Slower(serial=False, contention=float(one), crowding_s=0.0))
+        for one in candidates
+    ]
+    return float(candidates[np.argmin(off)]), KNOWN_CONTENTION_SD
+
+
+def _crowding_s(seen: Sequence[Seen], *, serial: bool, contention: float) -> float:
+    """From execution times in open loops against those in closed ones; what runs differ by anyway is no evidence."""
+    opened = [one for one in seen if one.timed and not one.traffic.closed]
+    closed = [one for one in seen if one.timed and one.traffic.closed]
+    if not opened or not closed:
+        return CROWDING_START_S
+    off = [
+        _disagreement(closed, opened, _Slower(serial=serial, contention=contention, crowding_s=float(one)))
+        / THROUGHPUT_BETWEEN_SD**2
+        + (math.log(one / CROWDING_START_S) / _SPREAD) ** 2
+        for one in _CROWDINGS_S
+    ]
+    return float(_CROWDINGS_S[np.argmin(off)])
+
+
+def _disagreement(witnesses: Sequence[Seen], judged: Sequence[Seen], slower: _Slower) -> float:
+    """Squared logs between execution times, as if alone, and the curve of the witnesses (none: their own)."""
+    curve = fit_service_time([entry for one in witnesses or judged for entry in slower.alone(one)])
+    total = 0.0
+    for one in judged:
+        rows, times, counts = np.array(slower.alone(one)).T
+        expected = curve.tau_s(int(rows.max()))[rows.astype(np.intp)]
+        total += float(np.average(np.log(times / expected), weights=counts)) ** 2
+    return total
+
+
+def _told_times(seen: Sequence[Seen], slower: _Slower) -> ServiceTime:
+    """From the server's histograms, the plainest witnesses first.
+
+    Those are closed loops with one batch at a time; then come open loops, whose requests crowd the execution; then
+    runs with several batches at once. The later ones count only for sizes far from those that are known already, the
+    last only for sizes outside their range.
+    """
+    tiers: list[list[tuple[float, float, float]]] = [[], [], []]
+    witnesses: list[list[tuple[float, float, float]]] = [[], [], []]
+    for one in seen:
+        place = 2 if one.executing > ALONE else 0 if one.traffic.closed else 1
+        entries = slower.alone(one)
+        tiers[place] += entries
+        witnesses[place] += _witnesses(entries)
+    known = witnesses[0] or tiers[0]
+    for at in range(1, len(tiers)):
+        tier = witnesses[at] if known else tiers[at]
+        sizes = np.log2([entry[0] for entry in known]) if known else np.array([-math.inf])
+        far = [entry for entry in tier if np.min(np.abs(math.log2(entry[0]) - sizes)) >= FAR_OCTAVES]
+        if at == len(tiers) - 1 and known:
+            far = [entry for entry in far if not sizes.min() <= math.log2(entry[0]) <= sizes.max()]
+        known = known + far
+    return fit_service_time(known)
+
+
+def _witnesses(entries: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """The sizes of one run that were executed often enough to say how long they take."""
+    batches = math.fsum(count for _, _, count in entries)
+    few = max(FEWEST_BATCHES, WITNESSED_SHARE * batches)
+    return [entry for entry in entries if entry[2] >= min(WITNESSED, few)]
+
+
+def _guessed_times(seen: Sequence[Seen]) -> ServiceTime:
+    """A line through rough guesses: in a closed loop batches follow each other, so τ ≈ rows of a batch / rows per s."""
+    guesses = [_guess(one) for one in seen]
+    rows, seconds = np.array(guesses).T
+    fixed_s, per_row_s = float(seconds.min()), 0.0
+    if rows.max() > rows.min():
+        design = np.stack([np.ones_like(rows), rows], axis=1) / seconds[:, None]
+        solved = np.linalg.lstsq(design, np.ones_like(rows), rcond=None)[0]
+        fixed_s, per_row_s = max(float(solved[0]), 0.1 * fixed_s), max(float(solved[1]), 0.0)
+    return linear_service_time(fixed_s, per_row_s, [1.0, *rows.tolist()])
+
+
+def _guess(one: Seen) -> tuple[float, float]:
+    traffic, batcher = one.traffic, one.batcher
+    p50_s = math.exp(one.targets["p50"])
+    if traffic.clients is None:
+        return traffic.mean_rows, max(p50_s - batcher.batch_timeout_s, 0.3 * p50_s)
+    waiting = traffic.clients * traffic.mean_rows
+    together = waiting if batcher.batch_timeout_s > 0.0 or traffic.clients == 1 else 0.5 * waiting
+    rows = traffic.mean_rows if batcher.max_batch_size is None else min(batcher.max_batch_size, together)
+    rows = (
+        math.exp(one.targets["batch_rows"]) if "batch_rows" in one.targets else max(rows, traffic.mean_rows)
+    )
+    return rows, rows / (math.exp(one.targets["throughput"]) * traffic.mean_rows)

@@ -1,0 +1,270 @@
+"""What would the server do with these parameters under this traffic, and how far can that be trusted?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.measure.slo import Limit
+from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
+from batchtune.plain_values import fields_to_plain, from_plain, to_plain
+from batchtune.scenario.units import counted, percentage, rounded
+from batchtune.twin.model.capacity import highest_rates
+from batchtune.twin.model.play import play
+from batchtune.twin.model.reading import Fitted, rows_needed, timed
+from batchtune.twin.model.traffic import Traffic
+from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.simulator.summary import Summary
+
+SCHEMA_VERSION = 1
+
+Trust = Literal["leads", "shares", "off"]
+
+LEADS_BELOW: Final = 0.15
+SHARES_BELOW: Final = 0.30
+LEADS_FROM_SPEARMAN: Final = 0.7
+
+NEAR_SATURATION: Final = 0.9
+"""Above this share of the saturation throughput a latency is the queue's growth, not the server's."""
+
+_TRUST_WORDS: Final[Mapping[Trust, str]] = {
+    "leads": "the twin leads the search",
+    "shares": "the twin proposes half of the trials",
+    "off": "the twin is switched off: the search trusts measurements only",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitError:
+    """How well trials that were left out of the fit are predicted.
+
+    `p95_ratio` and `throughput_ratio` are medians of |log(predicted / measured)|, NaN where nothing could be compared;
+    `mape` is the mean over both; `spearman` the lesser of their rank correlations (1 where all measured alike);
+    `left_out` how many trials were predicted that way, 0: too few to leave any out.
+    """
+
+    p95_ratio: float
+    throughput_ratio: float
+    mape: float
+    spearman: float
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the twin expects: arrays of shape (draws,), latencies by quantile name in seconds.
+
+    `extrapolations` name what lies outside the calibrated range, overload too; empty: nothing does.
+    """
+
+    throughput_rps: NDArray[np.float64]
+    latency_s: dict[str, NDArray[np.float64]]
+    mean_batch_rows: NDArray[np.float64]
+    error_ratio: NDArray[np.float64]
+    busy_ratio: NDArray[np.float64]
+    extrapolations: tuple[str, ...] = ()
+
+    @property
+    def extrapolated(self) -> bool:
+        return bool(self.extrapolations)
+
+    @property
+    def throughput(self) -> Estimate:
+        """Median over the draws with their 95 % interval."""
+        return estimate_of(self.throughput_rps)
+
+    def latency(self, quantile: str) -> Estimate:
+        return estimate_of(self.latency_s[quantile])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Medians and intervals, safe for JSON."""
+        figures = ("throughput_rps", "mean_batch_rows", "error_ratio", "busy_ratio")
+        return {
+            **{name: to_plain(estimate_of(getattr(self, name))) for name in figures},
+            "latency_s": {name: to_plain(self.latency(name)) for name in self.latency_s},
+            "extrapolated": self.extrapolated,
+            "extrapolations": list(self.extrapolations),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A calibrated model of one server: the best reading of its parameters, and others that fit about as well.
+
+    `rows_max` and `threads_max` are the largest batch and the most batch threads that were measured.
+    """
+
+    best_fit: Fitted
+    fits: tuple[Fitted, ...]
+    rows_max: int
+    threads_max: int
+    error: FitError
+    observations: int = 0
+
+    @property
+    def best(self) -> Device:
+        return self.best_fit.device(self.rows_max)
+
+    @property
+    def draws(self) -> tuple[Device, ...]:
+        """Every reading as the simulator's device, with τ up to `rows_max` rows."""
+        return tuple(fit.device(self.rows_max) for fit in self.fits)
+
+    @property
+    def trust(self) -> Trust:
+        return trust_of(self.error)
+
+    def explain(self) -> str:
+        """The trust gate's verdict in one sentence, for a report."""
+        error = self.error
+        if not error.left_out:
+            return f"too few different trials to test the twin on: {_TRUST_WORDS[self.trust]}"
+        parts = [
+            f"{words} {percentage(ratio)}"
+            for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
+            if not math.isnan(ratio)
+        ]
+        return (
+            f"trials left out of the fit are predicted within {' and '.join(parts)} (median), rank correlation "
+            f"{error.spearman:.2f}: {_TRUST_WORDS[self.trust]}"
+        )
+
+    def accuracy(self) -> str:
+        """How far off its predictions were, in one sentence for somebody who knows no search."""
+        error = self.error
+        if not error.left_out or math.isnan(error.mape):
+            return "too few different trials to try the model of the server on any that it was not made from"
+        medians = ", ".join(
+            f"{words} {percentage(ratio)}"
+            for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
+            if not math.isnan(ratio)
+        )
+        trials = counted(error.left_out, "trial")
+        return (
+            f"the model of the server was wrong by {percentage(error.mape)} on the average of {trials} that it was not "
+            f"made from (medians: {medians})"
+        )
+
+    def predict(
+        self,
+        batcher: Batcher,
+        traffic: Traffic,
+        *,
+        quantiles: Sequence[str] = ("p50", "p95", "p99"),
+        requests: int | None = None,
+        only_best: bool = False,
+        replicas: int = 1,
+        routing: Routing = "round_robin",
+    ) -> Prediction:
+        """Simulate this traffic with every reading (or the best alone); `requests` None: enough for p95.
+
+        The traffic is that of all `replicas` together.
+        """
+        fits = (self.best_fit,) if only_best else self.fits
+        share_rps = 0.0 if traffic.closed else (traffic.rate_rps or 0.0) / replicas
+        played = play(
+            timed(batcher, self.best_fit.wake_s),
+            traffic,
+            [fit.device(rows_needed(batcher, traffic), rate_rps=share_rps) for fit in fits],
+            quantiles=tuple(QUANTILES[name] for name in quantiles),
+            requests=requests,
+            replicas=replicas,
+            routing=routing,
+        )
+        return Prediction(
+            throughput_rps=played.throughput_rps,
+            latency_s={name: played.latency_s[:, at] for at, name in enumerate(quantiles)},
+            mean_batch_rows=played.mean_batch_rows,
+            error_ratio=played.error_ratio,
+            busy_ratio=played.busy_ratio,
+            extrapolations=self._extrapolations(batcher, traffic, played, replicas),
+        )
+
+    def capacity(
+        self,
+        batcher: Batcher,
+        traffic: Traffic,
+        limits: Sequence[Limit],
+        error_ratio: float = 0.01,
+        *,
+        draws: int | None = None,
+    ) -> NDArray[np.float64]:
+        """The highest rate in requests/s that keeps every limit, shape (draws,); 0 where none does.
+
+        All readings, and all batchers asked with the same traffic, get the same arrivals. `draws` takes the first so
+        many readings only.
+        """
+        return highest_rates(
+            batcher,
+            traffic,
+            [self.best_fit, *self.fits[:draws]],
+            limits=limits,
+            error_ratio=error_ratio,
+        )[1:]
+
+    def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
+        """X_sat: requests/s with every batch full and every thread busy, by the best reading (tuning.md 2.4)."""
+        return self.best_fit.saturation_rps(batcher, traffic)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = fields_to_plain(self)
+        return {"schema_version": SCHEMA_VERSION, "best": plain.pop("best_fit"), **plain, "trust": self.trust}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Twin:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version.
+            KeyError, TypeError: not a twin.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        return from_plain(cls, {**values, "best_fit": values["best"]})
+
+    def _extrapolations(
+        self, batcher: Batcher, traffic: Traffic, played: Summary, replicas: int
+    ) -> tuple[str, ...]:
+        found = []
+        rows_most = int(played.batch_rows_max.max())
+        if rows_most > self.rows_max:
+            found.append(f"batches of up to {rows_most} rows; calibrated to {self.rows_max}")
+        in_flight = math.inf if traffic.clients is None else traffic.clients
+        threads = min(batcher.batch_threads, in_flight)
+        if threads > self.threads_max:
+            found.append(f"{threads:g} batch threads; calibrated to {self.threads_max}")
+        rate_rps = traffic.rate_rps
+        if rate_rps is not None and not traffic.closed:
+            saturation = replicas * self.saturation_rps(batcher, traffic)
+            if rate_rps > saturation:
+                completed = rounded(saturation)
+                found.append(
+                    f"overload: {rounded(rate_rps)} requests/s are more than the {completed} completed"
+                )
+            elif rate_rps > NEAR_SATURATION * saturation:
+                found.append(
+                    f"{rounded(rate_rps)} requests/s is above {percentage(NEAR_SATURATION)} of {rounded(saturation)}/s"
+                )
+        return tuple(found)
+
+
+def trust_of(error: FitError) -> Trust:
+    """The gate of tuning.md 3.4; a fit that nothing was left out of may share, not lead."""
+    if not error.left_out or math.isnan(error.mape):
+        return "shares"
+    if error.mape <= LEADS_BELOW and error.spearman >= LEADS_FROM_SPEARMAN:
+        return "leads"
+    return "shares" if error.mape <= SHARES_BELOW else "off"
+
+
+def estimate_of(values: NDArray[np.float64]) -> Estimate:
+    """The median over the draws with the interval that holds 95 % of them."""
+    low, middle, high = np.quantile(values, [0.025, 0.5, 0.975], method="closest_observation")
+    return Estimate(value=float(middle), low=float(low), high=float(high))

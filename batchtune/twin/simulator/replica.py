@@ -1,0 +1,106 @@
+"""What is one server to the simulator: its scheduler and the device that runs its batches?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import (
+    DEFAULT_BATCH_TIMEOUT_MICROS,
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_ENQUEUED_BATCHES,
+    Configuration,
+    default_num_batch_threads,
+)
+
+Routing = Literal["round_robin", "random", "least_loaded"]
+Rows = int | NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batcher:
+    """One replica's scheduler.
+
+    max_batch_size: rows; None: batching is off, each request runs alone on one of `batch_threads`.
+    batch_timeout_s: from the first request of the open batch; 0 means as soon as a thread is free.
+    max_enqueued_batches: waiting batches, the open one included; None: no limit, 0 is taken as 1.
+    allowed_batch_sizes: ascending; a batch runs as the first of them that holds it.
+    max_execution_batch_size: rows of a batch with splitting on (enable_large_batch_splitting); None: splitting off.
+    """
+
+    max_batch_size: int | None
+    batch_timeout_s: float = 0.0
+    batch_threads: int = 1
+    max_enqueued_batches: int | None = None
+    allowed_batch_sizes: tuple[int, ...] = ()
+    max_execution_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_threads < 1:
+            raise ValueError(f"batch_threads must be positive; was {self.batch_threads}")
+        if not 0.0 <= self.batch_timeout_s < math.inf:
+            raise ValueError(f"batch_timeout_s must be non-negative and finite; was {self.batch_timeout_s}")
+        for name in ("max_batch_size", "max_execution_batch_size"):
+            rows = getattr(self, name)
+            if rows is not None and rows < 1:
+                raise ValueError(f"{name} must be positive; was {rows}")
+
+    @property
+    def batch_rows_max(self) -> int | None:
+        """Most rows of an executed batch before padding; None: batching is off."""
+        return self.max_batch_size if self.max_execution_batch_size is None else self.max_execution_batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a batch costs.
+
+    tau_s: [rows_max + 1], execution of b rows alone on the device; tau_s[0] is unused, and a batch of more rows
+    takes tau_s[-1] in proportion to its rows.
+    contention: κ; c batches at once each run at the rate 1/(1 + κ(c-1)): 0 parallel, 1 shares one device.
+    serial: batches of several threads run one after another, first come first served; contention is then unused.
+    jitter_ratio: standard deviation / mean of a log-normal factor of each execution.
+    delay_s: constant time outside queue and execution, added to each latency.
+    front_end_s: serial work per request of a replica's event loop, half on arrival, half on completion.
+    """
+
+    tau_s: NDArray[np.float64]
+    contention: float = 0.0
+    serial: bool = False
+    jitter_ratio: float = 0.0
+    delay_s: float = 0.0
+    front_end_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.tau_s) < 2 or not np.all(np.isfinite(self.tau_s[1:])) or not np.all(self.tau_s[1:] > 0.0):
+            raise ValueError("tau_s must hold a positive time for each batch from 1 row on")
+        for name in ("contention", "jitter_ratio", "delay_s", "front_end_s"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be non-negative and finite; was {getattr(self, name)}")
+
+
+def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
+    """The scheduler that the bundled server makes of a configuration; absent values are its defaults.
+
+    `cpus` are those that it may run on (`target.cpus`); None: those of this process.
+    """
+    parameters = configuration.batching
+    if parameters is None:
+        return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
+    size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
+    waiting, threads = parameters.max_enqueued_batches, parameters.num_batch_threads
+    rows_max = DEFAULT_MAX_BATCH_SIZE if size is None else size
+    split_rows = parameters.max_execution_batch_size or rows_max
+    return Batcher(
+        max_batch_size=rows_max,
+        batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if timeout_micros is None else timeout_micros) / 1e6,
+        batch_threads=default_num_batch_threads(cpus) if threads is None else threads,
+        max_enqueued_batches=DEFAULT_MAX_ENQUEUED_BATCHES if waiting is None else waiting,
+        allowed_batch_sizes=parameters.allowed_batch_sizes,
+        max_execution_batch_size=split_rows if parameters.enable_large_batch_splitting else None,
+    )

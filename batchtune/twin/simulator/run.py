@@ -1,0 +1,297 @@
+"""Which kernel runs a simulation, and on which arrays?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.twin.simulator.batch_kernel import QUEUE_FULL, PlainPlan, PlainRun, simulate_plain
+from batchtune.twin.simulator.event_kernel import simulate
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
+from batchtune.twin.simulator.state import BATCH, BATCHES, NONE, PART, REPLICA, REQUEST, RUNNING, World
+from batchtune.twin.simulator.summary import Outcome
+
+_NO_LIMIT = 2**31
+_NORMALS = 2**16
+_NO_ROUTE = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTraffic:
+    """Requests with given due times over `replicas` servers."""
+
+    due_s: NDArray[np.float64]
+    rows: Rows
+    replicas: int = 1
+    routing: Routing = "round_robin"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        _check(len(self.due_s), self.rows, self.replicas)
+        if not np.all(np.isfinite(self.due_s)) or np.any(self.due_s[1:] < self.due_s[:-1]):
+            raise ValueError("due times must be finite and ascending")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedTraffic:
+    """`clients` that send, wait, send again, `requests` in all; they begin one after another over `spread_s`."""
+
+    clients: int
+    requests: int
+    rows: Rows
+    spread_s: float = 0.0
+    replicas: int = 1
+    routing: Routing = "round_robin"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self.requests, self.rows, self.replicas)
+        if self.clients < 1:
+            raise ValueError(f"a closed loop needs a client; was {self.clients}")
+
+
+def run_open(
+    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    """By the plain kernel where it can tell, else by the general one."""
+    if _is_plain(traffic, batcher, device):
+        outcome = _run_plain(traffic, batcher, device, count_from_s)
+        if outcome is not None:
+            return outcome
+    return run_open_by_events(traffic, batcher, device, count_from_s=count_from_s)
+
+
+def run_open_by_events(
+    traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    """By the general kernel."""
+    requests = _new_requests(len(traffic.due_s), traffic.rows)
+    requests["due_s"] = traffic.due_s
+    return _run_general(traffic, requests, len(requests), batcher, device, count_from_s)
+
+
+def run_closed(
+    traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
+) -> Outcome:
+    requests = _new_requests(traffic.requests, traffic.rows)
+    planned = min(traffic.clients, traffic.requests)
+    requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
+    return _run_general(traffic, requests, planned, batcher, device, count_from_s)
+
+
+def costs_s(batcher: Batcher, device: Device, rows_max: int) -> NDArray[np.float64]:
+    """[rows_max + 1]: execution of so many rows with the padding of the allowed sizes; tau goes on in proportion."""
+    rows = np.arange(rows_max + 1)
+    if batcher.max_batch_size is not None and batcher.allowed_batch_sizes:
+        allowed = np.array(batcher.allowed_batch_sizes)
+        place = np.searchsorted(allowed, rows)
+        rows = np.where(place < len(allowed), allowed[np.minimum(place, len(allowed) - 1)], rows)
+    known = len(device.tau_s) - 1
+    beyond = np.maximum(rows / known, 1.0)
+    return np.asarray(np.asarray(device.tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
+
+
+def _check(requests: int, rows: Rows, replicas: int) -> None:
+    if requests < 1:
+        raise ValueError("there is no request to simulate")
+    if replicas < 1:
+        raise ValueError(f"replicas must be positive; was {replicas}")
+    if not isinstance(rows, int) and len(rows) != requests:
+        raise ValueError(f"rows must be one number or one for each of {requests} requests; were {len(rows)}")
+    if np.min(rows) < 1:
+        raise ValueError("a request must have at least one row")
+
+
+def _is_plain(traffic: OpenTraffic, batcher: Batcher, device: Device) -> bool:
+    limit = batcher.batch_rows_max
+    return (
+        isinstance(traffic.rows, int)
+        and (traffic.replicas == 1 or traffic.routing != "least_loaded")
+        and device.front_end_s == 0.0
+        and (device.serial or device.contention == 0.0 or batcher.batch_threads == 1)
+        and (limit is None or (traffic.rows <= limit and limit % traffic.rows == 0))
+    )
+
+
+def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_from_s: float) -> Outcome | None:
+    """None: the queue gets full, so that requests are refused."""
+    rows, count = int(np.max(traffic.rows)), len(traffic.due_s)
+    limit, lone = batcher.batch_rows_max, batcher.max_batch_size is None
+    size = 1 if limit is None else min(limit // rows, count)
+    plan = PlainPlan(
+        size=size,
+        batches_max=_batches_max(batcher),
+        threads=batcher.batch_threads,
+        serial=device.serial,
+        timeout_s=0.0 if lone else batcher.batch_timeout_s,
+        sigma=_sigma(device),
+        delay_s=device.delay_s,
+        count_from_s=count_from_s,
+    )
+    cost_s = np.ascontiguousarray(costs_s(batcher, device, size * rows)[::rows])
+    run = _new_plain_run(count, plan)
+    normals = _normals(traffic.seed)
+    if traffic.replicas > 1:
+        return _run_plain_replicas(traffic, cost_s, normals, plan, run)
+    batches = simulate_plain(np.ascontiguousarray(traffic.due_s, np.float64), cost_s, normals, plan, run)
+    if batches == QUEUE_FULL:
+        return None
+    return _plain_outcome(traffic, run, batches, rows)
+
+
+def _run_plain_replicas(
+    traffic: OpenTraffic,
+    cost_s: NDArray[np.float64],
+    normals: NDArray[np.float64],
+    plan: PlainPlan,
+    whole: PlainRun,
+) -> Outcome | None:
+    """Each replica by itself: its arrivals do not depend on the others."""
+    route = _route(traffic, len(traffic.due_s))
+    batches_before = 0
+    for index in range(traffic.replicas):
+        mine = np.flatnonzero(route == index)
+        if not len(mine):
+            continue
+        run = _new_plain_run(len(mine), plan)
+        batches = simulate_plain(
+            np.ascontiguousarray(traffic.due_s[mine], np.float64), cost_s, np.roll(normals, index), plan, run
+        )
+        if batches == QUEUE_FULL:
+            return None
+        whole.latency_s[mine] = run.latency_s
+        whole.batch[mine] = run.batch + batches_before
+        here = slice(batches_before, batches_before + batches)
+        whole.batch_requests[here] = run.batch_requests[:batches]
+        whole.batch_start_s[here] = run.batch_start_s[:batches]
+        whole.totals[0] += run.totals[0]
+        whole.totals[1] = max(whole.totals[1], run.totals[1])
+        batches_before += batches
+    return _plain_outcome(traffic, whole, batches_before, int(np.max(traffic.rows)))
+
+
+def _new_plain_run(count: int, plan: PlainPlan) -> PlainRun:
+    return PlainRun(
+        latency_s=np.empty(count),
+        batch=np.empty(count, dtype=np.int32),
+        batch_requests=np.empty(count, dtype=np.int32),
+        batch_start_s=np.empty(count),
+        totals=np.zeros(2),
+        free_s=np.full(plan.threads, -math.inf),
+    )
+
+
+def _plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
+    return Outcome(
+        due_s=traffic.due_s,
+        latency_s=run.latency_s,
+        batch=run.batch,
+        batch_rows=run.batch_requests[:batches] * np.int32(rows),
+        batch_start_s=run.batch_start_s[:batches],
+        busy_s=float(run.totals[0]),
+        last_done_s=float(run.totals[1]),
+        replicas=traffic.replicas,
+    )
+
+
+def _run_general(
+    traffic: OpenTraffic | ClosedTraffic,
+    requests: NDArray[np.void],
+    planned: int,
+    batcher: Batcher,
+    device: Device,
+    count_from_s: float,
+) -> Outcome:
+    world = _new_world(traffic, requests, planned, batcher, device, count_from_s)
+    simulate(world)
+    batches = int(world.counts[BATCHES])
+    return Outcome(
+        due_s=requests["due_s"].copy(),
+        latency_s=requests["latency_s"].copy(),
+        batch=requests["batch"].copy(),
+        batch_rows=world.batches["rows"][:batches].copy(),
+        batch_start_s=world.batches["start_s"][:batches].copy(),
+        busy_s=float(world.replicas["busy_s"].sum()),
+        last_done_s=float(world.replicas["last_done_s"].max()),
+        replicas=traffic.replicas,
+    )
+
+
+def _new_world(
+    traffic: OpenTraffic | ClosedTraffic,
+    requests: NDArray[np.void],
+    planned: int,
+    batcher: Batcher,
+    device: Device,
+    count_from_s: float,
+) -> World:
+    lone = batcher.max_batch_size is None
+    splits = batcher.max_execution_batch_size is not None and not lone
+    limit = batcher.batch_rows_max or int(requests["rows"].max())
+    parts = int((requests["rows"] // limit + 2).sum()) if splits else len(requests)
+    replicas = np.zeros(traffic.replicas, dtype=REPLICA)
+    for name in ("open_batch", "front_first", "client_first"):
+        replicas[name] = NONE
+    replicas["idle_threads"] = batcher.batch_threads
+    replicas["device_free_s"] = replicas["front_free_s"] = replicas["last_done_s"] = -math.inf
+    leaves = 1 << (traffic.replicas - 1).bit_length()
+    return World(
+        requests=requests,
+        parts=np.zeros(parts, dtype=PART),
+        batches=np.zeros(parts, dtype=BATCH),
+        replicas=replicas,
+        running=np.zeros((traffic.replicas, batcher.batch_threads), dtype=RUNNING),
+        counts=np.zeros(5, dtype=np.int64),
+        next_s=np.full(2 * leaves, math.inf),
+        route=_route(traffic, len(requests)),
+        cost_s=costs_s(batcher, device, min(limit, int(requests["rows"].sum(dtype=np.int64)))),
+        normals=_normals(traffic.seed),
+        planned=planned,
+        lone=lone,
+        splits=splits,
+        serial=device.serial,
+        batch_rows_max=limit,
+        task_rows_max=batcher.max_batch_size or limit,
+        batches_max=_batches_max(batcher),
+        timeout_s=batcher.batch_timeout_s,
+        contention=float(device.contention),
+        sigma=_sigma(device),
+        half_front_s=device.front_end_s / 2.0,
+        delay_s=float(device.delay_s),
+        count_from_s=float(count_from_s),
+    )
+
+
+def _new_requests(count: int, rows: Rows) -> NDArray[np.void]:
+    requests = np.zeros(count, dtype=REQUEST)
+    requests["rows"] = rows
+    requests["batch"] = NONE
+    return requests
+
+
+def _route(traffic: OpenTraffic | ClosedTraffic, requests: int) -> NDArray[np.int32]:
+    if traffic.routing == "least_loaded" and traffic.replicas > 1:
+        return _NO_ROUTE
+    if traffic.replicas == 1:
+        return np.zeros(requests, dtype=np.int32)
+    if traffic.routing == "random":
+        return np.random.default_rng(traffic.seed).integers(traffic.replicas, size=requests, dtype=np.int32)
+    return np.asarray(np.arange(requests) % traffic.replicas, dtype=np.int32)
+
+
+def _batches_max(batcher: Batcher) -> int:
+    return _NO_LIMIT if batcher.max_enqueued_batches is None else max(batcher.max_enqueued_batches, 1)
+
+
+def _sigma(device: Device) -> float:
+    return math.sqrt(math.log1p(device.jitter_ratio**2))
+
+
+@lru_cache(maxsize=16)
+def _normals(seed: int) -> NDArray[np.float64]:
+    """The draws behind the jitter, used over again after 65,536 batches: the same for each device and batcher."""
+    return np.random.default_rng(seed).standard_normal(_NORMALS)

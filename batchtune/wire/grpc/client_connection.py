@@ -1,0 +1,385 @@
+"""How does a load client speak gRPC at a few microseconds per request? One HTTP/2 connection, unary calls only.
+
+What makes it cheap: the header block and the data of a request are written once (`prepare_call`) and only stream
+ids are packed per call; all calls of a turn leave in one write; header blocks of answers, which repeat byte for
+byte because we allow the peer no dynamic table, are looked up, not decoded; windows are too large to need updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from batchtune.wire.grpc.client_answers import (
+    HEADER_LIST_BYTES,
+    PLAIN_HEAD,
+    Answer,
+    ResponseHead,
+    known_heads,
+    read_response_head,
+)
+from batchtune.wire.grpc.framing import status_of_reset
+from batchtune.wire.grpc.prepared_call import OPENING, PreparedCall
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.flow import OutgoingFlow
+from batchtune.wire.http2.frames import FRAME, STREAM_ID, ErrorCode, PeerError, Setting
+from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
+from batchtune.wire.status import GRPC_CODES
+
+NOT_PROCESSED = "the peer did not process the stream"
+"""How the grpc_message begins of calls (UNAVAILABLE) that a GOAWAY left out: they may be sent again."""
+
+_WINDOW_UPDATE_AT = 2**30
+_WRITE_BUFFER_BYTES = 2**24
+_ABORT_ABOVE_BYTES = 2**16
+_DATA_ENDING_HEADERS = h2.END_HEADERS | h2.END_STREAM
+_FIRST_DATA = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
+
+
+OnDone = Callable[[int, int, bytes, str], None]
+OnLost = Callable[["GrpcClientConnection", list[int], str], None]
+OnConnection = Callable[["GrpcClientConnection"], None]
+
+
+class GrpcClientConnection(asyncio.Protocol):
+    """One HTTP/2 connection (prior knowledge, or TLS with ALPN "h2" by its transport) for unary calls.
+
+    `on_ready(conn)` once the peer's SETTINGS are known; `on_done(tag, grpc_status, message, grpc_message)` once per
+    call, resets and refusals included; `on_lost(conn, tags, reason)` exactly once, perhaps from within `close`, with
+    the calls that got no answer; `on_capacity(conn)` when capacity grows though no call ended.
+    Calls made inside a callback leave together once the bytes at hand are read; elsewhere `flush` sends them.
+    """
+
+    def __init__(
+        self,
+        on_done: OnDone,
+        on_lost: OnLost,
+        on_ready: OnConnection | None = None,
+        *,
+        on_capacity: OnConnection | None = None,
+        max_message_bytes: int = 2**31 - 1,
+    ) -> None:
+        self._on_done = on_done
+        self._on_lost = on_lost
+        self._on_ready = on_ready
+        self._on_capacity = on_capacity
+        self._message_bytes_max = max_message_bytes
+        self._transport: asyncio.Transport | None = None
+        self._flow = OutgoingFlow()
+        self._out: list[bytes] = []
+        self._partial = PartialFrame()
+        self._block = HeaderBlock(HEADER_LIST_BYTES)
+        self._tags: dict[int, int] = {}  # open streams
+        # Of open streams with headers: None before the message, the message, or an Answer off the fast path.
+        self._bodies: dict[int, bytes | Answer | None] = {}
+        self._next_id = 1
+        self._limit = h2.LARGEST_STREAM_ID  # MAX_CONCURRENT_STREAMS
+        self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
+        self._ready = False
+        self._paused = False
+        self._reading = False
+        self._retiring = ""  # why no more calls are taken
+
+    @property
+    def capacity(self) -> int:
+        """Count the calls that may be made now; 0 before ready, after GOAWAY and while the socket is clogged."""
+        if not self._ready or self._retiring or self._paused:
+            return 0
+        return max(0, self._limit - len(self._tags))
+
+    @property
+    def in_flight(self) -> int:
+        """Count the calls that await their answer."""
+        return len(self._tags)
+
+    @property
+    def retiring(self) -> str:
+        """Say why this connection will take no more calls; "" while it does."""
+        return self._retiring
+
+    def call(self, prepared: PreparedCall, tag: int) -> None:
+        """Buffer a call; the caller has seen `capacity` > 0."""
+        stream_id = self._next_id
+        self._next_id = stream_id + 2
+        self._tags[stream_id] = tag
+        flow = self._flow
+        size = prepared.body_bytes
+        if size <= flow.at_once and size <= flow.window:
+            flow.window -= size
+            self._out.append(STREAM_ID.pack(stream_id).join(prepared.at_once))
+        else:
+            self._out.append(STREAM_ID.pack(stream_id).join(prepared.head))
+            flow.queue(stream_id, prepared.body, None)
+            flow.pump(self._out)
+        if stream_id >= h2.LARGEST_STREAM_ID - 1:
+            self._retiring = "stream ids are used up"
+
+    def flush(self) -> None:
+        """Send everything buffered in one write; inside a callback, leave it to the end of the read."""
+        if self._out and not self._reading:
+            if self._transport is not None:
+                self._transport.write(b"".join(self._out))
+            self._out.clear()
+
+    def cancel(self, tag: int) -> None:
+        """Reset the call's stream; no callback will name the tag again. Unknown tags are ignored."""
+        for stream_id, open_tag in self._tags.items():
+            if open_tag == tag:
+                self._reset(stream_id, ErrorCode.CANCEL)
+                del self._tags[stream_id]
+                self._bodies.pop(stream_id, None)
+                self.flush()
+                break
+        self._close_if_retired()
+
+    def close(self) -> None:
+        """Say GOAWAY and close; calls in flight are reported lost."""
+        self._out.append(h2.goaway_frame(0, ErrorCode.NO_ERROR))
+        self._lose("closed by the client")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._transport.write(OPENING)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(f"connection lost: {exc}" if exc is not None else "the peer closed the connection")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._tell_capacity()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if self._partial.held:
+            data = self._partial.join(data)
+        self._reading = True
+        try:
+            used = self._read_frames(data)
+            if used < len(data):
+                self._partial.keep(data, used)
+        except PeerError as fault:
+            self._reading = False
+            self._out.append(h2.goaway_frame(0, fault.code, fault.reason))
+            self._lose(str(fault))
+            return
+        self._reading = False
+        if self._received_bytes > _WINDOW_UPDATE_AT:
+            self._out.append(h2.window_update_frame(0, self._received_bytes))
+            self._received_bytes = 0
+        if self._out:
+            self.flush()
+        if self._retiring:
+            self._close_if_retired()
+
+    def _read_frames(self, data: bytes) -> int:
+        """Read all whole frames; return the bytes used."""
+        position, end = 0, len(data)
+        bodies, tags, heads = self._bodies, self._tags, known_heads
+        unpack = FRAME.unpack_from
+        while end - position >= 9 and self._transport is not None:  # a callback may close
+            word, flags, stream_id = unpack(data, position)
+            after = position + 9 + (word >> 8)
+            if after > end:
+                break
+            kind = word & 0xFF
+            if self._block.stream_id and kind != h2.CONTINUATION:
+                raise PeerError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
+            if kind == h2.DATA:
+                self._received_bytes += word >> 8
+                if bodies.get(stream_id, False) is None and flags == 0 and word >= 0x500:
+                    prefix = _FIRST_DATA.unpack_from(data, position)
+                    if prefix[3] == 0 and prefix[4] == (word >> 8) - 5 <= self._message_bytes_max:
+                        bodies[stream_id] = data[position + 14 : after]
+                        position = after
+                        continue
+                self._read_data(flags, stream_id, data[position + 9 : after])
+            elif kind == h2.HEADERS and flags | h2.END_STREAM == _DATA_ENDING_HEADERS:
+                block = data[position + 9 : after]
+                head = heads.get(block) or read_response_head(block)
+                if flags != h2.END_HEADERS:
+                    body = bodies.pop(stream_id, None)
+                    if head.status == 0 and type(body) is bytes:
+                        tag = tags.pop(stream_id, None)
+                        if tag is not None:
+                            self._on_done(tag, 0, body, "")
+                    else:
+                        self._end(stream_id, body, head)
+                elif head.plain and stream_id in tags and stream_id not in bodies:
+                    bodies[stream_id] = None
+                else:
+                    self._begin(stream_id, head)
+            else:
+                self._read_other(kind, flags, stream_id, data[position + 9 : after])
+            position = after
+        return position
+
+    def _read_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take DATA off the fast path: padded, in pieces, compressed, ending the stream, or out of place."""
+        if flags & h2.PADDED:
+            payload = h2.without_padding(payload, flags)
+        body = self._bodies.get(stream_id, False)
+        if body is False:
+            self._check_closed(stream_id, "DATA")
+            return
+        if not isinstance(body, Answer):
+            answer = Answer(PLAIN_HEAD, self._message_bytes_max)
+            if isinstance(body, bytes):
+                answer.add_message(body)
+            self._bodies[stream_id] = body = answer
+        wanted = body.feed(payload)
+        if flags & h2.END_STREAM or not wanted:
+            if not flags & h2.END_STREAM:
+                self._reset(stream_id, ErrorCode.CANCEL)
+            del self._bodies[stream_id]
+            self._settle(stream_id, body, None)
+        elif body.unacknowledged_bytes > _WINDOW_UPDATE_AT:
+            self._out.append(h2.window_update_frame(stream_id, body.unacknowledged_bytes))
+            body.unacknowledged_bytes = 0
+
+    def _take_head(self, stream_id: int, head: ResponseHead) -> None:
+        if self._block.flags & h2.END_STREAM:
+            self._end(stream_id, self._bodies.pop(stream_id, None), head)
+        else:
+            self._begin(stream_id, head)
+
+    def _begin(self, stream_id: int, head: ResponseHead) -> None:
+        """Take the first header block of an answer that is not plain."""
+        if stream_id not in self._tags:
+            self._check_closed(stream_id, "HEADERS")
+        elif stream_id in self._bodies or not head.http_status:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
+        elif not head.informational:
+            self._bodies[stream_id] = Answer(head, self._message_bytes_max)
+
+    def _end(self, stream_id: int, body: bytes | Answer | None, head: ResponseHead) -> None:
+        """Take the header block that ends an answer which is not simply OK with one message."""
+        if stream_id not in self._tags:
+            self._check_closed(stream_id, "HEADERS")
+        elif isinstance(body, Answer):
+            self._settle(stream_id, body, head)
+        else:
+            answer = Answer(head if head.http_status else PLAIN_HEAD, self._message_bytes_max)
+            if body is not None:
+                answer.add_message(body)
+            self._settle(stream_id, answer, head)
+
+    def _settle(self, stream_id: int, answer: Answer, trailers: ResponseHead | None) -> None:
+        if self._flow.drop(stream_id):  # answered before the request was sent entirely
+            self._reset(stream_id, ErrorCode.NO_ERROR)
+        self._on_done(self._tags.pop(stream_id), *answer.settle(trailers))
+
+    def _check_closed(self, stream_id: int, what: str) -> None:
+        """Ignore frames of a stream that was open once; raises PeerError for one that was not, or not yet."""
+        if stream_id in self._tags:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} before HEADERS on stream {stream_id}")
+        if stream_id % 2 == 0 or stream_id >= self._next_id:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is not open")
+
+    def _read_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take every frame but DATA and whole, unpadded HEADERS."""
+        h2.check_control_frame(kind, flags, stream_id, len(payload))
+        if kind in {h2.HEADERS, h2.CONTINUATION}:
+            block = self._block.add(kind, flags, stream_id, payload)
+            if block is not None:
+                self._take_head(stream_id, read_response_head(block))
+        elif kind == h2.SETTINGS:
+            if not flags & h2.ACK:
+                self._apply_settings(payload)
+        elif kind == h2.PING:
+            if not flags & h2.ACK:
+                self._out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
+        elif kind == h2.WINDOW_UPDATE:
+            self._grow_window(stream_id, h2.read_increment(payload))
+        elif kind == h2.RST_STREAM:
+            self._check_reset(stream_id, int.from_bytes(payload))
+        elif kind == h2.GOAWAY:
+            self._retire(*h2.read_goaway(payload))
+        elif kind == h2.PUSH_PROMISE:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE though push is off")
+
+    def _apply_settings(self, payload: bytes) -> None:
+        before = self.capacity
+        for key, value in h2.read_settings(payload, by_server=True):
+            if key == Setting.MAX_CONCURRENT_STREAMS:
+                self._limit = value
+            elif key == Setting.INITIAL_WINDOW_SIZE:
+                self._flow.set_initial_window(value)
+            elif key == Setting.MAX_FRAME_SIZE:
+                self._flow.set_frame_bytes(value)
+        self._out.append(h2.SETTINGS_ACK)
+        self._flow.pump(self._out)
+        if not self._ready:
+            self._ready = True
+            if self._on_ready is not None:
+                self._on_ready(self)
+        elif self.capacity > before:
+            self._tell_capacity()
+
+    def _tell_capacity(self) -> None:
+        if self._on_capacity is not None and self.capacity:
+            self._on_capacity(self)
+
+    def _grow_window(self, stream_id: int, increment: int) -> None:
+        if stream_id == 0:
+            self._flow.grow_connection(increment)
+        elif increment == 0 or (
+            self._flow.waits(stream_id) and not self._flow.grow_stream(stream_id, increment)
+        ):
+            raise PeerError(
+                ErrorCode.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE of stream {stream_id} by {increment}"
+            )
+        if self._flow.waiting:
+            self._flow.pump(self._out)
+
+    def _check_reset(self, stream_id: int, error_code: int) -> None:
+        tag = self._tags.pop(stream_id, None)
+        if tag is None:
+            self._check_closed(stream_id, "RST_STREAM")
+            return
+        self._flow.drop(stream_id)
+        self._bodies.pop(stream_id, None)
+        status, message = status_of_reset(error_code)
+        self._on_done(tag, status, b"", message)
+
+    def _retire(self, last_stream_id: int, error_code: int, debug: str) -> None:
+        """Take a GOAWAY: no more calls, and those above the last stream id were not processed."""
+        reason = f"the peer said GOAWAY: {h2.error_name(error_code)}{': ' + debug if debug else ''}"
+        self._retiring = reason
+        for stream_id in [open_id for open_id in self._tags if open_id > last_stream_id]:
+            self._flow.drop(stream_id)
+            self._bodies.pop(stream_id, None)
+            self._on_done(
+                self._tags.pop(stream_id), GRPC_CODES["UNAVAILABLE"], b"", f"{NOT_PROCESSED}: {reason}"
+            )
+
+    def _reset(self, stream_id: int, code: ErrorCode) -> None:
+        self._flow.drop(stream_id)
+        self._out.append(h2.rst_stream_frame(stream_id, code))
+
+    def _close_if_retired(self) -> None:
+        if self._retiring and not self._tags and not self._reading:
+            self._lose(self._retiring)
+
+    def _lose(self, reason: str) -> None:
+        """End the connection once: send what is buffered, close, report the calls without an answer."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        if self._out:
+            transport.write(b"".join(self._out))
+        if transport.get_write_buffer_size() > _ABORT_ABOVE_BYTES:  # the peer does not read
+            transport.abort()
+        else:
+            transport.close()
+        self._retiring = self._retiring or reason
+        tags = list(self._tags.values())
+        for state in (self._out, self._tags, self._bodies, self._partial.held):
+            state.clear()
+        self._on_lost(self, tags, reason)

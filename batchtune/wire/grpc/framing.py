@@ -1,0 +1,169 @@
+"""What does gRPC put on top of HTTP/2: message prefix, compression, timeouts, percent-encoding, status mapping?
+
+Source: grpc/doc/PROTOCOL-HTTP2.md, http-grpc-status-mapping.md and statuscodes.md of the gRPC project.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from urllib.parse import quote, unquote_to_bytes
+
+from batchtune.wire.http2.frames import error_name
+from batchtune.wire.status import GRPC_CODES, StatusError
+
+PREFIX = struct.Struct(">BI")
+PREFIX_BYTES = PREFIX.size
+
+
+_UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_TIMEOUT_LARGEST = 99_999_999
+_OK_IN_GRPC_MESSAGE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+
+_CODE_OF_HTTP_STATUS = {
+    400: "INTERNAL",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "UNIMPLEMENTED",
+    429: "UNAVAILABLE",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "UNAVAILABLE",
+}
+# by HTTP/2 error code; those not listed are INTERNAL
+_CODE_OF_RESET = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
+
+
+def encode_timeout(timeout_s: float) -> str:
+    """Write a grpc-timeout, rounded up: at most eight digits and a unit; raises ValueError unless positive."""
+    if not timeout_s > 0 or math.isinf(timeout_s):
+        raise ValueError(f"a timeout must be a positive number of seconds, not {timeout_s}")
+    for unit in ("u", "m", "S", "M", "H"):
+        count = math.ceil(timeout_s * 1e9 / _UNITS_NS[unit])
+        if count <= _TIMEOUT_LARGEST:
+            return f"{count}{unit}"
+    return f"{_TIMEOUT_LARGEST}H"
+
+
+def decode_timeout_ns(text: str) -> int | None:
+    """Read a grpc-timeout in nanoseconds; None for text that is none."""
+    digits, unit = text[:-1], text[-1:]
+    if unit not in _UNITS_NS or not unit or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * _UNITS_NS[unit]
+
+
+def encode_grpc_message(text: str) -> str:
+    """Percent-encode a grpc-message: everything but printable ASCII, and the percent sign."""
+    return quote(text, safe=_OK_IN_GRPC_MESSAGE)
+
+
+def decode_grpc_message(text: str) -> str:
+    """Read a percent-encoded grpc-message, given as latin-1 text; what is not UTF-8 becomes U+FFFD."""
+    return unquote_to_bytes(text.encode("latin-1")).decode(errors="replace")
+
+
+def status_of_http(http_status: str) -> int:
+    """Map the HTTP status of an answer without grpc-status; 200 too is UNKNOWN, for trailers are missing."""
+    code = _CODE_OF_HTTP_STATUS.get(int(http_status)) if http_status.isdigit() else None
+    return GRPC_CODES[code or "UNKNOWN"]
+
+
+def status_of_reset(error_code: int) -> tuple[int, str]:
+    """Map a RST_STREAM to (gRPC status number, message)."""
+    code = _CODE_OF_RESET.get(error_code, "INTERNAL")
+    return GRPC_CODES[code], f"the peer reset the stream: {error_name(error_code)}"
+
+
+def inflate(message: bytes, encoding: str, message_bytes_max: int) -> bytes:
+    """Decompress a message; raises StatusError for an unknown encoding, broken bytes or too large a result."""
+    if encoding not in {"gzip", "deflate"}:
+        known = "a message is flagged as compressed" if encoding in {"", "identity"} else "unknown encoding"
+        code = "INTERNAL" if encoding in {"", "identity"} else "UNIMPLEMENTED"
+        raise StatusError(code, f"{known}: grpc-encoding is {encoding or 'absent'!r}")
+    stream = zlib.decompressobj(wbits=31 if encoding == "gzip" else 15)
+    try:
+        inflated = stream.decompress(message, message_bytes_max + 1)
+    except zlib.error as error:
+        raise StatusError("INTERNAL", f"a compressed message cannot be decompressed: {error}") from error
+    if len(inflated) > message_bytes_max:
+        raise too_large(len(inflated), message_bytes_max)
+    if not stream.eof:
+        raise StatusError("INTERNAL", "a compressed message is cut short")
+    return inflated
+
+
+def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
+    """Say that a message exceeds the receiver's limit, in gRPC's own words."""
+    return StatusError(
+        "RESOURCE_EXHAUSTED",
+        f"Received message larger than max ({message_bytes} vs. {message_bytes_max})",
+    )
+
+
+class MessageBuffer:
+    """Cuts the DATA of one stream into gRPC messages, whatever the frames; for all but the one-frame fast path.
+
+    Compressed messages are inflated, unless the receiver does that itself: `inflates` False.
+
+    `feed` raises StatusError when a message is larger than allowed, before its bytes are kept.
+    """
+
+    __slots__ = (
+        "_data",
+        "_encoding",
+        "_inflates",
+        "_message_bytes_max",
+        "completed",
+        "compressed",
+        "retained_bytes",
+        "unacknowledged_bytes",
+    )
+
+    def __init__(self, encoding: str, message_bytes_max: int, *, inflates: bool = True) -> None:
+        self._data = bytearray()
+        self._encoding = encoding
+        self._inflates = inflates
+        self.compressed = False  # a message was, and is given as it came
+        self._message_bytes_max = message_bytes_max
+        self.completed = 0  # messages so far
+        self.retained_bytes = 0  # of messages that the receiver keeps until the stream ends
+        self.unacknowledged_bytes = 0  # since the receiver's last WINDOW_UPDATE
+
+    @property
+    def incomplete(self) -> bool:
+        """Tell whether a message has begun and not ended."""
+        return bool(self._data)
+
+    @property
+    def held_bytes(self) -> int:
+        """Count the bytes in memory on behalf of the stream."""
+        return len(self._data) + self.retained_bytes
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add DATA; list the messages that it completes, decompressed."""
+        held = self._data
+        held += data
+        self.unacknowledged_bytes += len(data)
+        messages: list[bytes] = []
+        start = 0
+        while len(held) - start >= PREFIX_BYTES:
+            compressed, size = PREFIX.unpack_from(held, start)
+            if size > self._message_bytes_max:
+                raise too_large(size, self._message_bytes_max)
+            if compressed > 1:
+                raise StatusError("INTERNAL", f"a message prefix has the unknown flag {compressed}")
+            if len(held) - start - PREFIX_BYTES < size:
+                break
+            end = start + PREFIX_BYTES + size
+            message = bytes(memoryview(held)[start + PREFIX_BYTES : end])
+            if compressed and self._inflates:
+                message = inflate(message, self._encoding, self._message_bytes_max)
+            elif compressed:
+                self.compressed = True
+            messages.append(message)
+            start = end
+        del held[:start]
+        self.completed += len(messages)
+        return messages

@@ -1,0 +1,90 @@
+"""How does the DATA of a request become messages, where it is not one message in one frame?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchtune.wire.grpc.framing import MessageBuffer
+from batchtune.wire.grpc.inflating import inflate_call
+from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
+from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.grpc.server_writer import AnswerWriter
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.status import StatusError
+
+WINDOW_UPDATE_AT = 2**30
+"""Bytes received since the last WINDOW_UPDATE before the next is sent."""
+
+
+def take_data(
+    writer: AnswerWriter,
+    stream: GrpcCall | GrpcStream,
+    payload: bytes,
+    limits: ServerLimits,
+    dispatch: Callable[[GrpcCall], None],
+) -> None:
+    """Cut DATA into messages and hand on what is complete; what cannot be taken ends the call with a status."""
+    try:
+        messages, buffer = _cut(writer, stream, payload, limits)
+        if isinstance(stream, GrpcStream):
+            _feed_stream(stream, messages)
+        else:
+            _take_unary(writer, stream, buffer, messages, limits, dispatch)
+    except StatusError as error:
+        if isinstance(stream, GrpcStream):
+            stream.finish(error.code, error.message)
+        else:
+            stream.fail(error.code, error.message)
+
+
+def _cut(
+    writer: AnswerWriter, stream: GrpcCall | GrpcStream, payload: bytes, limits: ServerLimits
+) -> tuple[list[bytes], MessageBuffer]:
+    """The messages that `payload` completes, and the stream's buffer; raises StatusError beyond a limit."""
+    if stream.buffer is None:
+        stream.buffer = MessageBuffer(stream.head.encoding, limits.max_message_bytes, inflates=False)
+    buffer = stream.buffer
+    held_bytes = buffer.held_bytes
+    try:
+        messages = buffer.feed(payload)
+        if isinstance(stream, GrpcCall):
+            buffer.retained_bytes += sum(map(len, messages))
+    finally:
+        writer.held_bytes += buffer.held_bytes - held_bytes
+    if writer.held_bytes > max(limits.max_buffered_bytes, buffer.held_bytes):
+        raise StatusError("RESOURCE_EXHAUSTED", "too many incomplete requests on this connection")
+    if buffer.unacknowledged_bytes > WINDOW_UPDATE_AT and not stream.half_closed:
+        writer.out.append(h2.window_update_frame(stream.stream_id, buffer.unacknowledged_bytes))
+        buffer.unacknowledged_bytes = 0
+    if stream.half_closed and buffer.incomplete:
+        raise StatusError("INTERNAL", "the request ended within a message")
+    return messages, buffer
+
+
+def _take_unary(
+    writer: AnswerWriter,
+    call: GrpcCall,
+    buffer: MessageBuffer,
+    messages: list[bytes],
+    limits: ServerLimits,
+    dispatch: Callable[[GrpcCall], None],
+) -> None:
+    if buffer.completed > 1 or (call.half_closed and not buffer.completed):
+        raise StatusError("UNIMPLEMENTED", f"a unary call with {buffer.completed} messages; one was expected")
+    if messages:
+        call.message = messages[0]
+    if call.half_closed:
+        writer.held_bytes -= buffer.held_bytes
+        call.buffer = None
+        if buffer.compressed:
+            inflate_call(call, min(limits.max_inflated_bytes, limits.max_message_bytes), dispatch)
+        else:
+            dispatch(call)
+
+
+def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
+    for message in messages:
+        if stream.on_message is not None and not stream.answered:
+            stream.on_message(message)
+    if stream.half_closed and stream.on_end is not None and not stream.answered:
+        stream.on_end()

@@ -1,0 +1,88 @@
+"""What does a request's header block ask for? Decoded once per distinct block, then remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchtune.wire.grpc.framing import decode_timeout_ns
+from batchtune.wire.http2.header_blocks import Fields
+
+_MEMO_ENTRIES = 1_024
+_REMEMBERED_BYTES_MAX = 2_048
+"""Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
+_PSEUDO = {":method", ":scheme", ":path", ":authority"}
+_OF_ONE_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
+_OF_GRPC = {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHead:
+    """A request as its headers tell it; `malformed` (what rule of HTTP/2 it breaks) and `http_status` (it is no
+    gRPC call) are empty for a call."""
+
+    path: str
+    metadata: tuple[tuple[str, str], ...]
+    timeout_ns: int | None
+    encoding: str
+    malformed: str
+    http_status: str
+    method: str
+
+
+# Only blocks that need no dynamic table (see header_blocks) are kept here, so all connections share them.
+known_heads: dict[bytes, RequestHead] = {}
+
+
+def remember_head(block: bytes, fields: Fields) -> RequestHead:
+    """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
+    if sum(len(name) + len(value) for name, value in fields) > _REMEMBERED_BYTES_MAX:
+        return read_head(fields)
+    if len(known_heads) >= _MEMO_ENTRIES:
+        known_heads.clear()
+    known_heads[block] = head = read_head(fields)
+    return head
+
+
+def read_head(fields: Fields) -> RequestHead:
+    """Read the fields of a request (RFC 9113 §8.3, PROTOCOL-HTTP2.md "Requests"); never raises."""
+    seen = dict(fields)
+    malformed = _malformation(fields, seen)
+    timeout = seen.get("grpc-timeout")
+    timeout_ns = None if timeout is None else decode_timeout_ns(timeout)
+    if timeout is not None and timeout_ns is None:
+        malformed = malformed or f"grpc-timeout is {timeout!r}"
+    method = seen.get(":method", "")
+    http_status = ""
+    if method != "POST":
+        http_status = "405"
+    elif not _is_grpc(seen.get("content-type", "")):
+        http_status = "415"
+    return RequestHead(
+        path=seen.get(":path", ""),
+        metadata=tuple(field for field in fields if field[0][:1] != ":" and field[0] not in _OF_GRPC),
+        timeout_ns=timeout_ns,
+        encoding=seen.get("grpc-encoding", ""),
+        malformed=malformed,
+        http_status=http_status,
+        method=method,
+    )
+
+
+def _is_grpc(content_type: str) -> bool:
+    base = "application/grpc"
+    return content_type.startswith(base) and content_type[len(base) : len(base) + 1] in {"", "+", ";"}
+
+
+def _malformation(fields: Fields, seen: dict[str, str]) -> str:
+    """Say which rule of RFC 9113 §8.2-8.3 the fields break; "" if none."""
+    pseudo = [name for name, _ in fields if name[:1] == ":"]
+    if len(pseudo) != len(set(pseudo)) or not set(pseudo) <= _PSEUDO:
+        return "repeated or unknown pseudo-header"
+    if any(name[:1] == ":" for name, _ in fields[len(pseudo) :]):
+        return "pseudo-header after a header"
+    if not seen.get(":method") or not seen.get(":scheme") or not seen.get(":path"):
+        return "pseudo-header missing"
+    for name, _ in fields:
+        if not name or name != name.lower() or name in _OF_ONE_HOP:
+            return f"header {name!r} is not allowed in HTTP/2"
+    return "te is not trailers" if seen.get("te", "trailers") != "trailers" else ""

@@ -1,0 +1,390 @@
+"""How does the server read gRPC at a few microseconds per request? One client's HTTP/2 connection.
+
+What makes it cheap: header blocks are looked up, not decoded, once the client has taken note that we keep no
+dynamic table; headers and trailers of answers are constants; all answers of one loop turn leave in one write;
+our windows are so large that they hardly ever need an update. What is rare (padding, CONTINUATION, messages in
+pieces, streams) takes the slow path next to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
+
+import hpack
+
+from batchtune.wire.grpc.not_grpc import HTTP1_ANSWER, refuse
+from batchtune.wire.grpc.request_data import WINDOW_UPDATE_AT, take_data
+from batchtune.wire.grpc.request_head import RequestHead, known_heads, read_head, remember_head
+from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
+from batchtune.wire.grpc.server_limits import RateLimit, ServerLimits, opening_frames
+from batchtune.wire.grpc.server_writer import AnswerWriter
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.frames import FRAME, ErrorCode, PeerError
+from batchtune.wire.http2.header_blocks import EMPTY_TABLE, decode_block, new_decoder
+from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
+from batchtune.wire.shared_bytes import ClientBytes
+from batchtune.wire.status import StatusError
+
+Dispatch = Callable[[GrpcCall], None]
+StreamServices = Mapping[str, Callable[[GrpcStream], None]]
+
+_DEFAULT_TABLE_BYTES = 4_096
+_ONE_MESSAGE = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
+_SHAPE = h2.END_HEADERS | h2.PADDED
+_LINGER_S = 2.0  # for a client to read our last GOAWAY
+_DRAIN_PING = b"draining"
+_FEW_STREAMS = 1_024  # as many are no burden
+_STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
+_STREAM_BYTES = 300  # of one without data; by tracemalloc
+_TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
+
+
+class GrpcServerConnection(asyncio.Protocol):
+    """One client. `dispatch(call)` gets each unary call once its message is whole; StatusError ends the call.
+
+    `streams` names the methods served as streams, by path. The connection is in `connections` while it lives, and
+    `on_closed` is called when it no longer does. `client_bytes`: what all clients make the server keep.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        *,
+        limits: ServerLimits | None = None,
+        connections: set[GrpcServerConnection] | None = None,
+        streams: StreamServices | None = None,
+        on_closed: Callable[[], None] | None = None,
+        client_bytes: ClientBytes | None = None,
+    ) -> None:
+        self._dispatch = dispatch
+        self._limits = limits or ServerLimits()
+        self._connections = connections
+        self._streams = streams or {}
+        self._on_closed = on_closed
+        self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
+        self._arriving_noted = False
+        self._writer: AnswerWriter | None = None  # None before the connection and after it
+        self._preface = h2.PREFACE  # what of it has not arrived
+        self._partial = PartialFrame()
+        self._block = HeaderBlock(self._limits.max_header_list_bytes)
+        self._decoder: hpack.Decoder | None = None
+        self._pure = False  # the client has emptied its dynamic table for good
+        self._last_id = 0
+        self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
+        self._announced = False  # that we will close
+        self._draining = False  # no new streams
+        self._control_frames = RateLimit(self._limits.max_control_frames_per_s)
+        self._resets = RateLimit(self._limits.max_resets_per_s)
+        self._settings = RateLimit(self._limits.max_settings_per_s)
+
+    def drain(self) -> None:
+        """Finish what the client has sent, take no more, close.
+
+        The first GOAWAY only announces it; the second, once the client has answered a PING, names the last stream.
+        """
+        writer = self._writer
+        if writer is None:
+            return
+        if self._preface:
+            writer.close_when_idle = True
+        else:
+            writer.out.append(h2.goaway_frame(h2.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
+            writer.out.append(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
+            self._announced = True
+        writer.flush()
+
+    def abort(self) -> None:
+        """Close now, whatever is in flight."""
+        if self._writer is not None and self._writer.transport is not None:
+            self._writer.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._writer = AnswerWriter(
+            cast("asyncio.Transport", transport), self._limits, partial(self._client_bytes.unsent.note, self)
+        )
+        if self._connections is not None:
+            self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        writer, self._writer = self._writer, None
+        if self._connections is not None:
+            self._connections.discard(self)
+        if writer is not None:
+            writer.abandon()
+        self._client_bytes.forget(self)
+        if self._on_closed is not None:
+            self._on_closed()
+
+    def pause_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.pause()
+
+    def resume_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.resume()
+
+    def data_received(self, data: bytes) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        writer.flush_due = True  # whatever is answered from here on leaves below
+        try:
+            if self._preface:
+                data = self._read_preface(writer, data)
+            elif self._partial.held:
+                data = self._partial.join(data)
+            used = self._read_frames(writer, data)
+            if used < len(data):
+                self._partial.keep(data, used)
+            if self._partial.held or writer.held_bytes or self._arriving_noted:
+                self._note_arriving()
+        except PeerError as error:
+            self._close(writer, error)
+        finally:
+            writer.flush()
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Count what is held of requests that are not whole."""
+        writer = self._writer
+        if writer is None:
+            return 0
+        streams = len(writer.streams)
+        if streams > _FEW_STREAMS:  # each takes memory before its first byte
+            streams = sum(not stream.half_closed for stream in writer.streams.values())
+        idle_bytes = streams * _STREAM_BYTES if streams > _FEW_STREAMS else 0
+        return len(self._partial.held) + self._block.held_bytes + writer.held_bytes + idle_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Count what is held of answers that the client has not taken."""
+        return 0 if self._writer is None else self._writer.unsent_bytes
+
+    @property
+    def waits_for_us(self) -> bool:
+        """Tell whether we read nothing, for the client takes none of our answers."""
+        return self._writer is not None and self._writer.is_paused
+
+    def refuse_arriving(self) -> None:
+        """End the requests that are not whole; the connection too, where a frame is not or they are very many."""
+        writer = self._writer
+        if writer is None:
+            return
+        begun = [stream for stream in writer.streams.values() if not stream.half_closed]
+        if len(begun) > _FEW_STREAMS or len(self._partial.held) > h2.DEFAULT_FRAME_BYTES:
+            self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+            return
+        for stream in begun:
+            if isinstance(stream, GrpcCall):
+                stream.fail("RESOURCE_EXHAUSTED", _TOO_MUCH)
+            elif stream.buffer is not None and stream.buffer.held_bytes:
+                stream.finish("RESOURCE_EXHAUSTED", _TOO_MUCH)
+
+    def _note_arriving(self) -> None:
+        arriving_bytes = self.arriving_bytes
+        self._arriving_noted = arriving_bytes > 0
+        self._client_bytes.arriving.note(self, arriving_bytes)
+
+    def _close(self, writer: AnswerWriter, error: PeerError) -> None:
+        writer.out.append(h2.goaway_frame(self._last_id, error.code, error.reason))
+        writer.flush()
+        transport = writer.transport
+        if transport is not None:
+            transport.close()
+            if transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+        writer.abandon()
+        self._writer = None
+
+    def _read_preface(self, writer: AnswerWriter, data: bytes) -> bytes:
+        """Check the client's preface; return what follows it. Who speaks HTTP/1 is answered in HTTP/1."""
+        size = min(len(data), len(self._preface))
+        if data[:size] != self._preface[:size]:
+            if self._preface == h2.PREFACE and data[:1].isupper() and b" " in data[:32]:
+                writer.out.append(HTTP1_ANSWER)
+                writer.close_when_idle = True
+                return b""
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
+        self._preface = self._preface[size:]
+        if not self._preface:
+            writer.out.append(opening_frames(self._limits))
+        return data[size:]
+
+    def _read_frames(self, writer: AnswerWriter, data: bytes) -> int:
+        """Read all whole frames; return the bytes used."""
+        position, end = 0, len(data)
+        streams, pending, heads = writer.streams, self._block, known_heads
+        message_bytes_max = self._limits.max_message_bytes
+        unpack = FRAME.unpack_from
+        while end - position >= 9:
+            word, flags, stream_id = unpack(data, position)
+            after = position + 9 + (word >> 8)
+            if after > end:
+                break
+            kind = word & 0xFF
+            if pending.stream_id and kind != h2.CONTINUATION:
+                raise PeerError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
+            if kind == h2.DATA:
+                self._received_bytes += word >> 8
+                call = streams.get(stream_id)
+                if flags == 1 and word >= 0x500 and type(call) is GrpcCall and not call.half_closed:
+                    prefix = _ONE_MESSAGE.unpack_from(data, position)
+                    if (
+                        call.buffer is None
+                        and prefix[3] == 0
+                        and prefix[4] == (word >> 8) - 5 <= message_bytes_max
+                    ):
+                        call.message = data[position + 14 : after]
+                        self._deliver(call)
+                        position = after
+                        continue
+                self._read_data(writer, flags, stream_id, data[position + 9 : after])
+            elif kind == h2.HEADERS and flags & _SHAPE == h2.END_HEADERS and word >= 0x500:
+                block = data[position + (14 if flags & h2.WITH_PRIORITY else 9) : after]
+                head = heads.get(block) if self._pure else None
+                self._open(writer, flags, stream_id, head or self._read_head(block))
+            else:
+                self._read_other(writer, kind, flags, stream_id, data[position + 9 : after])
+            position = after
+        if self._received_bytes > WINDOW_UPDATE_AT:
+            writer.out.append(h2.window_update_frame(0, self._received_bytes))
+            self._received_bytes = 0
+        return position
+
+    def _deliver(self, call: GrpcCall) -> None:
+        call.half_closed = True
+        try:
+            self._dispatch(call)
+        except StatusError as error:
+            call.fail(error.code, error.message)
+
+    def _read_head(self, block: bytes) -> RequestHead:
+        """Decode a header block; one that begins by emptying the dynamic table makes this connection pure."""
+        if not self._pure and block[:1] == EMPTY_TABLE:
+            self._pure = True
+            self._decoder = None
+        header_list_bytes = self._limits.max_header_list_bytes
+        if self._pure:
+            known = known_heads.get(block)
+            if known is not None:
+                return known
+            return remember_head(
+                block, decode_block(new_decoder(table_bytes=0, header_list_bytes=header_list_bytes), block)
+            )
+        if self._decoder is None:
+            self._decoder = new_decoder(table_bytes=_DEFAULT_TABLE_BYTES, header_list_bytes=header_list_bytes)
+        return read_head(decode_block(self._decoder, block))
+
+    def _open(self, writer: AnswerWriter, flags: int, stream_id: int, head: RequestHead) -> None:
+        """Begin a stream, or refuse it."""
+        if stream_id <= self._last_id or not stream_id & 1:
+            self._read_trailers(writer, flags, stream_id)
+            return
+        self._last_id = stream_id
+        streams = writer.streams
+        if head.malformed:
+            writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+        elif self._draining or len(streams) + writer.zombies >= self._limits.max_concurrent_streams:
+            writer.reset(stream_id, ErrorCode.REFUSED_STREAM)
+        elif head.http_status:
+            refuse(writer, stream_id, head)
+        elif self._streams and head.path in self._streams:
+            stream = GrpcStream(writer, stream_id, head, _STREAM_MESSAGE_BYTES_MAX)
+            streams[stream_id] = stream
+            self._streams[head.path](stream)
+            if flags & h2.END_STREAM:
+                self._read_data(writer, flags, stream_id, b"")
+        else:
+            timeout_ns = head.timeout_ns
+            deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+            streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
+            if flags & h2.END_STREAM:
+                self._read_data(writer, flags, stream_id, b"")
+
+    def _read_trailers(self, writer: AnswerWriter, flags: int, stream_id: int) -> None:
+        """Take HEADERS that open no stream: the end of a request, or of one that is closed."""
+        if not stream_id & 1:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
+        if stream_id not in writer.streams:
+            self._count_control_frame()
+        elif not flags & h2.END_STREAM:
+            writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._read_data(writer, h2.END_STREAM, stream_id, b"")
+
+    def _read_data(self, writer: AnswerWriter, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take DATA off the fast path: padded, in pieces, compressed, of a stream, or out of place."""
+        if flags & h2.PADDED:
+            payload = h2.without_padding(payload, flags)
+        stream = writer.streams.get(stream_id)
+        if stream is None or stream.half_closed:
+            self._check_not_idle(stream_id, "DATA")
+            if stream is not None:
+                writer.reset(stream_id, ErrorCode.STREAM_CLOSED)
+            return
+        if flags & h2.END_STREAM:
+            stream.half_closed = True
+        elif not payload:
+            self._count_control_frame()
+        take_data(writer, stream, payload, self._limits, self._dispatch)
+
+    def _read_other(
+        self, writer: AnswerWriter, kind: int, flags: int, stream_id: int, payload: bytes
+    ) -> None:
+        """Take every frame but DATA and whole, unpadded HEADERS."""
+        h2.check_control_frame(kind, flags, stream_id, len(payload))
+        match kind:
+            case h2.HEADERS | h2.CONTINUATION:
+                block = self._block.add(kind, flags, stream_id, payload)
+                if block is not None:
+                    self._open(writer, self._block.flags, stream_id, self._read_head(block))
+            case h2.WINDOW_UPDATE:
+                if stream_id > self._last_id:
+                    self._check_not_idle(stream_id, "WINDOW_UPDATE")
+                writer.grow_window(stream_id, h2.read_increment(payload))
+            case h2.RST_STREAM:
+                self._take_reset(writer, stream_id)
+            case h2.SETTINGS:
+                self._count_control_frame()
+                if not flags & h2.ACK:
+                    if self._settings.exceeded():
+                        raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
+                    writer.apply_settings(payload)
+            case h2.PING:
+                self._count_control_frame()
+                self._take_ping(writer, flags, payload)
+            case h2.PUSH_PROMISE:
+                raise PeerError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+            case _:  # PRIORITY, GOAWAY and types unknown to us have no consequence
+                self._count_control_frame()
+
+    def _take_reset(self, writer: AnswerWriter, stream_id: int) -> None:
+        if stream_id not in writer.streams:
+            self._check_not_idle(stream_id, "RST_STREAM")
+            return
+        if self._resets.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+        writer.cancel(stream_id)
+
+    def _take_ping(self, writer: AnswerWriter, flags: int, payload: bytes) -> None:
+        if not flags & h2.ACK:
+            writer.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
+        elif payload == _DRAIN_PING and self._announced:
+            self._draining = True
+            writer.close_when_idle = True
+            writer.out.append(h2.goaway_frame(self._last_id, ErrorCode.NO_ERROR))
+
+    def _check_not_idle(self, stream_id: int, what: str) -> None:
+        """Tolerate, but count, frames of a closed stream; raises PeerError for one that was never opened."""
+        if not stream_id & 1 or stream_id > self._last_id:
+            raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is not open")
+        self._count_control_frame()
+
+    def _count_control_frame(self) -> None:
+        if self._control_frames.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")

@@ -1,0 +1,74 @@
+"""How much may one client ask of the server?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.frames import Setting
+from batchtune.wire.shared_bytes import SharedLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Bounds per connection. What exceeds one ends in a status, a reset stream or a GOAWAY, never in growth.
+
+    `max_concurrent_streams` also counts cancelled calls that the service has not finished, so that opening and
+    resetting streams quickly (CVE-2023-44487) gains nothing. `max_buffered_bytes` bounds the incomplete requests
+    of a connection together; one request alone may use `max_message_bytes`, one that comes compressed
+    `max_inflated_bytes`. `stall_s`: a client that takes no
+    data for so long, though answers wait for it, is cut off. While answers of `max_queued_bytes` wait for the client's
+    windows, or for its socket, the next ones that have to wait fail; a single answer may be larger.
+    `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
+    SETTINGS frame may touch every answer that waits for a window, hence their own, low `max_settings_per_s`.
+    `shared` bounds what all connections hold together.
+    """
+
+    max_concurrent_streams: int = 65_536
+    max_message_bytes: int = 2**31 - 1
+    max_inflated_bytes: int = 2**26
+    max_buffered_bytes: int = 2**28
+    max_queued_bytes: int = 2**26
+    max_queued_stream_bytes: int = 2**20
+    max_header_list_bytes: int = 32_768
+    max_control_frames_per_s: int = 10_000
+    max_settings_per_s: int = 100
+    max_resets_per_s: int = 50_000
+    stall_s: float = 60.0
+    shared: SharedLimits = field(default_factory=SharedLimits)
+
+
+def opening_frames(limits: ServerLimits) -> bytes:
+    """Write the frames that a server begins with: its SETTINGS, and the widest connection window."""
+    settings = {
+        Setting.HEADER_TABLE_SIZE: 0,
+        Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
+        Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
+        Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
+        Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+    }
+    return h2.settings_frame(settings) + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
+
+
+class RateLimit:
+    """Counts events and tells when more than `per_s` came within a second; reads the clock rarely."""
+
+    __slots__ = ("_count", "_per_s", "_since_s")
+
+    def __init__(self, per_s: int) -> None:
+        self._per_s = per_s
+        self._count = 0
+        self._since_s = time.monotonic()
+
+    def exceeded(self) -> bool:
+        """Count one event; True when it is one too many."""
+        self._count += 1
+        if self._count <= self._per_s:
+            return False
+        now_s = time.monotonic()
+        if now_s - self._since_s < 1.0:
+            return True
+        self._since_s = now_s
+        self._count = 0
+        return False

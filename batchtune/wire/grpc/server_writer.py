@@ -1,0 +1,297 @@
+"""How do answers leave the server: at once when the client's windows allow it, else when they open?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from batchtune.wire.grpc.framing import PREFIX
+from batchtune.wire.grpc.server_call import (
+    HEAD_PIECES,
+    OK_PIECES,
+    GrpcCall,
+    GrpcStream,
+    failure_pieces,
+    write_reply,
+)
+from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.http2 import frames as h2
+from batchtune.wire.http2.flow import OutgoingFlow
+from batchtune.wire.http2.frames import STREAM_ID, ErrorCode
+
+_WRITE_BUFFER_BYTES = 2**16
+_TOO_SLOW = "too many answers wait for the client to read them"
+
+
+class AnswerWriter:
+    """The writing half of a server connection: its open streams, their windows and everything not yet sent."""
+
+    __slots__ = (
+        "_flow",
+        "_grants",
+        "_limits",
+        "_loop",
+        "_note_unsent",
+        "_noted",
+        "_paused",
+        "_progress",
+        "_stall_timer",
+        "close_when_idle",
+        "flush_due",
+        "held_bytes",
+        "out",
+        "streams",
+        "transport",
+        "zombies",
+    )
+
+    def __init__(
+        self, transport: asyncio.Transport, limits: ServerLimits, note_unsent: Callable[[int], None]
+    ) -> None:
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self.transport: asyncio.Transport | None = transport
+        self.streams: dict[int, GrpcCall | GrpcStream] = {}
+        self.out: list[bytes] = []
+        self.flush_due = False
+        self.close_when_idle = False
+        self.zombies = 0  # cancelled calls that the service still works on
+        self.held_bytes = 0  # of requests that are incomplete
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._note_unsent = note_unsent
+        self._noted = False  # that answers wait
+        self._flow = OutgoingFlow()
+        self._grants: dict[int, int] = {}  # WINDOW_UPDATEs of open streams that wait for nothing
+        self._paused = False
+        self._progress = 0
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Count what waits for the socket or for the client's windows."""
+        waiting = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return waiting + self._flow.queued_bytes
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether the socket is clogged, so that no more requests are read."""
+        return self._paused
+
+    def send_reply(self, call: GrpcCall, message: bytes) -> None:
+        """Send an OK answer with its one message."""
+        if call.cancelled:
+            self.zombies -= 1
+            return
+        size = len(message) + 5
+        flow = self._flow
+        stream_id = call.stream_id
+        if self._paused and self._exceeds_socket(size):
+            self.send_failure(call, "RESOURCE_EXHAUSTED", _TOO_SLOW)
+            return
+        if size <= flow.at_once and size <= flow.window:
+            flow.window -= size
+            del self.streams[stream_id]
+            if self._grants:
+                self._grants.pop(stream_id, None)
+            write_reply(self.out, stream_id, message)
+        elif flow.queued_bytes and flow.queued_bytes + size > self._limits.max_queued_bytes:
+            self.send_failure(call, "RESOURCE_EXHAUSTED", _TOO_SLOW)
+        else:
+            packed_id = STREAM_ID.pack(stream_id)
+            self.out.append(packed_id.join(HEAD_PIECES))
+            self._queue(stream_id, PREFIX.pack(0, len(message)) + message, packed_id.join(OK_PIECES))
+        if not self.flush_due:
+            self.flush_soon()
+
+    def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
+        """End a call with a status other than OK, without waiting for the rest of its request."""
+        if call.cancelled:
+            self.zombies -= type(call) is GrpcCall
+            return
+        opened = isinstance(call, GrpcStream) and call.opened
+        pieces = failure_pieces(code, message, trailers_only=not opened)
+        self._send_tail(call, STREAM_ID.pack(call.stream_id).join(pieces))
+
+    def send_message(self, stream: GrpcStream, message: bytes) -> None:
+        """Send one message of a stream, after its headers if it is the first; end the stream where too much waits."""
+        if self._flow.queued_bytes > self._limits.max_queued_stream_bytes:
+            stream.finish("RESOURCE_EXHAUSTED", _TOO_SLOW)
+            return
+        packed_id = STREAM_ID.pack(stream.stream_id)
+        if not stream.opened:
+            stream.opened = True
+            self.out.append(packed_id.join(HEAD_PIECES))
+        self._queue(stream.stream_id, PREFIX.pack(0, len(message)) + message, b"")
+        self.flush_soon()
+
+    def send_end(self, stream: GrpcStream) -> None:
+        """End a stream with status OK."""
+        if not stream.cancelled:
+            packed_id = STREAM_ID.pack(stream.stream_id)
+            head = b"" if stream.opened else packed_id.join(HEAD_PIECES)
+            self._send_tail(stream, head + packed_id.join(OK_PIECES))
+
+    def send_text(self, stream_id: int, block: bytes, text: bytes) -> None:
+        """Answer what is no gRPC call; without the text when the windows leave no room for it."""
+        flow = self._flow
+        fits = 0 < len(text) <= min(flow.at_once, flow.window)
+        packed_id = STREAM_ID.pack(stream_id)
+        self.out.append(packed_id.join(h2.header_frames(block, 0 if fits else h2.END_STREAM)))
+        if fits:
+            flow.window -= len(text)
+            self.out.append(h2.frame(h2.DATA, h2.END_STREAM, stream_id, text))
+
+    def reset(self, stream_id: int, code: ErrorCode) -> None:
+        """End a stream with RST_STREAM; a call that is open is cancelled."""
+        self.cancel(stream_id)
+        self.out.append(h2.rst_stream_frame(stream_id, code))
+
+    def cancel(self, stream_id: int) -> None:
+        """Drop a stream that the client no longer wants and tell the service."""
+        stream = self._forget(stream_id)
+        if stream is not None and not stream.answered:
+            self.zombies += type(stream) is GrpcCall and stream.half_closed
+            stream.cancel()
+
+    def grow_window(self, stream_id: int, increment: int) -> None:
+        """Apply a WINDOW_UPDATE; raises PeerError when it breaks the connection's window."""
+        flow = self._flow
+        if stream_id == 0:
+            flow.grow_connection(increment)
+        elif increment == 0:
+            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+        elif flow.waits(stream_id):
+            if not flow.grow_stream(stream_id, increment):
+                self.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+        elif stream_id in self.streams:
+            granted = self._grants.get(stream_id, 0) + increment
+            if granted > h2.LARGEST_WINDOW - flow.initial_window:
+                self.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            else:
+                self._grants[stream_id] = granted
+        self._pump()
+
+    def apply_settings(self, payload: bytes) -> None:
+        """Apply the client's SETTINGS and acknowledge them; raises PeerError."""
+        for key, value in h2.read_settings(payload, by_server=False):
+            if key == h2.Setting.INITIAL_WINDOW_SIZE:
+                self._flow.set_initial_window(value)
+            elif key == h2.Setting.MAX_FRAME_SIZE:
+                self._flow.set_frame_bytes(value)
+        self.out.append(h2.SETTINGS_ACK)
+        self._pump()
+
+    def flush_soon(self) -> None:
+        """Flush at the end of this loop turn, with all else that is answered in it."""
+        if not self.flush_due:
+            self.flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write everything buffered; close when told to and nothing is left to answer."""
+        self.flush_due = False
+        transport = self.transport
+        if transport is None:
+            self.out.clear()
+            return
+        if self.out:
+            transport.write(b"".join(self.out))
+            self.out.clear()
+        if self._paused or self._noted or self._flow.queued_bytes:
+            self._note()
+        if self.close_when_idle and not self.streams:
+            transport.close()
+
+    def pause(self) -> None:
+        """The socket is clogged: read no more requests until it is not."""
+        self._paused = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._watch_stall()
+        self._note()
+
+    def resume(self) -> None:
+        """The socket takes data again."""
+        self._paused = False
+        self._progress += 1
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+        self._note()
+
+    def abandon(self) -> None:
+        """The connection is gone: cancel every call that was not answered."""
+        self.transport = None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        streams = list(self.streams.values())
+        self.streams.clear()
+        for stream in streams:
+            if not stream.answered:
+                stream.cancel()
+
+    def _note(self) -> None:
+        unsent_bytes = self.unsent_bytes
+        self._noted = unsent_bytes > 0
+        self._note_unsent(unsent_bytes)
+
+    def _exceeds_socket(self, size: int) -> bool:
+        """Whether too much would wait for a socket that is clogged, whatever the client's windows allow."""
+        waiting = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return waiting + size > self._limits.max_queued_bytes
+
+    def _send_tail(self, stream: GrpcCall | GrpcStream, tail: bytes) -> None:
+        stream_id = stream.stream_id
+        if self._flow.waits(stream_id):
+            self._flow.extend(stream_id, b"", tail)
+        else:
+            self.out.append(tail)
+            self._finish(stream_id)
+        self.flush_soon()
+
+    def _finish(self, stream_id: int) -> None:
+        """Close a stream whose answer is complete; a request still arriving is no longer wanted."""
+        stream = self._forget(stream_id)
+        if stream is not None and not stream.half_closed:
+            self.out.append(h2.rst_stream_frame(stream_id, ErrorCode.NO_ERROR))
+
+    def _forget(self, stream_id: int) -> GrpcCall | GrpcStream | None:
+        """Drop all that is kept for a stream; it is returned if it was open."""
+        stream = self.streams.pop(stream_id, None)
+        self._flow.drop(stream_id)
+        self._grants.pop(stream_id, None)
+        if stream is not None and stream.buffer is not None:
+            self.held_bytes -= stream.buffer.held_bytes
+            stream.buffer = None
+        return stream
+
+    def _queue(self, stream_id: int, data: bytes, tail: bytes) -> None:
+        if self._flow.waits(stream_id):
+            self._flow.extend(stream_id, data, tail)
+        else:
+            self._flow.queue(stream_id, data, tail, self._grants.pop(stream_id, 0))
+        self._pump()
+        if self._flow.waiting:
+            self._watch_stall()
+
+    def _pump(self) -> None:
+        if not self._flow.waiting:
+            return
+        before = len(self.out)
+        for stream_id in self._flow.pump(self.out):
+            if self.streams[stream_id].answered:
+                self._finish(stream_id)
+        self._progress += len(self.out) > before
+
+    def _watch_stall(self) -> None:
+        if self._stall_timer is None and self.transport is not None:
+            seen = (self._progress, self.transport.get_write_buffer_size())
+            self._stall_timer = self._loop.call_later(self._limits.stall_s, self._check_stall, seen)
+
+    def _check_stall(self, seen: tuple[int, int]) -> None:
+        self._stall_timer = None
+        if self.transport is None or not (self._paused or self._flow.waiting):
+            return
+        if seen == (self._progress, self.transport.get_write_buffer_size()):
+            self.transport.abort()
+        else:
+            self._watch_stall()

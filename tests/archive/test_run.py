@@ -1,0 +1,322 @@
+"""Results directories: whole files, the ledger after a kill at any byte, the latest run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchtune.archive.run import LEDGER, SEARCH, Run, create_run, open_run, write_whole
+from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.errors import ArchiveError, ScenarioError
+from batchtune.recommend.recommendation import recommend
+from batchtune.scenario.reader import format_scenario, read_scenario
+from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.trials.search_summary import SearchSummary
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
+
+PROVENANCE = {"host": "test"}
+
+
+@pytest.fixture(scope="module")
+def finished():
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    scenario = scenario_of(search={"budget": {"trials": 4}, "space": {"max_batch_size": [1, 8, 16]}})
+    return list(sweep(scenario, target, FakeFleet(target), now_s=clock))
+
+
+def new_run(root: Path, **options) -> Run:
+    return create_run(scenario_of(), "name: fake\n", root, provenance=PROVENANCE, **options)
+
+
+def test_trials_come_back_as_they_were_kept(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished:
+        run.append(one.trial, one.samples)
+    back = Run(run.path).ledger()
+    assert json.dumps([one.to_dict() for one in back]) == json.dumps(
+        [one.trial.to_dict() for one in finished]
+    )
+    assert run.notes == ()
+
+
+def test_every_request_of_a_trial_is_kept(tmp_path, finished):
+    run = new_run(tmp_path)
+    one = replace(
+        finished[0], samples=replace(finished[0].samples, pauses_ns=((5, 6_000_000), (9, 7_000_000)))
+    )
+    run.append(one.trial, one.samples)
+    back = run.requests(one.trial.number)
+    assert back.pauses_ns == one.samples.pauses_ns
+    for name in ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows"):
+        kept, given = getattr(back, name), getattr(one.samples, name)
+        assert kept.dtype == given.dtype
+        assert np.array_equal(kept, given)
+    assert back.concurrency == one.samples.concurrency
+    assert back.wall_s == one.samples.wall_s
+
+
+def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
+    run = new_run(tmp_path)
+    run.append(finished[0].trial, None)
+    (run.path / "samples").rmdir()
+    (run.path / "samples").write_text("no folder")
+    with pytest.raises(ArchiveError, match=r"trial 2 cannot be kept: .*exists") as raised:
+        run.append(finished[1].trial, finished[1].samples)
+    assert raised.value.hint.endswith(f"--resume {run.path}")
+    assert [one.number for one in run.ledger()] == [1]
+
+
+def test_a_run_whose_samples_were_removed_goes_on(tmp_path, finished):
+    run = new_run(tmp_path)
+    (run.path / "samples").rmdir()
+    run.append(finished[1].trial, finished[1].samples)
+    assert run.requests(finished[1].trial.number).rows.sum() > 0
+
+
+def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
+    run = new_run(tmp_path)
+    run.append(finished[0].trial, finished[0].samples)
+    (kept,) = (run.path / "samples").iterdir()
+    whole = kept.read_bytes()
+    foreign = pa.BufferOutputStream()
+    pq.write_table(pa.table({"due_ns": [1]}), foreign)
+    for corrupt in (b"", b"no parquet", whole[:100], whole[:-1], foreign.getvalue().to_pybytes()):
+        kept.write_bytes(corrupt)
+        with pytest.raises(ArchiveError, match=kept.name):
+            run.requests(finished[0].trial.number)
+
+
+def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished[:3]:
+        run.append(one.trial, None)
+    ledger = run.path / LEDGER
+    whole = ledger.read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for length in range(start, len(whole)):
+        ledger.write_bytes(whole[:length])
+        assert [one.number for one in run.ledger()] == [1, 2]
+        assert len(run.notes) == (1 if length > start else 0)
+    assert f"{LEDGER}:3" in run.notes[0]
+    run.append(finished[2].trial, None)
+    assert ledger.read_bytes() == whole
+    assert run.ledger()[2].number == 3
+
+
+def test_a_run_is_read_from_anywhere_also_when_its_files_are_gone(tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    (asked / "model" / "1").mkdir(parents=True)
+    (asked / "times.csv").write_text("offset_s\n0.0\n0.5\n")
+    (asked / "scenario.yaml").write_text(
+        "name: traced\ntarget: {model: ./model}\nobjective: latency\nslo: {p95: 20ms}\n"
+        "load: {arrivals: trace, trace: {file: times.csv}}\nsearch: {space: {max_batch_size: [1, 2]}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    scenario = read_scenario("asked/scenario.yaml")
+    run = create_run(scenario, format_scenario(scenario), tmp_path / "results", provenance=PROVENANCE)
+    monkeypatch.chdir("/")
+    assert run.scenario() == scenario
+    assert run.scenario().target.model == str(asked / "model")
+    assert read_scenario(run.path / "scenario.yaml") == scenario
+    (asked / "times.csv").unlink()
+    assert run.scenario() == scenario
+    with pytest.raises(ScenarioError, match="no such file"):
+        read_scenario(run.path / "scenario.yaml")
+
+
+def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished[:3]:
+        run.append(one.trial, None)
+    ledger = run.path / LEDGER
+    lines = ledger.read_bytes().split(b"\n")
+    for corrupt in (
+        b"{",
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"17",
+        b'{"schema_version": 99}',
+        b'{"schema_version": 1}',
+        re.sub(rb'"misses":\d+', b'"misses":"many"', lines[1]),
+        re.sub(rb'"errors":{[^}]*}', b'"errors":[]', lines[1]),
+    ):
+        ledger.write_bytes(b"\n".join([lines[0], corrupt, *lines[2:]]))
+        with pytest.raises(ArchiveError, match=rf"{LEDGER}:2: not a trial"):
+            run.ledger()
+
+
+def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
+    """The writer is killed while it appends as fast as it can; whatever is there is read."""
+    run = new_run(tmp_path)
+    run.append(finished[0].trial, None)
+    script = (
+        "import sys; from pathlib import Path; from batchtune.archive.run import Run\n"
+        "run = Run(Path(sys.argv[1])); trial = run.ledger()[0]\n"
+        "print('ready', flush=True)\n"
+        "while True: run.append(trial, None)\n"
+    )
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", script, run.path], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout.readline() == b"ready\n"
+            before = (run.path / LEDGER).stat().st_size
+            while (run.path / LEDGER).stat().st_size == before:
+                pass
+            writer.kill()
+        trials = run.ledger()
+        assert len(trials) >= 2
+        assert all(one.number == 1 for one in trials)
+
+
+def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(tmp_path):
+    for name, hour in (("a", 3), ("b", 5), ("reference", 9), ("a", 4)):
+        create_run(
+            scenario_of(name=name),
+            "",
+            tmp_path,
+            provenance=PROVENANCE,
+            now=datetime(2026, 1, 1, hour, tzinfo=UTC),
+        )
+    assert open_run(root=tmp_path).path.parent.name == "b"
+    assert open_run(tmp_path / "a").path.name.startswith("20260101T040000Z-")
+
+
+def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
+    with pytest.raises(ArchiveError, match="no run under"):
+        open_run(root=tmp_path)
+    new_run(tmp_path)
+    with pytest.raises(ArchiveError, match="is no run") as caught:
+        open_run(tmp_path)
+    assert "<UTC>" in caught.value.hint
+
+
+def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
+    run = new_run(tmp_path)
+    recommendation = recommend([one.trial for one in finished], scenario=scenario_of())
+    run.write_recommendation(recommendation)
+    assert run.recommendation() == recommendation
+    parameters = parse_tfserving_text((run.path / "batching_parameters.txt").read_text())
+    assert parameters == recommendation.configuration.batching
+    assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_corrupt_recommendation_is_refused(tmp_path):
+    run = new_run(tmp_path)
+    for text in ("", "{", "[]", '{"schema_version": 1}', '{"schema_version": 2}'):
+        (run.path / "recommendation.json").write_text(text)
+        with pytest.raises(ArchiveError, match=r"recommendation\.json"):
+            run.recommendation()
+
+
+def test_provenance_is_kept(tmp_path):
+    assert new_run(tmp_path).provenance() == PROVENANCE
+
+
+def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished):
+    run = new_run(tmp_path)
+    for one in finished:
+        run.append(one.trial, None)
+    script = (
+        "import sys; from pathlib import Path; from batchtune.archive.run import open_run\n"
+        "from tests.tune.tune_fakes import scenario_of\n"
+        "from batchtune.recommend.recommendation import recommend\n"
+        "run = open_run(Path(sys.argv[1])); run.write_recommendation(recommend(run.ledger(), scenario=scenario_of()))\n"
+        "print(sorted({'optuna', 'pandas', 'pyarrow', 'tensorflow', 'scipy', 'rich'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, run.path],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_the_search_says_of_itself_is_kept(tmp_path):
+    run = new_run(tmp_path)
+    assert run.search() is None
+    summary = SearchSummary(
+        strategy="guided", trust="shares", twin_error={"p95": 0.2, "spearman": math.inf}, space_size=30
+    )
+    run.write_search(summary)
+    assert Run(run.path).search() == summary
+
+
+def test_a_sweep_that_goes_on_adds_its_time_to_what_was_spent_before():
+    earlier = SearchSummary(strategy="guided", seconds_by_phase={"calibration": 4.0, "race": 1.0})
+    later = SearchSummary(strategy="guided", seconds_by_phase={"race": 2.0, "confirmation": 3.0})
+    spent = later.continuing(earlier).seconds_by_phase
+    assert dict(spent) == {"calibration": 4.0, "race": 3.0, "confirmation": 3.0}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema_version": 1}'])
+def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(tmp_path, text):
+    run = new_run(tmp_path)
+    (run.path / SEARCH).write_text(text)
+    with pytest.raises(ArchiveError) as caught:
+        run.search()
+    assert caught.value.message.startswith(str(run.path / SEARCH))
+    assert "remove it" in caught.value.hint
+
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from batchtune.archive.run import Run
+
+Run(Path(sys.argv[1])).hold()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ArchiveError, match=f"is in use by pid {other.pid}"):
+            run.hold()
+        other.kill()
+    run.hold()
+    run.hold()
+    run.release()
+    run.release()
+
+
+def test_a_folder_that_is_mounted_read_only_is_told_in_a_line(tmp_path, monkeypatch):
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ArchiveError, match=r"cannot write .*: Read-only file system"):
+        write_whole(tmp_path / "recommendation.json", b"{}")
+
+
+def test_a_folder_of_runs_means_its_newest(tmp_path):
+    older = new_run(tmp_path, now=datetime(2026, 1, 1, tzinfo=UTC))
+    newer = new_run(tmp_path, now=datetime(2026, 1, 2, tzinfo=UTC))
+    assert newer.path.parent == older.path.parent
+    assert open_run(newer.path.parent).path == newer.path
+    with pytest.raises(ArchiveError, match="is no run"):
+        open_run(tmp_path / "nowhere")

@@ -1,0 +1,157 @@
+"""A run as tables: pandas frames with units in their columns, and what `batchtune runs` and `trials` print of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from batchtune.archive.listing import runs_under
+from batchtune.archive.run import Run, create_run, open_run
+from batchtune.archive.table import TRIAL_COLUMNS, samples_frame
+from batchtune.cli.app import app
+from batchtune.errors import ArchiveError, UsageError
+from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.recommend.recommendation import recommend
+from batchtune.scenario.reader import format_scenario
+from tests.recommend.test_recommendation import SCENARIO, helping_ledger
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    for trial in helping_ledger():
+        run.append(trial, None)
+    return run
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def of_three() -> Samples:
+    """One good request, one refused, one that never ended."""
+    return Samples(
+        due_ns=np.array([0, 1_000_000, 2_000_000]),
+        sent_ns=np.array([500_000, 1_000_000, NEVER_NS]),
+        first_byte_ns=np.array([3_000_000, 2_000_000, NEVER_NS]),
+        done_ns=np.array([4_000_000, 2_000_000, NEVER_NS]),
+        connection_wait_ns=np.array([200_000, 0, 0]),
+        status=np.array([Status.OK, Status.QUEUE_FULL, Status.UNSENT], dtype=np.uint8),
+        rows=np.array([1, 1, 2], dtype=np.int32),
+        started_ns=0,
+        wall_s=0.01,
+        client_cpu_s=0.001,
+        client_cores=1,
+    )
+
+
+def test_the_frame_of_trials_says_what_the_ledger_says(run):
+    frame, ledger = open_run(str(run.path)).trials(), run.ledger()
+    assert tuple(frame.columns) == TRIAL_COLUMNS
+    assert frame.number.tolist() == [trial.number for trial in ledger]
+    first, row = ledger[0], frame.iloc[0]
+    assert row.p95_ms == pytest.approx(first.measurement.latency_s["p95"].value * 1e3)
+    assert row.p95_ms_high == pytest.approx(first.measurement.latency_s["p95"].high * 1e3)
+    assert row.throughput_rps == first.measurement.throughput_rps.value
+    batched = frame[frame.batching.eq(True)]
+    assert batched.max_batch_size.dtype == "Int64"
+    unbatched = frame[frame.batching.eq(False)]
+    assert len(unbatched)
+    assert unbatched.max_batch_size.isna().all()
+
+
+def test_a_run_without_trials_is_an_empty_frame_with_the_same_columns(tmp_path):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    assert tuple(run.trials().columns) == TRIAL_COLUMNS
+    assert run.trials().empty
+
+
+def test_the_frame_of_requests_has_latency_from_due_and_the_clients_own_lag():
+    frame = samples_frame(of_three())
+    assert frame.status.tolist() == ["OK", "QUEUE_FULL", "UNSENT"]
+    assert frame.due_s.tolist() == [0.0, 0.001, 0.002]
+    assert frame.latency_ms.tolist()[:2] == [4.0, 1.0]
+    assert np.isnan(frame.latency_ms[2])
+    assert frame.send_lag_ms[0] == pytest.approx(0.3)
+
+
+def test_samples_of_a_run_are_kept_requests(run):
+    trial = run.ledger()[0]
+    run.append(trial, of_three())
+    assert len(run.samples(trial.number)) == 3
+    with pytest.raises(ArchiveError):
+        run.samples(999)
+
+
+def test_runs_are_listed_newest_first_with_what_they_recommend(run):
+    before = next(iter(runs_under(run.path.parents[1])))
+    assert before.verdict == "no recommendation"
+    run.write_recommendation(recommend(run.ledger(), scenario=SCENARIO))
+    broken = run.path.parent / "20990101T000000Z-abcdef"
+    broken.mkdir()
+    (broken / "trials.jsonl").write_text("")
+    newest, entry = runs_under(run.path.parents[1])
+    assert newest.verdict.startswith("unreadable: ")
+    assert entry.verdict in ("established", "open")
+    assert entry.recommended.startswith("max_batch_size=")
+    assert entry.trials == len(run.ledger())
+    document = json.loads(invoke("runs", "--results", str(run.path.parents[1]), "--json"))
+    assert [each["id"] for each in document["runs"]] == [broken.name, run.path.name]
+    assert run.path.name in invoke("runs", "--results", str(run.path.parent))
+
+
+def test_without_runs_there_is_an_error_and_an_empty_list_in_json(tmp_path):
+    assert json.loads(invoke("runs", "--results", str(tmp_path), "--json")) == {"runs": []}
+    with pytest.raises(ArchiveError):
+        invoke("runs", "--results", str(tmp_path))
+
+
+def test_trials_are_sorted_best_first(run):
+    def column(name: str, sort: str) -> list[float]:
+        lines = csv.DictReader(io.StringIO(invoke("trials", str(run.path), "--csv", "--sort", sort)))
+        return [float(line[name]) for line in lines if line[name]]
+
+    assert column("p95_ms", "p95") == sorted(column("p95_ms", "p95"))
+    rates = column("throughput_rps", "throughput")
+    assert rates == sorted(rates, reverse=True)
+    with pytest.raises(UsageError, match="no such column"):
+        invoke("trials", str(run.path), "--sort", "beauty")
+
+
+def test_every_format_has_every_trial(run, tmp_path):
+    count = len(run.ledger())
+    assert len(json.loads(invoke("trials", str(run.path), "--json"))) == count
+    markdown = invoke("trials", str(run.path), "--markdown").splitlines()
+    assert len(markdown) == count + 2
+    assert len({line.count("|") for line in markdown}) == 1
+    done = CliRunner().invoke(app, ["trials", str(run.path), "--parquet"], catch_exceptions=False)
+    assert len(pd.read_parquet(io.BytesIO(done.stdout_bytes))) == count
+    assert "1" in invoke("trials", str(run.path))
+
+
+def test_two_formats_at_once_are_refused(run):
+    with pytest.raises(UsageError, match="--csv and --json exclude each other"):
+        invoke("trials", str(run.path), "--csv", "--json")
+
+
+def test_the_notebook_example_of_the_manual_runs(run, monkeypatch):
+    text = re.search(
+        r"```python\n(from batchtune\.archive.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    lines = [line for line in text.group(1).splitlines() if "matplotlib" not in line]
+    for trial in run.ledger():
+        run.append(trial, of_three())
+    code = "\n".join(lines).replace("results/quickstart", str(run.path))
+    exec(compile(code, "README.md", "exec"), {})

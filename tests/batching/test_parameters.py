@@ -1,0 +1,140 @@
+"""Are the rules TF Serving's, with its texts, and do parameters survive their plain form?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration, from_dict, to_dict, validate
+from batchtune.errors import BatchingParametersError
+
+SPLITTING_TEXT = (
+    "When enable_large_batch_splitting is true, input_batch_size_limit must be greater than or equal to "
+    "max_execution_batch_size."
+)
+
+
+def refused(**fields: object) -> BatchingParametersError:
+    with pytest.raises(BatchingParametersError) as caught:
+        validate(BatchingParameters(**fields))  # type: ignore[arg-type]
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_batch_size": 1, "batch_timeout_micros": 0, "num_batch_threads": 1, "max_enqueued_batches": 1},
+        {"max_enqueued_batches": 0},
+        {"max_batch_size": 32, "allowed_batch_sizes": (8, 16, 32)},
+        {"allowed_batch_sizes": (500, 1000)},
+        {"max_batch_size": 64, "enable_large_batch_splitting": True},
+        {"max_batch_size": 64, "enable_large_batch_splitting": True, "max_execution_batch_size": 64},
+        {"max_batch_size": 64, "enable_large_batch_splitting": False, "max_execution_batch_size": 128},
+    ],
+)
+def test_what_tf_serving_accepts_is_accepted(fields: dict[str, object]) -> None:
+    validate(BatchingParameters(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"num_batch_threads": 0}, "num_batch_threads must be positive; was 0"),
+        ({"max_batch_size": 0}, "input_batch_size_limit must be positive; was 0"),
+        ({"batch_timeout_micros": -1}, "batch_timeout_micros must be non-negative; was -1"),
+        (
+            {"max_batch_size": 8, "max_enqueued_batches": 0, "enable_large_batch_splitting": True},
+            "max_enqueued_batches must be positive; was 0",
+        ),
+        (
+            {"allowed_batch_sizes": (8, 16)},
+            "Last entry in allowed_batch_sizes must match max_batch_size; last entry was 16; expected 1000",
+        ),
+        (
+            {"max_batch_size": 16, "allowed_batch_sizes": (8, 4, 16)},
+            "allowed_batch_sizes entries must be monotonically increasing",
+        ),
+        (
+            {"max_batch_size": 8, "enable_large_batch_splitting": True, "max_execution_batch_size": 32},
+            SPLITTING_TEXT + "1832",
+        ),
+    ],
+)
+def test_what_tf_serving_refuses_is_refused_with_its_text(fields: dict[str, object], text: str) -> None:
+    assert refused(**fields).message == text
+
+
+def test_last_allowed_size_must_be_the_maximum_even_when_splitting() -> None:
+    error = refused(
+        max_batch_size=32,
+        allowed_batch_sizes=(8, 16),
+        enable_large_batch_splitting=True,
+        max_execution_batch_size=16,
+    )
+    assert error.message.startswith("Last entry in allowed_batch_sizes must match max_batch_size")
+
+
+def test_equal_sizes_do_not_increase() -> None:
+    assert "monotonically" in refused(max_batch_size=8, allowed_batch_sizes=(8, 8)).message
+
+
+def test_splitting_without_any_size_would_execute_nothing() -> None:
+    assert "both are absent" in refused(enable_large_batch_splitting=True).message
+
+
+def test_the_plain_form_holds_only_what_is_present() -> None:
+    parameters = BatchingParameters(max_batch_size=32, batch_timeout_micros=0, allowed_batch_sizes=(8, 32))
+    plain = {"max_batch_size": 32, "batch_timeout_micros": 0, "allowed_batch_sizes": [8, 32]}
+    assert to_dict(parameters) == plain
+    assert from_dict(plain) == parameters
+    assert to_dict(BatchingParameters()) == {}
+
+
+def test_whole_numbers_of_numpy_are_numbers() -> None:
+    assert from_dict({"max_batch_size": np.int64(8)}) == BatchingParameters(max_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("plain", "text"),
+    [
+        ({"max_batch_size": "8"}, "max_batch_size must be a whole number; was '8'"),
+        ({"max_batch_size": 8.0}, "max_batch_size must be a whole number; was 8.0"),
+        ({"max_batch_size": True}, "max_batch_size must be a whole number; was True"),
+        (
+            {"max_batch_size": 2**63},
+            "max_batch_size must be a whole number of 64 bits; was 9223372036854775808",
+        ),
+        ({"thread_pool_name": 3}, "thread_pool_name must be a string; was 3"),
+        ({"pad_variable_length_inputs": 1}, "pad_variable_length_inputs must be true or false; was 1"),
+        ({"allowed_batch_sizes": 8}, "allowed_batch_sizes must be a list of whole numbers; was 8"),
+    ],
+)
+def test_values_of_another_type_are_refused(plain: dict[str, object], text: str) -> None:
+    with pytest.raises(BatchingParametersError) as caught:
+        from_dict(plain)
+    assert caught.value.message == text
+
+
+def test_a_misspelt_name_gets_the_right_one_as_a_hint() -> None:
+    with pytest.raises(BatchingParametersError) as caught:
+        from_dict({"max_batchsize": 8})
+    assert caught.value.hint == "did you mean 'max_batch_size'?"
+
+
+def test_a_configuration_has_a_label_and_a_plain_form() -> None:
+    tuned = Configuration(
+        batching=BatchingParameters(max_batch_size=32, allowed_batch_sizes=(8, 32)),
+        flags=(("tensorflow_intra_op_parallelism", "1"),),
+    )
+    assert tuned.label() == "max_batch_size=32 allowed_batch_sizes=8,32 --tensorflow_intra_op_parallelism=1"
+    assert Configuration.from_dict(tuned.to_dict()) == tuned
+    assert Configuration(batching=None).label() == "no batching"
+    assert Configuration(batching=BatchingParameters()).label() == "server defaults"
+    assert Configuration.from_dict({"batching": None}) == Configuration(batching=None)
+    assert len({tuned, Configuration.from_dict(tuned.to_dict())}) == 1
+
+
+def test_flags_are_sorted_when_read() -> None:
+    read = Configuration.from_dict({"batching": None, "flags": {"b": 1, "a": True}})
+    assert read.flags == (("a", "True"), ("b", "1"))

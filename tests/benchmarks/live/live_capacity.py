@@ -1,0 +1,96 @@
+"""Does the capacity search find the capacity of a live server? Searches with fresh seeds against the exact value.
+
+    python tests/benchmarks/live/live_capacity.py [--searches 4] [--first-seed 1] [--timeout-ms 0] [--cheap]
+
+The bundled server on core 0 with an emulated device (tau(b) = 3 ms + 0.5 ms × b, batches of at most 16, one batch
+thread), one client process on core 1, Poisson arrivals, p95 within 25 ms. The exact capacity is that of the batch queue
+(tuning.md 2.2; with a timeout, of 2.4 million simulated requests) for the cycle of a batch as the live server has it
+and the constant delay of network and front end, both measured beforehand in closed loops (live_target.Calibrated).
+`--cheap` searches as `batchtune sweep` does for a reference point: no idle probe, no confirmations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from batchtune.measure.capacity import CapacityPlan
+from batchtune.measure.capacity_probes import Capacity
+from batchtune.measure.slo import Limit
+from batchtune.tune.capacity_search import capacity_plan, search_capacity
+from tests.benchmarks.live.live_target import Calibrated, Case, Live, live
+from tests.measure.measure_streams import batch_streams, exact_latency, highest_rate
+
+LIMIT = Limit(name="p95", quantile=0.95, seconds=0.025)
+CASE = Case(base_ms=3.0, per_row_ms=0.5, max_batch_size=16, limit_s=LIMIT.seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--searches", type=int, default=4)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--timeout-ms", type=float, default=0.0)
+    parser.add_argument("--cheap", action="store_true")
+    asked = parser.parse_args()
+    case = replace(CASE, batch_timeout_micros=round(asked.timeout_ms * 1e3))
+    with live(case) as server:
+        known = Calibrated.of(server)
+        exact_rps = highest_rate(_miss_ratio(known, case), 0.05, 300.0, 16 / float(known.tau_s[-1]), steps=10)
+        print(
+            f"timeout {asked.timeout_ms:g} ms: exact capacity {exact_rps:.0f}/s of at most {16 / known.tau_s[-1]:.0f}; "
+            f"requests take {known.delay_s * 1e3:.3f} ms more than their batches"
+        )
+        for seed in range(asked.first_seed, asked.first_seed + asked.searches):
+            started_s = time.monotonic()
+            found = _search(server, seed, cheap=asked.cheap)
+            _tell(seed, found, exact_rps, time.monotonic() - started_s)
+
+
+def _search(server: Live, seed: int, *, cheap: bool) -> Capacity:
+    configuration = server.case.configuration
+    plan = capacity_plan(server.scenario, configuration, source="rule", hint_rps=None, seed=seed)
+    if not cheap:
+        plan = CapacityPlan(
+            limit=LIMIT,
+            concurrency=plan.concurrency,
+            batch_requests_max=plan.batch_requests_max,
+            seed=seed,
+        )
+    return search_capacity(server.load, plan, scenario=server.scenario).capacity
+
+
+def _miss_ratio(known: Calibrated, case: Case) -> Callable[[float], float]:
+    """The share of requests over the limit at a rate."""
+    timeout_s, within_s = case.batch_timeout_micros / 1e6, LIMIT.seconds - known.delay_s
+
+    def exact(rate_rps: float) -> float:
+        return exact_latency(rate_rps, known.tau_s, states=200, steps=24).miss_ratio(within_s)
+
+    def simulated(rate_rps: float) -> float:
+        _, latency_s = batch_streams(
+            rate_rps, known.tau_s, streams=400, requests=7000, seed=1, timeout_s=timeout_s
+        )
+        return float(np.mean(latency_s[:, 1000:] > within_s))
+
+    return simulated if timeout_s else exact
+
+
+def _tell(seed: int, found: Capacity, exact_rps: float, seconds: float) -> None:
+    crossing, promised = found.crossing_rps / exact_rps - 1.0, found.rate_rps.low / exact_rps - 1.0
+    probes = " ".join(
+        f"{each.probe.kind[0]}{each.probe.rate_rps or 0:.0f}:{each.outcome.verdict[0]}{each.outcome.requests}"
+        for each in found.evidence
+    )
+    print(
+        f"{seed:3d} crossing {crossing:+.3f} promised {promised:+.3f} [{found.rate_rps.low:.0f}, {found.rate_rps.high:.0f}] "
+        f"{found.limit}, {len(found.evidence)} trials, {seconds:.0f} s | {probes}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""How does the whole sweep, guided by its twin, do on a recorded table? For `replay.py`.
+
+The sweep is the real one, on a bench that answers from the table and a clock that runs by recorded seconds. A load that
+was not recorded is answered by the nearest one that was (the rule's batch size lies between two of the grid), and costs
+as much time as it asks for, also where the recorded run was shorter.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
+from batchtune.recommend.recommendation import recommend
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.bench import Plan
+from batchtune.tune.sweep.sweep import run_sweep
+from batchtune.tune.trials.space import Space, in_force
+from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+if TYPE_CHECKING:
+    from tests.benchmarks.replay.replay import Table
+
+KNOBS = ("max_batch_size", "batch_timeout_micros", "num_batch_threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What would be recommended: the cell (None: nothing), the value reported for it, and what it took."""
+
+    cell: tuple[int, ...] | None
+    reported: float
+    seconds: float
+    trials: int = 0
+
+
+def guided_choices(
+    table: Table, budget_s: float, error: float, shares: Sequence[float], seed: int
+) -> list[Choice]:
+    """What one sweep with this budget would recommend after each share of a pass, and at its end.
+
+    `error` multiplies the execution times that it is told.
+    """
+    budget = table.scenario.search.budget.model_copy(update={"time_s": budget_s})
+    search = table.scenario.search.model_copy(
+        update={"strategy": "guided", "budget": budget, "seed": seed + 1}
+    )
+    scenario = table.scenario.model_copy(update={"search": search})
+    bench = RecordedBench(table, seed=seed, error=error)
+    trials: list[Trial] = []
+    ends_s: list[float] = []
+    for done in run_sweep(scenario, bench, now_s=bench.now_s):
+        trials.append(done.trial)
+        ends_s.append(bench.now_s())
+    counts = [bisect_right(ends_s, share * table.pass_s) for share in shares]
+    return [_choice(table, scenario, bench, trials[:count]) for count in (*counts, len(trials))]
+
+
+def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequence[Trial]) -> Choice:
+    seconds = math.fsum(one.seconds for one in trials)
+    try:
+        chosen = recommend(trials, scenario=scenario)
+    except (NoFeasibleConfigurationError, InconclusiveError):
+        return Choice(cell=None, reported=math.nan, seconds=seconds, trials=len(trials))
+    space = Space(table.scenario)
+    point = space.locate(bench.nearest(chosen.configuration))
+    cell = None if point is None else space.indices(point)
+    return Choice(cell=cell, reported=chosen.throughput_rps.value, seconds=seconds, trials=len(trials))
+
+
+class RecordedBench:
+    """Runs trials by looking them up; time passes only here."""
+
+    def __init__(self, table: Table, *, seed: int, error: float) -> None:
+        self._chance = random.Random(seed)
+        self._error = error
+        self._elapsed_s = 0.0
+        self._recorded_s = table.scenario.load.duration_s
+        self._recorded: dict[tuple[Configuration, int | None], list[Trial]] = {}
+        for trial in table.trials:
+            clients = trial.concurrency if trial.source == "probe" else None
+            self._recorded.setdefault((trial.configuration, clients), []).append(trial)
+
+    def now_s(self) -> float:
+        return self._elapsed_s
+
+    def run(self, plan: Plan) -> FinishedTrial:
+        trial = self._chance.choice(self._recorded[self._key(plan.configuration, plan.concurrency)])
+        measured = trial.measurement
+        recorded_s = self._recorded_s if trial.asked_duration_s is None else trial.asked_duration_s
+        asked_s = 0.0 if plan.duration_s is None else plan.duration_s - recorded_s
+        seconds = trial.seconds + max(asked_s, 0.0)
+        self._elapsed_s += seconds
+        if measured is not None and measured.server is not None and self._error != 1.0:
+            measured = replace(measured, server=_mistaken(measured.server, self._error))
+        return FinishedTrial(
+            trial=replace(
+                trial,
+                number=plan.number,
+                configuration=plan.configuration,
+                source=plan.source,
+                reason=plan.reason,
+                seed=plan.seed,
+                point=plan.point,
+                block=plan.block,
+                repeat_of=plan.repeat_of,
+                seconds=seconds,
+                measurement=measured,
+                asked_concurrency=plan.concurrency,
+                asked_duration_s=plan.duration_s,
+                asked_rate_rps=plan.rate_rps,
+            ),
+            samples=None,
+        )
+
+    def nearest(self, configuration: Configuration) -> Configuration:
+        return self._key(configuration, None)[0]
+
+    def _key(self, configuration: Configuration, clients: int | None) -> tuple[Configuration, int | None]:
+        if (configuration, clients) in self._recorded:
+            return configuration, clients
+        alike = [
+            key
+            for key in self._recorded
+            if (key[1] is None) == (clients is None)
+            and (key[0].batching is None) == (configuration.batching is None)
+        ]
+        return min(alike, key=lambda key: _distance(key, (configuration, clients)))
+
+
+def _distance(one: tuple[Configuration, int | None], other: tuple[Configuration, int | None]) -> float:
+    """Of the logarithms, the timeout's counted from half a millisecond."""
+    places = [list(_place(configuration, clients)) for configuration, clients in (one, other)]
+    return math.dist(*places)
+
+
+def _place(configuration: Configuration, clients: int | None) -> Iterable[float]:
+    yield math.log(clients or 1)
+    if configuration.batching is None:
+        return
+    values: list[Any] = [in_force(configuration, name) for name in KNOBS]
+    yield from (math.log(values[0]), math.log1p(values[1] / 500), math.log(values[2]))
+
+
+def _mistaken(server: ServerActivity, error: float) -> ServerActivity:
+    """The same batches with other execution times."""
+    times = {rows: mean * error for rows, mean in server.execution_s_by_rows.items()}
+    return replace(server, execution_s_by_rows=times)

@@ -1,0 +1,197 @@
+"""Could a server stay up for months: under 80 % load and a crowd that troubles it, does any request fail or anything grow?
+
+    python tests/benchmarks/server/soak.py [--minutes 30] [--rate 800]
+
+The server has an emulated device whose limit is 1,000 requests/s. Innocent clients, half REST, half gRPC, ask by a
+Poisson schedule and check each answer; the crowd (soak_crowd.py) connects and disconnects, reads slowly, is refused,
+reloads, swaps versions and puts parameters. The bars: no innocent request fails; after the first fifth resident
+memory grows by no more than 1 MB an hour, threads and descriptors not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import uvloop
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from tests.benchmarks.server.checked_clients import GIVEN_UP_S, GrpcChannel, RestChannel, Tally, ask_once
+from tests.benchmarks.server.front_ends import process_cpu_s
+from tests.benchmarks.server.server_residue import Residue, residue_of, slope_of
+from tests.benchmarks.server.soak_crowd import TUNED, Crowd
+from tests.server.server_process import ServerProcess
+
+LIMIT_RPS = 1000.0
+"""32 rows in 8 ms + 32 × 0.75 ms."""
+WARM_UP_RATIO = 0.2
+SLOPE_MB_AN_HOUR = 1.0
+_EMULATED = """
+service_time: {base_ms: 8.0, per_row_ms: 0.75}
+inputs: {x: {dtype: float32, shape: [1]}}
+outputs: {y: {dtype: float32, shape: [2]}}
+"""
+_TICK_S = 0.01
+_PAUSE_S = 1.0
+"""What was due during a longer pause of this process is not sent all at once."""
+_SAMPLE_S = 1.0
+_GRPC_CONNECTIONS = 4
+
+
+class Innocents:
+    """Clients on a Poisson schedule; a REST connection carries one request at a time, a gRPC one many."""
+
+    def __init__(self, ports: tuple[int, int], rate_rps: float) -> None:
+        grpc_port, self._rest_port = ports
+        self._rate_rps = rate_rps
+        self._random = random.Random(2)
+        self._free: deque[RestChannel] = deque()  # in turn: none idles until the server closes it
+        self._grpc = [GrpcChannel(grpc_port) for _ in range(_GRPC_CONNECTIONS)]
+        self._under_way: set[asyncio.Task[None]] = set()
+        self.tally = Tally()
+
+    async def ask_until(self, end_s: float) -> None:
+        """Send what is due until then, and wait for the answers."""
+        due_s, number = time.monotonic(), 0
+        while due_s < end_s:
+            if time.monotonic() > due_s + _PAUSE_S:
+                due_s = time.monotonic()
+            while due_s <= time.monotonic():
+                due_s += self._random.expovariate(self._rate_rps)
+                number += 1
+                asked = self._ask_rest(number % 1000) if number % 2 else self._ask_grpc(number)
+                task = asyncio.ensure_future(asked)
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
+            await asyncio.sleep(_TICK_S)
+        if self._under_way:
+            _, late = await asyncio.wait(self._under_way, timeout=GIVEN_UP_S)
+            for task in late:
+                task.cancel()
+                self.tally.note("lost", f"no answer within {GIVEN_UP_S:g} s")
+        for channel in (*self._grpc, *self._free):
+            channel.close()
+
+    async def _ask_grpc(self, number: int) -> None:
+        await ask_once(self._grpc[number % _GRPC_CONNECTIONS], float(number % 1000), check, self.tally)
+
+    async def _ask_rest(self, number: int) -> None:
+        channel = self._free.popleft() if self._free else RestChannel(self._rest_port)
+        await ask_once(channel, float(number), check, self.tally)
+        self._free.append(channel)
+
+
+class Watch:
+    """What the server holds, once a second, and a line a minute."""
+
+    def __init__(self, pid: int, innocents: Innocents) -> None:
+        self._pid = pid
+        self._innocents = innocents
+        self.residues: list[Residue] = []
+
+    async def watch(self, begin_s: float) -> None:
+        print("minute   answers  failed  slowest ms      MB  threads  descriptors  CPU % server, clients")
+        cpu_s = process_cpu_s(self._pid), process_cpu_s(os.getpid())
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            self.residues.append(residue_of(self._pid, time.monotonic() - begin_s))
+            if len(self.residues) % round(60 / _SAMPLE_S) == 0:
+                now_s = process_cpu_s(self._pid), process_cpu_s(os.getpid())
+                self._say(*(100 * (now - before) / 60 for now, before in zip(now_s, cpu_s, strict=True)))
+                cpu_s = now_s
+
+    def _say(self, server_ratio: float, own_ratio: float) -> None:
+        minute = self.residues[-round(60 / _SAMPLE_S) :]
+        tally = self._innocents.tally
+        memory = statistics.median(residue.resident_mb for residue in minute)
+        threads = statistics.median(residue.threads for residue in minute)
+        descriptors = statistics.median(residue.descriptors for residue in minute)
+        print(
+            f"{minute[-1].at_s / 60:6.0f}{tally.counts.total():10,}{tally.failed:8}{1000 * tally.slowest_s:12.0f}"
+            f"{memory:8.1f}{threads:9.0f}{descriptors:13.0f}{server_ratio:14.0f},{own_ratio:8.0f}",
+            flush=True,
+        )
+        tally.slowest_s = 0.0
+
+
+def check(x: float, values: list[float], _sent_s: float, _done_s: float) -> str:
+    """A `checked_clients.Check`: every version of the emulated device answers x, x + 1."""
+    return "" if values == [x, x + 1] else f"{x} was answered by {values}"
+
+
+def write_version(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "emulated.yaml").write_text(_EMULATED)
+
+
+async def soak(base: Path, minutes: float, rate_rps: float) -> str:
+    """One run, its conclusion."""
+    write_version(base / "m" / "1")
+    (base / "batching.txt").write_text(
+        "max_batch_size { value: 32 } max_enqueued_batches { value: 100000 } num_batch_threads { value: 1 }"
+    )
+    (base / "monitoring.txt").write_text("prometheus_config { enable: true }")
+    flags = [
+        "--enable_batching",
+        f"--batching_parameters_file={base / 'batching.txt'}",
+        "--enable_tuning_api",
+    ]
+    flags += [f"--monitoring_config_file={base / 'monitoring.txt'}"]
+    with ServerProcess(base / "m", *flags) as server:
+        ports = server.grpc_port, server.rest_port
+        innocents, crowd = Innocents(ports, rate_rps), Crowd(base, ports, write_version)
+        watch = Watch(server.pid, innocents)
+        begin_s = time.monotonic()
+        crowd.start()
+        watching = asyncio.ensure_future(watch.watch(begin_s))
+        try:
+            await innocents.ask_until(begin_s + 60 * minutes)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await crowd.stop()
+    return conclusion(innocents.tally, crowd, watch.residues)
+
+
+def conclusion(tally: Tally, crowd: Crowd, residues: list[Residue]) -> str:
+    settled = residues[round(len(residues) * WARM_UP_RATIO) :]
+    hours = [residue.at_s / 3600 for residue in settled]
+    memory = slope_of(hours, [residue.resident_mb for residue in settled])
+    threads = slope_of(hours, [float(residue.threads) for residue in settled])
+    descriptors = slope_of(hours, [float(residue.descriptors) for residue in settled])
+    lines = [f"innocent: {tally}"]
+    lines += [f"  {count} × {fault}" for fault, count in tally.faults.most_common()]
+    lines.append("crowd: " + ", ".join(f"{count} {act}" for act, count in sorted(crowd.acts.items())))
+    lines.append(
+        f"an hour, 95 %, after the first {WARM_UP_RATIO:.0%}: {memory} MB (bar: {SLOPE_MB_AN_HOUR:+g}), "
+        f"{threads} threads, {descriptors} descriptors"
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--minutes", type=float, default=30)
+    arguments.add_argument("--rate", type=float, default=0.8 * LIMIT_RPS)
+    options = arguments.parse_args()
+    print(
+        f"{options.rate:g} requests/s of {LIMIT_RPS:g}, {options.minutes:g} minutes, {len(TUNED)} configurations"
+    )
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        print(runner.run(soak(Path(directory), options.minutes, options.rate)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Does `batchtune sweep` answer rightly for models of every kind and speed? A zoo of targets whose best is known.
+
+    python tests/benchmarks/zoo/zoo.py [--only NAME,...] [--repeat 1] [--seconds S] [--fresh 3] [--json FILE]
+    python tests/benchmarks/zoo/zoo.py --record NAME [--seconds 300]    # the grid of a real model, in as many calls as needed
+    python tests/benchmarks/zoo/zoo.py --list
+
+Each target (zoo_table.py) is swept by the default strategy in a child process. Then: is the exit code true; how far
+lies the recommended configuration from the best of an exhaustive grid (zoo_truth.py); does the recommended file hold
+its promise, and lie within its stated intervals, in fresh load tests at the recommended load; is a claimed probability
+of being near the best true? `--as-asked` sweeps again with the budget that the tool asked for where it asked for one.
+
+An answer is unsure by its own words when it ends with 5 or gives less than one chance in two of being near the best.
+Exit 0 is true where the median fresh p95 and errors keep the SLO, 3 where nothing in the truth does, 5 always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from batchtune.scenario.reader import read_scenario
+from tests.benchmarks.zoo.zoo_run import START_UP_S, Fresh, Swept, fresh_load, sweep
+from tests.benchmarks.zoo.zoo_table import TARGETS
+from tests.benchmarks.zoo.zoo_target import ZooTarget
+from tests.benchmarks.zoo.zoo_truth import Truth, record_grid, truth_of
+
+NEAR, FAR = 0.05, 0.10
+SURE = 0.8
+"""Claimed probabilities from here on are counted against the truth."""
+
+UNSURE = 0.5
+EXIT_WORDS = {0: "established", 3: "nothing meets it", 5: "not established", 6: "invalid", 7: "target failed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One sweep and what became of it; regret: nan unknown, inf the SLO is missed in truth."""
+
+    target: str
+    seed: int
+    exit_code: int
+    exit_true: bool
+    why: str
+    seconds: float
+    budget_s: float
+    asked_for_s: float | None
+    recommended: str
+    inside_space: bool
+    best: str
+    regret: float
+    truth_noise: float
+    near_best_probability: float | None
+    promise_holds: bool | None
+    fresh_inside: int
+    fresh: tuple[Fresh, ...]
+
+    @property
+    def unsure(self) -> bool:
+        claimed = self.near_best_probability
+        return self.exit_code != 0 or (claimed is not None and claimed < UNSURE)
+
+
+def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: Path) -> Judged:
+    """Sweep a target and hold the answer against the truth and against fresh load tests."""
+    scenario = target.write_scenario(folder, seed=seed, seconds=budget_s)
+    swept = sweep(target, scenario, budget_s=budget_s)
+    chosen = swept.configuration
+    truth = truth_of(target, asked=() if chosen is None else [chosen])
+    loads = (
+        [] if chosen is None else [fresh_load(scenario, swept, seed=1000 * seed + n) for n in range(fresh)]
+    )
+    worked = tuple(load for load in loads if load is not None)
+    slo = read_scenario(scenario).slo
+    holds = None
+    if worked and slo.p95_s is not None:
+        middle = [statistics.median(load.p95_s for load in worked) <= slo.p95_s]
+        middle.append(statistics.median(load.error_ratio for load in worked) <= slo.error_ratio)
+        holds = all(middle) and len(worked) == len(loads)
+    exit_true, why = _exit_truth(target, swept, truth, holds)
+    return Judged(
+        target=target.name,
+        seed=seed,
+        exit_code=swept.exit_code,
+        exit_true=exit_true,
+        why=why,
+        seconds=swept.seconds,
+        budget_s=budget_s,
+        asked_for_s=swept.asked_for_s(),
+        recommended="" if chosen is None else chosen.label(),
+        inside_space=chosen is None or truth is None or truth.is_inside(chosen),
+        best="" if truth is None or not truth.anything_meets() else truth.best().label(),
+        regret=math.nan if chosen is None or truth is None else truth.regret(chosen),
+        truth_noise=0.0 if truth is None else truth.noise(),
+        near_best_probability=swept.near_best_probability,
+        promise_holds=holds,
+        fresh_inside=sum(load.inside(swept.document) for load in _told(loads)),
+        fresh=loads,
+    )
+
+
+def _fresh_loads(scenario: Path, swept: Swept, *, seed: int, wanted: int) -> tuple[Fresh, ...]:
+    """As many load tests as it takes until so many tell something, at most twice as many."""
+    loads: tuple[Fresh, ...] = ()
+    for attempt in range(2 * wanted):
+        if len(_told(loads)) == wanted:
+            break
+        loads += (fresh_load(scenario, swept, seed=1000 * seed + attempt),)
+    return loads
+
+
+def _told(loads: Sequence[Fresh]) -> list[Fresh]:
+    """Those that neither the client nor a busy host spoilt: of the others `load` itself says that they do not count."""
+    return [load for load in loads if load.spoilt_by is None]
+
+
+def _holds(loads: Sequence[Fresh], *, p95_limit_s: float, error_ratio: float) -> bool | None:
+    """Whether the median load test keeps the SLO; None where none tells."""
+    told = _told(loads)
+    if not told:
+        return None
+    return (
+        statistics.median(load.p95_s for load in told) <= p95_limit_s
+        and statistics.median(load.error_ratio for load in told) <= error_ratio
+    )
+
+
+def _exit_truth(target: ZooTarget, swept: Swept, truth: Truth | None, holds: bool | None) -> tuple[bool, str]:
+    """Whether the exit code says what is so, and why not."""
+    within_s = target.within_s or swept.budget_s + START_UP_S
+    if swept.seconds > within_s:
+        return False, f"took {swept.seconds:.0f} s where {within_s:.0f} s are given"
+    if target.says and not swept.said(target.says):
+        return False, f"does not say {target.says!r}"
+    if target.exits:
+        true = swept.exit_code in target.exits
+        wanted = " or ".join(map(str, target.exits))
+        return true, "" if true else f"ended with {swept.exit_code} where {wanted} is true{_error(swept)}"
+    match swept.exit_code:
+        case 0:
+            return holds is not False, "" if holds is not False else "fresh load tests miss the SLO"
+        case 3:
+            nothing = truth is None or not truth.anything_meets()
+            return nothing, "" if nothing else "some configuration does meet the SLO"
+        case 5:
+            return True, ""
+        case _:
+            return False, f"ended with {swept.exit_code}{_error(swept)}"
+
+
+def _error(swept: Swept) -> str:
+    """The error that it ended with, if it said one."""
+    errors = [text for text in swept.errors.splitlines() if text.startswith("error: ")]
+    return f": {errors[-1][7:107]}" if errors else ""
+
+
+def line(judged: Judged) -> str:
+    regret = "  –  " if math.isnan(judged.regret) else f"{judged.regret:5.1%}"
+    noise = f" ±{judged.truth_noise:.1%}" if judged.truth_noise else ""
+    claimed = judged.near_best_probability
+    told = len(_told(judged.fresh))
+    spoilt = f" ({len(judged.fresh) - told} spoilt)" if told < len(judged.fresh) else ""
+    fresh = f"{judged.fresh_inside}/{told}{spoilt}" if judged.fresh else "–"
+    holds = {None: "–", True: "holds", False: "MISSED"}[judged.promise_holds]
+    return (
+        f"{judged.target:27s} exit {judged.exit_code} {'true ' if judged.exit_true else 'FALSE'} "
+        f"{judged.seconds:4.0f} s  regret {regret}{noise}  P(near) {'–' if claimed is None else f'{claimed:.0%}':>4s}  "
+        f"SLO {holds:6s} inside {fresh:4s} {judged.recommended}"
+        f"{'' if judged.inside_space else ' OUTSIDE THE SPACE'}{f'  [{judged.why}]' if judged.why else ''}"
+    )
+
+
+def summary(results: Sequence[Judged]) -> list[str]:
+    """One line a bar of the issue."""
+    known = [judged for judged in results if not math.isnan(judged.regret)]
+    near = sum(judged.regret <= NEAR for judged in known)
+    silent = [judged.target for judged in known if judged.regret > FAR and not judged.unsure]
+    stated = [judged for judged in results if judged.exit_code == 0 and judged.promise_holds is not None]
+    sure = [judged for judged in known if (judged.near_best_probability or 0.0) >= SURE]
+    true = sum(judged.regret <= NEAR for judged in sure)
+    inside = sum(judged.fresh_inside for judged in results)
+    loads = sum(len(_told(judged.fresh)) for judged in results)
+    codes = Counter(judged.exit_code for judged in results)
+    ended = ", ".join(f"{codes[code]} × {code} {EXIT_WORDS.get(code, '')}".rstrip() for code in sorted(codes))
+    return [
+        f"exit codes true: {sum(judged.exit_true for judged in results)} of {len(results)} (bar: all); {ended}",
+        f"within 5 % of the best: {near} of {len(known)} (bar: 90 %)",
+        f"beyond 10 % without saying so: {', '.join(silent) or 'none'} (bar: none)",
+        f"established and held: {sum(bool(judged.promise_holds) for judged in stated)} of {len(stated)} (bar: 95 %)",
+        f"claimed near the best with 80-100 %: {true} of {len(sure)} true (bar: 8 of 10)",
+        f"fresh load tests within both stated intervals: {inside} of {loads} (bar: 9 of 10)",
+        f"outside the space: {', '.join(judged.target for judged in results if not judged.inside_space) or 'none'}",
+    ]
+
+
+def chosen_targets(only: str | None) -> list[ZooTarget]:
+    names = only.split(",") if only else list(TARGETS)
+    unknown = [name for name in names if name not in TARGETS]
+    if unknown:
+        sys.exit(f"no such target: {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+    return [TARGETS[name] for name in names]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", help="names, separated by commas")
+    parser.add_argument("--repeat", type=int, default=1, help="sweeps of each target, each with its own seed")
+    parser.add_argument("--seconds", type=float, help="budget of each sweep; of --record: of this call")
+    parser.add_argument("--fresh", type=int, default=3, help="fresh load tests of each recommendation")
+    parser.add_argument(
+        "--as-asked", action="store_true", help="again with the budget that the tool asks for"
+    )
+    parser.add_argument("--record", metavar="NAME", help="record the grid of this target")
+    parser.add_argument("--list", action="store_true", help="name the targets")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.list:
+        print(
+            "\n".join(
+                f"{target.name:27s} {target.objective} {target.protocol}" for target in TARGETS.values()
+            )
+        )
+        return
+    if asked.record:
+        print(record_grid(*chosen_targets(asked.record), seconds=asked.seconds or 300.0))
+        return
+    results: list[Judged] = []
+    for target in chosen_targets(asked.only):
+        for seed in range(1, asked.repeat + 1):
+            results += _judged(target, seed, asked)
+            if asked.json is not None:  # after each: a zoo that is stopped keeps what it has
+                asked.json.write_text(_json(results), encoding="utf-8")
+    print("\n".join(summary(results)))
+
+
+def _json(results: Sequence[Judged]) -> str:
+    """All figures; what is no number or infinite stands there as text."""
+    plain = json.dumps([asdict(judged) for judged in results])
+    return json.dumps(json.loads(plain, parse_constant=str), indent=2) + "\n"
+
+
+def _judged(target: ZooTarget, seed: int, asked: argparse.Namespace) -> list[Judged]:
+    """One judgement, or the one with the budget that the tool asked for."""
+    budget_s = asked.seconds or target.seconds
+    for _ in range(2 if asked.as_asked else 1):
+        print(f"{target.name}, seed {seed}, {budget_s:.0f} s", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            judged = judge(target, seed, budget_s=budget_s, fresh=asked.fresh, folder=Path(folder))
+        print(line(judged), flush=True)
+        if judged.asked_for_s is None or judged.asked_for_s <= budget_s:
+            break
+        budget_s = judged.asked_for_s
+    return [judged]
+
+
+if __name__ == "__main__":
+    main()

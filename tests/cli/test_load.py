@@ -1,0 +1,245 @@
+"""`batchtune load` against the bundled server: its exit code, what it keeps, and a server that it did not launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from batchtune.archive.run import Run
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.cli.arguments.load_request import LoadRequest
+from batchtune.cli.commands import load as load_command
+from batchtune.cli.commands.load import repeated_points, run_load
+from batchtune.errors import MeasurementInvalidError
+from batchtune.load.calibration import Calibration
+from batchtune.load.record.samples import Samples
+from batchtune.load.worker.job import LoadJob
+from batchtune.measure.validity.host import HostGuard
+from batchtune.report.live import sweep_view
+from batchtune.tune import policy
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from tests.cli.test_cli import EMULATED, batchtune
+from tests.server.server_process import ServerProcess
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+
+SCENARIO = """\
+name: emulated
+target: {kind: tfserving, model: MODEL}
+request: {protocol: grpc, rows: 1}
+load: {arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 300ms, seed: 1}
+slo: {}
+objective: throughput
+fixed: {max_batch_size: 1000, batch_timeout_micros: 0, num_batch_threads: 1}
+"""
+FAR_TOO_MANY = 500
+"""Clients of a server that answers them all in 2 ms: more than one load generator may be able to serve."""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    version = tmp_path / "emulated" / "1"
+    version.mkdir(parents=True)
+    (version / "emulated.yaml").write_text(EMULATED.replace("per_row_ms: 0.05", "per_row_ms: 0.0"))
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
+    return path
+
+
+@pytest.mark.slow
+def test_a_load_ends_with_6_exactly_when_its_point_shows_the_client_or_the_host(scenario: Path) -> None:
+    """Whether so many clients outrun the server before they outrun their own core is up to the machine."""
+    done = batchtune("load", scenario, "--concurrency", str(FAR_TOO_MANY), cwd=scenario.parent)
+    void = "INVALID: the load generator was the limit here" in done.stdout or "NOISY: " in done.stdout
+    assert done.returncode == (6 if void else 0), done.stderr
+    assert ("invalid: no point is a measurement of the server: " in done.stderr) == void
+    assert "requests/s" in done.stdout
+    assert "the device is emulated" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> None:
+    done = batchtune(
+        "load", scenario, "--concurrency", f"2,{FAR_TOO_MANY}", "--json", "-q", cwd=scenario.parent
+    )
+    points = json.loads(done.stdout)["points"]
+    counts = any(point["spoilt_by"] is None for point in points)
+    assert done.returncode == (0 if counts else 6), done.stderr
+    assert all({"kind", "text", "advice", "evidence"} == set(point["bottleneck"]) for point in points)
+
+
+def test_help_says_with_which_code_a_load_ends() -> None:
+    done = batchtune("load", "--help", cwd=Path.cwd())
+    text = " ".join(done.stdout.split())
+    assert "Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when" in text
+    assert "Ends with 6" in text
+
+
+def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
+    done = batchtune(
+        "load",
+        scenario,
+        "--concurrency",
+        "1,2",
+        "--set",
+        "max_batch_size=8",
+        "--json",
+        "-q",
+        cwd=scenario.parent,
+    )
+    assert done.returncode in (0, 6), done.stderr
+    document = json.loads(done.stdout)
+    run = Run(scenario.parent / document["run"])
+    assert run.path.name.endswith("-load")
+    assert [(trial.source, trial.concurrency) for trial in run.ledger()] == [("load", 1), ("load", 2)]
+    assert {trial.configuration.batching.max_batch_size for trial in run.ledger()} == {8}
+    assert run.scenario().name == "emulated"
+    assert len(run.requests(2).status) >= run.ledger()[1].measurement.requests
+    assert run.provenance()
+    latest = batchtune("recommend", cwd=scenario.parent)
+    assert (latest.returncode, "no run under results" in latest.stderr) == (2, True)
+    resumed = batchtune("sweep", scenario, "--resume", run.path, cwd=scenario.parent)
+    assert (resumed.returncode, "is no sweep" in resumed.stderr) == (2, True)
+    named = batchtune("recommend", run.path, cwd=scenario.parent)
+    assert (named.returncode, "is a load test" in named.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_nothing_is_kept_with_no_save(scenario: Path) -> None:
+    done = batchtune("load", scenario, "--concurrency", "1", "--no-save", "--json", "-q", cwd=scenario.parent)
+    assert json.loads(done.stdout)["run"] is None
+    assert not (scenario.parent / "results").exists()
+
+
+def test_a_missed_slo_ends_with_3(scenario: Path) -> None:
+    """No answer is quicker than its device; noise of the host can only leave that open."""
+    done = batchtune("load", scenario, "--slo-p50", "1us", "--no-save", cwd=scenario.parent)
+    assert done.returncode in (3, 6), done.stderr
+    assert ("the SLO is missed: " in done.stderr) == (done.returncode == 3)
+
+
+@pytest.fixture
+def server(scenario: Path) -> Iterator[ServerProcess]:
+    """A bundled server that nobody told us the parameters of."""
+    parameters = scenario.parent / "parameters.txt"
+    parameters.write_text("max_batch_size { value: 4 }\nnum_batch_threads { value: 1 }\n")
+    flags = ["--enable_batching", f"--batching_parameters_file={parameters}"]
+    with ServerProcess(scenario.parent / "emulated", *flags) as started:
+        yield started
+
+
+def test_the_parameters_of_a_server_that_runs_already_are_unknown(
+    scenario: Path, server: ServerProcess
+) -> None:
+    url = f"127.0.0.1:{server.rest_port}"
+    done = batchtune(
+        "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
+    )
+    assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr
+    (point,) = json.loads(done.stdout)["points"]
+    assert point["failure"] is None
+    assert point["configuration"]["batching"] == "unknown"
+    assert "1000" not in json.dumps(point["bottleneck"])
+    assert point["bottleneck"]["kind"] not in ("concurrency", "batch_timeout", "batch_threads")
+
+
+def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> None:
+    parameters = scenario.parent / "parameters.txt"
+    parameters.write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 0 }\n")
+    flags = ["--enable_tuning_api", "--enable_batching", f"--batching_parameters_file={parameters}"]
+    with ServerProcess(scenario.parent / "emulated", *flags) as started:
+        url = f"127.0.0.1:{started.rest_port}"
+        done = batchtune(
+            "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
+        )
+    (point,) = json.loads(done.stdout)["points"]
+    assert point["configuration"]["batching"] == {"max_batch_size": 4, "batch_timeout_micros": 0}
+
+
+def test_json_and_csv_exclude_each_other(scenario: Path) -> None:
+    done = batchtune("load", scenario, "--json", "--csv", cwd=scenario.parent)
+    assert (done.returncode, "--json and --csv" in done.stderr) == (2, True)
+
+
+def test_an_open_loop_without_an_slo_is_repeated_on_a_noisy_host() -> None:
+    """The session's canaries took no time, so that any run of them now is far too slow."""
+    clock = FakeClock()
+    target = FakeTarget(clock, Law(fixed_s=0.01))
+    fleet = FakeFleet(target)
+    load = {"arrivals": "poisson", "rate": 50, "warm_up": "100ms", "duration": "2s"}
+    scenario = scenario_of(load=load, objective="latency", slo={})
+    noisy = HostGuard(canaries_s=[1e-9] * 20)
+    bench = Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+        guard=noisy,
+    )
+    batching = BatchingParameters(max_batch_size=8, num_batch_threads=1)
+    plan = Plan(
+        number=1, seed=1, source="load", reason="load", configuration=Configuration(batching=batching)
+    )
+    with sweep_view(quiet=True) as view:
+        (finished,) = repeated_points(bench, [plan], scenario=scenario, view=view)
+    assert spoilt_by(finished.trial) == "host"
+    assert finished.trial.measurement.verdict is None
+    assert len(fleet.jobs) == 1 + policy.REPEATS_MAX
+
+
+class LaunchedFake(FakeTarget):
+    """A server at the tuner's boundary, with an end."""
+
+    def close(self) -> None:
+        self.running = False
+
+
+class BreakingFleet(FakeFleet):
+    """Its load generators fail after the first load."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        return
+
+    def run(self, job: LoadJob, **watchers: Any) -> Samples:
+        if self.jobs:
+            raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
+        return super().run(job, **watchers)
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load` on a fake server and fleet, on a host that nobody watches; a batch takes 10 ms."""
+    target = LaunchedFake(FakeClock(), Law(fixed_s=0.01, per_row_s=0.0, noise=0.0))
+    fleet = BreakingFleet(target)
+    monkeypatch.setattr(load_command, "launched_target", lambda *_scenario, **_events: target)
+    monkeypatch.setattr(load_command, "LoadFleet", lambda **_processes: fleet)
+    quick = Calibration(client_max_rps=1e5, reached_rps=1e5, cpu_per_request_s=1e-5, client_cores=1)
+    monkeypatch.setattr(load_command, "HostGuard", lambda: None)
+    monkeypatch.setattr(load_command, "calibrate", lambda *_requests, **_cpus: quick)
+
+
+def test_points_before_a_load_generator_failed_are_printed(
+    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = LoadRequest(scenario=scenario, concurrency="4,8", overrides=["max_batch_size=8"])
+    with pytest.raises(MeasurementInvalidError, match="does not report back"):
+        run_load(asked, output="json", results=None, quiet=True)
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["concurrency"] == 4
+
+
+def test_what_is_not_sure_asks_for_more_of_the_requests_that_were_asked_for(
+    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
+    assert run_load(asked, output="json", results=None, quiet=True) == 5
+    assert "20 requests were measured: --set load.requests=…" in capsys.readouterr().err

@@ -1,0 +1,222 @@
+"""What `batchtune load` is asked for: settings of the server, the loop, the protocol, and what cannot apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchtune.batching.parameters import Configuration, from_dict
+from batchtune.cli.arguments.load_request import (
+    COUNTED_LIMIT_S,
+    LoadRequest,
+    Question,
+    asked_configuration,
+    asked_plans,
+    question_of,
+)
+from batchtune.errors import ScenarioError, UsageError
+
+SWEEP = """\
+name: swept
+target: {model: m, flags: {tensorflow_intra_op_parallelism: 1}}
+load: {arrivals: closed, concurrency: 8, think_time: 1ms}
+slo: {p95: 30ms}
+objective: throughput
+search:
+  space:
+    max_batch_size: [4, 16]
+    batch_timeout_micros: [0, 1000]
+    --tensorflow_session_parallelism: [0, 2]
+fixed: {max_enqueued_batches: 50, allowed_batch_sizes: [1, 2, 4, 8, 16]}
+"""
+OPEN = """\
+name: bursty
+target: {model: m}
+load: {rate: 300, LOAD}
+slo: {p95: 30ms}
+objective: latency
+"""
+PATTERNS = [
+    ("gamma", "arrivals: gamma, gamma: {cv: 3}"),
+    ("on_off", "arrivals: on_off, on_off: {on: 1s, off: 1s}"),
+    ("ramp", "arrivals: ramp, ramp: {from: 0, to: 100/s}"),
+    ("steps", "arrivals: steps, steps: [{rate: 10/s, duration: 1s}]"),
+    ("trace", "arrivals: trace, trace: {file: trace.csv}"),
+]
+
+
+def asked(folder: Path, text: str, *overrides: str, **options: Any) -> tuple[LoadRequest, Question]:
+    path = folder / "scenario.yaml"
+    path.write_text(text)
+    (folder / "trace.csv").write_text("offset_s\n0\n0.5\n1\n")
+    wanted = LoadRequest(scenario=path, overrides=overrides, **options)
+    return wanted, question_of(wanted)
+
+
+def configuration(folder: Path, *overrides: str, text: str = SWEEP, **options: Any) -> Configuration:
+    wanted, question = asked(folder, text, *overrides, **options)
+    return asked_configuration(question, wanted)
+
+
+@pytest.mark.parametrize("override", ["max_batch_size=8", "fixed.max_batch_size=8"])
+def test_a_point_of_the_space_can_be_loaded(tmp_path: Path, override: str) -> None:
+    batching = configuration(tmp_path, override).batching
+    assert batching == from_dict(
+        {"max_batch_size": 8, "max_enqueued_batches": 50, "allowed_batch_sizes": [1, 2, 4, 8]}
+    )
+
+
+def test_a_flag_of_the_space_and_sizes_as_simulate_takes_them(tmp_path: Path) -> None:
+    asked = configuration(
+        tmp_path,
+        "--tensorflow_session_parallelism=2",
+        "allowed_batch_sizes=1,6",
+        "max_batch_size=6",
+    )
+    assert dict(asked.flags) == {"tensorflow_session_parallelism": "2"}
+    assert asked.batching is not None
+    assert asked.batching.allowed_batch_sizes == (1, 6)
+
+
+def test_a_parameter_turns_batching_on_where_the_scenario_has_it_off(tmp_path: Path) -> None:
+    text = SWEEP.replace("fixed: {max_enqueued_batches: 50,", "fixed: {enable_batching: false,")
+    assert configuration(tmp_path, text=text).batching is None
+    assert configuration(tmp_path, "num_batch_threads=2", text=text).batching is not None
+
+
+def test_settings_lie_over_the_parameters_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "parameters.txt"
+    file.write_text("max_batch_size { value: 32 }\nbatch_timeout_micros { value: 5000 }\n")
+    asked = configuration(tmp_path, "batch_timeout_micros=0", batching_parameters_file=file)
+    assert asked.batching == from_dict({"max_batch_size": 32, "batch_timeout_micros": 0})
+
+
+def test_no_batching_keeps_the_flags(tmp_path: Path) -> None:
+    asked = configuration(tmp_path, "--tensorflow_session_parallelism=2", no_batching=True)
+    assert (asked.batching, dict(asked.flags)) == (None, {"tensorflow_session_parallelism": "2"})
+
+
+@pytest.mark.parametrize(
+    ("override", "words", "hint"),
+    [
+        ("max_batch_size=8,16", "one load test has one configuration", "simulate"),
+        ("max_batch_sise=8", "no such parameter or key", "max_batch_size"),
+        ("lod.rate=8", "unknown key", "load"),
+    ],
+)
+def test_a_wrong_setting_is_told(tmp_path: Path, override: str, words: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=words) as told:
+        asked(tmp_path, SWEEP, override)
+    assert hint in told.value.hint
+
+
+@pytest.mark.parametrize(("arrivals", "load"), PATTERNS)
+def test_a_rate_keeps_the_pattern(tmp_path: Path, arrivals: str, load: str) -> None:
+    wanted, question = asked(tmp_path, OPEN.replace("LOAD", load), rate="100,200")
+    assert question.scenario.load.arrivals == arrivals
+    plans = list(asked_plans(question.scenario, wanted, Configuration(batching=None)))
+    assert [plan.rate_rps for plan in plans] == [100, 200]
+
+
+def test_a_trace_of_one_instant_has_no_rate_and_the_option_is_blamed(tmp_path: Path) -> None:
+    (tmp_path / "burst.csv").write_text("offset_s\n1\n1\n")
+    text = OPEN.replace("LOAD", "arrivals: trace, trace: {file: burst.csv}")
+    with pytest.raises(UsageError, match=r"^--rate: all requests of the trace"):
+        asked(tmp_path, text, rate="100")
+
+
+def test_a_closed_loop_that_is_asked_for_a_rate_becomes_poisson(tmp_path: Path) -> None:
+    _, question = asked(tmp_path, SWEEP, rate="100")
+    assert (question.scenario.load.arrivals, question.scenario.load.rate_rps) == ("poisson", 100)
+
+
+@pytest.mark.parametrize(("arrivals", "load"), PATTERNS)
+def test_clients_have_no_pattern_and_the_option_is_blamed(tmp_path: Path, arrivals: str, load: str) -> None:
+    text = OPEN.replace("LOAD", load)
+    with pytest.raises(UsageError, match=f"^--concurrency: the scenario's arrivals are {arrivals}") as told:
+        asked(tmp_path, text, concurrency="4")
+    *_, closed, _, without = told.value.hint.split()
+    _, question = asked(tmp_path, text, closed, without, concurrency="4")
+    assert (question.scenario.load.arrivals, question.scenario.load.concurrency) == ("closed", 4)
+
+
+def test_a_rate_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+    text = OPEN.replace("rate: 300, LOAD", "arrivals: poisson").replace("latency", "capacity")
+    with pytest.raises(UsageError, match="names no rate"):
+        asked(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "loaded"),
+    [
+        ("grpc", {"rest_url": "h:1"}, "rest"),
+        ("rest", {"grpc_url": "h:1"}, "grpc"),
+        ("kserve_grpc", {"rest_url": "h:1"}, "kserve_rest"),
+        ("kserve_rest_binary", {"grpc_url": "h:1"}, "kserve_grpc"),
+        ("kserve_rest_binary", {"rest_url": "h:1"}, "kserve_rest_binary"),
+        ("rest", {"rest_url": "h:1", "grpc_url": "h:2"}, "rest"),
+        ("grpc", {"rest_url": "h:1", "grpc_url": "h:2"}, "grpc"),
+    ],
+)
+def test_the_only_url_says_the_protocol(
+    tmp_path: Path, said: str, options: dict[str, str], loaded: str
+) -> None:
+    text = SWEEP + f"request: {{protocol: {said}}}\n"
+    _, question = asked(tmp_path, text, **options)
+    assert question.scenario.request.protocol == loaded
+    assert (said in "".join(question.notes)) == (said != loaded)
+
+
+def test_a_protocol_on_the_command_line_that_the_url_is_not_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be sent to --rest-url"):
+        asked(tmp_path, SWEEP, "request.protocol=grpc", rest_url="h:1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "option"),
+    [
+        ((), {"no_batching": True}, "--no-batching"),
+        ((), {"batching_parameters_file": Path("x")}, "--batching-parameters-file"),
+        (("max_batch_size=8",), {}, "--set max_batch_size"),
+        (("fixed.num_batch_threads=8",), {}, "--set fixed.num_batch_threads"),
+        (("target.flags.x=8",), {}, "--set target.flags.x"),
+    ],
+)
+def test_what_a_running_server_cannot_be_given_is_refused(
+    tmp_path: Path, overrides: tuple[str, ...], options: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{option} is for a server that is launched"):
+        asked(tmp_path, SWEEP, *overrides, grpc_url="h:1", **options)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        (("max_batch_size=8",), {"no_batching": True}),
+        ((), {"no_batching": True, "batching_parameters_file": Path("x")}),
+        ((), {"rate": "1", "concurrency": "1"}),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, overrides: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        asked(tmp_path, SWEEP, *overrides, **options)
+
+
+def test_the_flags_of_a_scenario_are_not_those_of_a_server_that_runs_already(tmp_path: Path) -> None:
+    assert asked(tmp_path, SWEEP, grpc_url="h:1")[1].scenario.target.flags == {}
+    assert asked(tmp_path, SWEEP)[1].scenario.target.flags != {}
+
+
+def test_a_number_of_requests_is_not_cut_at_the_default_duration(tmp_path: Path) -> None:
+    text = SWEEP.replace("think_time: 1ms", "requests: 10000")
+    assert asked(tmp_path, text)[1].scenario.load.duration_s == COUNTED_LIMIT_S
+    assert asked(tmp_path, text, "load.duration=3s")[1].scenario.load.duration_s == 3.0
+
+
+def test_a_mistake_in_the_file_is_still_the_files(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"scenario\.yaml:3: load\.gamma"):
+        asked(tmp_path, OPEN.replace("LOAD", "arrivals: poisson, gamma: {cv: 3}"), rate="100")

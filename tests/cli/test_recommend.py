@@ -1,0 +1,342 @@
+"""`batchtune recommend` on runs of every age: with the search's own account, without it, with a corrupt one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchtune.archive.run import SEARCH, Run, create_run
+from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
+from batchtune.cli.commands.sweep import keep_account
+from batchtune.cli.deployment import deployment
+from batchtune.errors import ArchiveError, BatchingParametersError, NoFeasibleConfigurationError, UsageError
+from batchtune.recommend.recommendation import recommend as choose
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.tune.trials.search_summary import SearchSummary
+from tests.recommend.test_recommendation import BATCH_14, LABEL_14, SCENARIO, helping_ledger
+from tests.tune.tune_fakes import planted, scenario_of
+
+SUMMARY = SearchSummary(
+    strategy="guided",
+    space_size=30,
+    trust="shares",
+    trust_reason="its errors are above 15 %",
+    twin={"draws": []},
+    twin_error={"p95": 0.2, "throughput": 0.1},
+    near_best={LABEL_14: 0.91},
+    judged=30,
+    proposals={"twin": 1, "sampler": 5},
+    noise_ratio=0.02,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A sweep kept before there was a search.json."""
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    for trial in helping_ledger():
+        run.append(trial, None)
+    return run
+
+
+def recommend(run: Run, *, json: bool = False, why: bool = True, **limits: str) -> int:
+    root = run.path.parents[1]
+    return run_recommend(run.path, limits, dialect="tfserving", write=None, results=root, json=json, why=why)
+
+
+def test_a_run_without_the_searchs_account_still_gives_a_recommendation(run, capsys):
+    assert recommend(run) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Batching helps here" in text
+    assert "among the 4 configurations measured; the rest of the space is not judged" in text
+    assert "twin" not in text
+
+
+def test_without_why_a_dozen_lines_end_with_the_command_that_says_more(run, capsys):
+    assert recommend(run, why=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 15
+    assert lines[-1].strip() == f"batchtune recommend {run.path} --why"
+
+
+def test_the_command_that_says_more_asks_for_the_same_slo(run, capsys):
+    assert recommend(run, why=False, p95="40ms") in (0, 5)
+    assert "--slo-p95 40ms --slo-errors 0.01 --why" in capsys.readouterr().out
+
+
+def test_a_sample_model_is_found_by_the_shell_that_deploys_it():
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    scenario = scenario_of(target={"model": "imdb_transformer", "framework": "torch"})
+    found = '--model_base_path="$(python -m batchtune.sample_models imdb_transformer --framework torch)" '
+    assert found in deployment(alone, scenario, Path("FILE"))
+
+
+def test_the_searchs_account_is_stated(run, capsys):
+    run.write_search(SUMMARY)
+    assert recommend(run) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "The twin made 1 of 6 proposals" in text
+    assert "Nothing better by 5 % or more is likely (91 %) among the 30 points of the space" in text
+
+
+def test_a_corrupt_account_is_named_with_what_to_do(run):
+    (run.path / SEARCH).write_text('{"schema_version": 1')
+    with pytest.raises(ArchiveError) as caught:
+        recommend(run)
+    assert caught.value.exit_code == 2
+    assert SEARCH in caught.value.message
+    assert "remove it" in caught.value.hint
+    (run.path / SEARCH).unlink()
+    assert recommend(run) == 0
+
+
+def test_json_says_all_that_the_console_says(run, capsys):
+    run.write_search(SUMMARY)
+    assert recommend(run, json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["near_best"] == {
+        "probability": 0.91,
+        "of": "space",
+        "count": 30,
+        "space_size": None,
+    }
+    assert document["search"]["trust"] == "shares"
+    assert document["search"]["twin_error"] == {"p95": 0.2, "throughput": 0.1}
+    assert document["noise_ratio"] == 0.02
+    assert document["promises"][0]["name"] == "p95"
+    assert {"kind", "text", "advice", "evidence"} == set(document["bottleneck"])
+    assert document["trials"] == 13
+    assert document["seconds"] == 26.0
+    assert json.loads((run.path / "recommendation.json").read_text()) == {
+        name: value for name, value in document.items() if name not in ("run", "to_establish")
+    }
+
+
+def test_another_slo_is_not_given_the_searchs_probability(run, capsys):
+    run.write_search(SUMMARY)
+    assert recommend(run, json=True, p95="40ms") == 0
+    assert json.loads(capsys.readouterr().out)["near_best"]["of"] == "measured"
+
+
+def test_json_says_so_when_nothing_meets_the_slo(run, capsys):
+    with pytest.raises(NoFeasibleConfigurationError):
+        recommend(run, json=True, p95="1ms")
+    assert "nearest" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("triton", "# no dynamic_batching block"),
+        ("cortex", "# no server_side_batching block"),
+        ("flags", "--enable_batching=false"),
+        ("tfserving", "Leave out --enable_batching"),
+    ],
+)
+def test_each_dialect_says_no_batching_in_its_own_words(dialect, expected):
+    alone = planted(1, batching=None, throughput=770, p95_s=0.024, source="no_batching")
+    text = formatted(choose([alone], scenario=SCENARIO), dialect)
+    assert expected in text
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("batching", "advice"),
+    [
+        ({"max_batch_size": 8, "batch_timeout_micros": 0}, "batch_interval: 1us"),
+        ({"max_batch_size": 8}, "batch_interval: 1us"),
+        ({"max_batch_size": 1, "batch_timeout_micros": 10}, "leave server_side_batching out"),
+    ],
+)
+def test_what_a_dialect_cannot_say_is_refused_before_anything_is_said(tmp_path, capsys, batching, advice):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    run.append(planted(1, batching=batching, throughput=900, p95_s=0.01), None)
+    file = tmp_path / "cortex.yaml"
+    for write in (None, file):
+        with pytest.raises(BatchingParametersError) as raised:
+            run_recommend(run.path, {}, dialect="cortex", write=write, results=tmp_path, json=False)
+        assert raised.value.exit_code == 2
+        assert advice in raised.value.hint
+    assert capsys.readouterr().out == ""
+    assert not file.exists()
+    assert not (run.path / "recommendation.json").exists()
+
+
+def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
+    file = tmp_path / "config.pbtxt"
+    file.write_text("kept")
+    for here, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "such", "No such file")):
+        with pytest.raises(UsageError, match=f"--write: .*{reason}"):
+            run_recommend(run.path, {}, dialect="triton", write=here, results=tmp_path, json=False)
+    assert run_recommend(run.path, {}, dialect="triton", write=file, results=tmp_path, json=False) == 0
+    assert file.read_text().startswith("max_batch_size: 14\n")
+    assert {one.name for one in tmp_path.iterdir()} == {"config.pbtxt", run.path.parent.name}
+    assert "dynamic_batching" not in capsys.readouterr().out
+
+
+def test_flags_of_the_server_are_not_lost(tmp_path):
+    flags = {"num_intra_op": "1", "odd": "two words"}
+    trial = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 10}, throughput=900, p95_s=0.01)
+    configuration = replace(trial.configuration, flags=tuple(flags.items()))
+    chosen = choose([replace(trial, configuration=configuration)], scenario=SCENARIO)
+    assert formatted(chosen, "flags").endswith(" --num_intra_op=1 '--odd=two words'\n")
+    assert "# --num_intra_op=1 has no counterpart in Triton\n" in formatted(chosen, "triton")
+    assert "# --odd=two words has no counterpart in Cortex\n" in formatted(chosen, "cortex")
+    shown = deployment(chosen.configuration, SCENARIO, tmp_path / "a b.txt")
+    assert f"'--batching_parameters_file={tmp_path}/a b.txt' --num_intra_op=1" in shown
+
+
+def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp_path):
+    saved, onnx = tmp_path / "saved", tmp_path / "onnx"
+    for model, file in ((saved, "saved_model.pb"), (onnx, "model.onnx")):
+        (model / "1").mkdir(parents=True)
+        (model / "1" / file).touch()
+    batched, alone = (
+        planted(1, batching=batching, throughput=1, p95_s=1).configuration for batching in ({}, None)
+    )
+    line = deployment(batched, scenario_of(target={"model": str(saved)}), Path("FILE"))
+    assert line == (
+        f"tensorflow_model_server --model_base_path={saved} --model_name=saved --port=8500 --rest_api_port=8501 "
+        "--enable_batching --batching_parameters_file=FILE"
+    )
+    line = deployment(alone, scenario_of(target={"model": str(onnx)}), Path("FILE"))
+    assert line.startswith("batchtune-model-server ")
+    assert "batching" not in line
+
+
+def test_no_batching_has_no_parameters_file(tmp_path):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    run.append(planted(1, batching=None, throughput=900, p95_s=0.01, source="no_batching"), None)
+    assert recommend(run) == 5
+    assert (run.path / "recommendation.json").exists()
+    assert not (run.path / "batching_parameters.txt").exists()
+
+
+def test_a_question_changes_nothing_that_was_recommended(run, tmp_path, capsys):
+    assert recommend(run) == 0
+    kept = (run.path / "batching_parameters.txt").read_bytes()
+    document = (run.path / "recommendation.json").read_bytes()
+    recommend(run, p95="9.4ms")
+    shown = capsys.readouterr().out
+    assert shown.rstrip().endswith(f"--batching_parameters_file={run.path / 'batching_parameters.txt'}")
+    assert (run.path / "batching_parameters.txt").read_bytes() == kept
+    assert (run.path / "recommendation.json").read_bytes() == document
+
+
+def test_of_a_scenarios_folder_the_newest_run_is_taken_and_named(run, capsys):
+    code = run_recommend(
+        run.path.parent, {}, dialect="tfserving", write=None, results=run.path.parents[1], json=False
+    )
+    assert code == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"Run {run.path}, ")
+
+
+@pytest.mark.parametrize("dialect", ["triton", "cortex"])
+def test_another_servers_dialect_is_not_deployed_on_tf_serving(run, capsys, dialect):
+    run_recommend(run.path, {}, dialect=dialect, write=None, results=run.path.parent, json=False)
+    assert "Deploy" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dialect", ["triton", "cortex"])
+def test_threads_that_are_left_to_the_server_are_pointed_out(dialect):
+    batching = {"max_batch_size": 8, "batch_timeout_micros": 10}
+    text = formatted(
+        choose([planted(1, batching=batching, throughput=900, p95_s=0.01)], scenario=SCENARIO), dialect
+    )
+    assert "# num_batch_threads is absent" in text
+
+
+def test_a_run_that_cannot_be_written_is_answered_from_all_the_same(run, capsys):
+    """A folder stands where the file would: the one obstacle that also stops a superuser."""
+    (run.path / "recommendation.json").mkdir()
+    assert recommend(run) == 0
+    shown = capsys.readouterr()
+    assert shown.out.rstrip().endswith("--batching_parameters_file=FILE")
+    assert shown.err.startswith(f"note: cannot write {run.path / 'recommendation.json'}: ")
+    assert "--write FILE" in shown.err
+
+
+def test_an_account_of_the_search_that_cannot_be_kept_costs_no_recommendation(run, capsys):
+    (run.path / SEARCH).mkdir()
+    keep_account(run, SUMMARY)
+    assert capsys.readouterr().err.startswith(f"note: cannot write {run.path / SEARCH}: ")
+
+
+def test_nothing_to_recommend_names_the_run(run):
+    with pytest.raises(NoFeasibleConfigurationError, match=f"^{run.path}: no configuration"):
+        recommend(run, p95="1ms")
+
+
+def test_tritons_queue_is_counted_in_requests_of_so_many_rows():
+    scenario = scenario_of(request={"rows": 4})
+    batching = {"max_batch_size": 8, "max_enqueued_batches": 10, "num_batch_threads": 1}
+    chosen = choose([planted(1, batching=batching, throughput=900, p95_s=0.01)], scenario=scenario)
+    assert "max_queue_size: 20 " in formatted(chosen, "triton")
+
+
+def test_a_file_with_other_parameters_than_those_printed_is_not_deployed(run, capsys):
+    assert recommend(run) == 0
+    assert "FILE" not in capsys.readouterr().out
+    for stale in ("max_batch_size { value: 3 }\n", "# batchtune: of an older version\n"):
+        (run.path / "batching_parameters.txt").write_text(stale)
+        assert recommend(run) == 0
+        assert capsys.readouterr().out.rstrip().endswith("--batching_parameters_file=FILE")
+        assert (run.path / "batching_parameters.txt").read_text() == stale
+
+
+def test_a_sweep_that_ends_without_a_recommendation_leaves_no_stale_one(run):
+    assert recommend(run) == 0
+    missed = [replace(trial, feasible=False) for trial in helping_ledger()]
+    scenario = scenario_of(slo={"p95": "1ms"}, search=SCENARIO.search.model_dump(by_alias=True))
+    with pytest.raises(NoFeasibleConfigurationError):
+        conclude(run, scenario, missed, json=False)
+    assert (run.path / "batching_parameters.txt").exists()
+    with pytest.raises(NoFeasibleConfigurationError):
+        conclude(run, scenario, missed, json=False, swept=True)
+    assert not (run.path / "batching_parameters.txt").exists()
+    assert not (run.path / "recommendation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("budget", "more"),
+    [
+        ({}, ["time=52s"]),
+        ({"time": "90s"}, ["time=180s"]),
+        ({"time": "10s"}, ["time=52s"]),
+        ({"trials": 12}, ["trials=24"]),
+        ({"trials": 2}, ["trials=8"]),
+        ({"time": "90s", "trials": 12}, ["time=180s", "trials=24"]),
+    ],
+)
+def test_what_would_establish_it_has_twice_of_what_was_given_or_spent(run, budget, more):
+    scenario = scenario_of(
+        search={"space": {"max_batch_size": [8, 14]}, **({"budget": budget} if budget else {})}
+    )
+    options = " ".join(f"--set search.budget.{text}" for text in more)
+    step = to_establish(run, scenario, helping_ledger())
+    assert step == f"batchtune sweep {run.path}/scenario.yaml --resume {run.path} {options}"
+
+
+def test_another_slo_is_established_by_a_sweep_of_its_own(run):
+    asked = SloSpec.model_validate({"p95": "9.4ms", "errors": 0.02})
+    step = to_establish(run, SCENARIO, helping_ledger(), asked=asked)
+    assert step == f"batchtune sweep {run.path}/scenario.yaml --slo-p95 9.4ms --slo-errors 0.02"
+
+
+def test_where_every_batch_fails_nothing_would_establish_more(run):
+    trials = [
+        planted(1, batching=None, throughput=900, p95_s=0.01, source="no_batching"),
+        planted(2, batching=BATCH_14, throughput=900, p95_s=0.01, failure="OOM"),
+    ]
+    assert to_establish(run, SCENARIO, trials) is None
+
+
+def test_inside_a_scenarios_folder_the_newest_run_is_found(run, monkeypatch):
+    monkeypatch.chdir(run.path.parent)
+    assert (
+        run_recommend(Path(), {}, dialect="tfserving", write=None, results=Path("results"), json=False) == 0
+    )

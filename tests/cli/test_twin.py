@@ -1,0 +1,309 @@
+"""`simulate` and `plan` answer from a recorded run, and say what to do when it cannot tell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from batchtune.archive.run import Run, create_run
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.cli.app import app
+from batchtune.cli.commands import calibrated as cli_calibrated
+from batchtune.cli.ending import main
+from batchtune.report.twin import note_when_slow
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.bench import Bench, Plan
+from batchtune.twin.model.twin import FitError
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+
+LAW = Law(fixed_s=0.002, per_row_s=0.00005, contention=1.0)
+PROBED = ((1, 1, 1), (4, 1, 8), (16, 1, 32), (32, 1, 64), (32, 2, 64), (16, 2, 48))
+
+
+def configuration_of(size: int, threads: int = 1, timeout_micros: int = 0) -> Configuration:
+    return Configuration(
+        batching=BatchingParameters(
+            max_batch_size=size,
+            batch_timeout_micros=timeout_micros,
+            num_batch_threads=threads,
+            max_enqueued_batches=1000,
+        )
+    )
+
+
+def recorded(
+    results: Path,
+    scenario: Scenario,
+    probed: tuple[tuple[int, int, int], ...] = PROBED,
+    *,
+    rate_rps: float | None = None,
+) -> Run:
+    """A run of the fake server, archived as a sweep would; the last trial is at the rate, if one is given."""
+    clock = FakeClock()
+    target = FakeTarget(clock, LAW)
+    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
+    run = create_run(scenario, format_scenario(scenario), root=results, provenance={})
+    plans = [
+        Plan(
+            number=number,
+            configuration=configuration_of(size, threads),
+            source="calibration" if scenario.objective == "capacity" else "sampler",
+            reason="for the test",
+            seed=number,
+            concurrency=clients,
+        )
+        for number, (size, threads, clients) in enumerate(probed, 1)
+    ]
+    if rate_rps is not None:
+        at_rate = replace(
+            plans[-1], number=len(plans) + 1, source="sampler", concurrency=None, rate_rps=rate_rps
+        )
+        plans.append(at_rate)
+    for plan in plans:
+        run.append(bench.run(plan).trial, None)
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run") / "results"
+    recorded(root, scenario_of())
+    return root
+
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    def answer(*words: str, root: Path = results) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["batchtune", *words, "--results", str(root)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(ended.value.code or 0), out, err
+
+    return answer
+
+
+def points(document: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(document)["points"]
+    return found
+
+
+def test_simulate_answers_every_combination(ask: Ask) -> None:
+    code, out, _ = ask(
+        "simulate", "--set", "max_batch_size=4,16", "--set", "batch_timeout_micros=0,2000", "--concurrency", "32",
+        "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = points(out)
+    assert [one["configuration"]["batching"]["max_batch_size"] for one in found] == [4, 4, 16, 16]
+    assert {one["traffic"]["clients"] for one in found} == {32}
+
+
+def test_simulate_agrees_with_what_was_measured(ask: Ask, results: Path) -> None:
+    code, out, _ = ask(
+        "simulate", "--set", "max_batch_size=16", "--set", "num_batch_threads=1", "--set",
+        "batch_timeout_micros=0", "--concurrency", "32", "--json",
+    )  # fmt: skip
+    assert code == 0
+    (point,) = points(out)
+    run = Run(next(results.glob("fake/*")))
+    measured = next(
+        one.measurement
+        for one in run.ledger()
+        if one.configuration == configuration_of(16) and one.measurement
+    )
+    assert point["throughput_rps"]["value"] == pytest.approx(measured.throughput_rps.value, rel=0.1)
+    assert point["latency_s"]["p95"]["value"] == pytest.approx(measured.latency_s["p95"].value, rel=0.15)
+
+
+def test_simulate_takes_ranges_of_rates(ask: Ask) -> None:
+    code, out, _ = ask("simulate", "--rate", "200:800:x2", "--json")
+    assert code == 0
+    assert [one["traffic"]["rate_rps"] for one in points(out)] == [200.0, 400.0, 800.0]
+    assert [round(one["throughput_rps"]["value"], -2) for one in points(out)] == [200.0, 400.0, 800.0]
+
+
+def test_overload_is_told_as_what_is_completed_and_what_is_refused(ask: Ask) -> None:
+    """A million requests/s: a simulation of them lasts 40 ms, one batch of 100,000 rows takes 5 s."""
+    sizes = ("--set", "max_batch_size=16,100000", "--set", "num_batch_threads=1")
+    code, out, _ = ask("simulate", *sizes, "--rate", "1000000", "--json")
+    assert code == 0
+    usual, large = points(out)
+    assert usual["throughput_rps"]["value"] == pytest.approx(16 / 0.0028, rel=0.15)
+    assert large["throughput_rps"]["value"] == pytest.approx(20_000, rel=0.3)
+    for point in (usual, large):
+        assert point["error_ratio"]["value"] > 0.95
+        assert point["latency_s"]["p95"]["value"] == "inf"
+        assert point["busy_ratio"]["value"] == 1.0
+        assert any("overload: 1,000,000 requests/s" in reason for reason in point["extrapolations"])
+
+
+def test_without_batching_overload_waits_without_end(ask: Ask) -> None:
+    code, out, _ = ask("simulate", "--set", "enable_batching=false", "--rate", "100000", "--json")
+    assert code == 0
+    (point,) = points(out)
+    assert point["throughput_rps"]["value"] > 100.0
+    assert (point["error_ratio"]["value"], point["latency_s"]["p50"]["value"]) == (0.0, "inf")
+
+
+@pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "1000")])
+def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, spearman=0.2, left_out=7)
+    calibrated_run = cli_calibrated.calibrated_run
+
+    def badly_calibrated(*given: Any, **named: Any) -> Any:
+        run = calibrated_run(*given, **named)
+        return replace(run, twin=replace(run.twin, error=error))
+
+    monkeypatch.setattr(f"batchtune.cli.commands.{words[0]}.calibrated_run", badly_calibrated)
+    code, out, err = ask(*words)
+    assert code == 5
+    assert "wrong by 40 % on the average of 7 trials" in err
+    assert "search" not in out + err
+
+
+def test_simulate_of_a_capacity_run_starts_from_the_capacity_found(ask: Ask, tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson", "duration": "2s"})
+    recorded(root, scenario, PROBED, rate_rps=900.0)
+    code, out, _ = ask("simulate", "--json", root=root)
+    assert code == 0
+    (point,) = points(out)
+    assert point["traffic"]["rate_rps"] == pytest.approx(900.0, rel=0.1)
+    code, out, _ = ask("simulate", root=root)
+    assert "The rate is the capacity that the run found for the recommended" in out
+
+
+def test_simulate_can_turn_batching_off(ask: Ask) -> None:
+    code, out, _ = ask("simulate", "--set", "enable_batching=false", "--json")
+    assert code == 0
+    (point,) = points(out)
+    assert point["label"] == "no batching"
+
+
+def test_simulate_prints_a_table_and_how_far_to_trust_it(ask: Ask) -> None:
+    code, out, _ = ask("simulate", "--set", "max_batch_size=8,256", "--concurrency", "600")
+    assert code == 0
+    assert "max_batch_size=8" in out
+    assert "p95 ms" in out
+    assert "How sure: " in out
+    assert "* batches of up to" in out
+
+
+def test_plan_says_replicas_with_an_interval(ask: Ask) -> None:
+    code, out, _ = ask("plan", "--rate", "50k/s", "--slo-p95", "20ms", "--json")
+    assert code == 0
+    plan = json.loads(out)
+    assert plan["rate_rps"] == 50_000.0
+    assert plan["replicas"]["low"] <= plan["replicas"]["value"] <= plan["replicas"]["high"]
+    assert plan["advised"] >= 50_000 / plan["saturation_rps"]
+    code, text, _ = ask("plan", "--rate", "50k/s", "--slo-p95", "20ms")
+    assert code == 0
+    assert f"{plan['advised']} replicas for 50,000 requests/s with p95 ≤ 20 ms" in text
+    assert "95 % interval" in text
+
+
+def test_plan_uses_the_scenarios_limit_when_none_is_given(ask: Ask) -> None:
+    code, out, _ = ask("plan", "--rate", "1000", "--json")
+    assert code == 0
+    assert json.loads(out)["limits"] == [{"name": "p95", "seconds": 0.05}]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("simulate", "--set", "max_batch=4"), 2, "did you mean 'max_batch_size'"),
+        (("simulate", "--set", "max_batch_size"), 2, "expected KEY=VALUE"),
+        (("simulate", "--set", "max_batch_size=many"), 2, "no whole number"),
+        (("simulate", "--set", "max_batch_size=0"), 2, "--set max_batch_size=0: out of its range"),
+        (("simulate", "--set", "max_batch_size=1000000000000"), 2, "give a whole number from 1 to 100,000"),
+        (("plan", "--rate", "10", "--set", "num_batch_threads=0"), 2, "give a whole number from 1"),
+        (("simulate", "--set", "batch_timeout_micros=-1"), 2, "give a whole number from 0"),
+        (("simulate", "--rate", "5", "--concurrency", "5"), 2, "exclude each other"),
+        (("simulate", "--rate", "0"), 2, "not above 0"),
+        (("simulate", "--concurrency", "1.5"), 2, "no number of clients"),
+        (("plan", "--rate", "0"), 2, "not above 0"),
+        (("plan", "--rate", "10", "--slo-p95", "soon"), 2, "write a duration"),
+        (
+            ("plan", "--rate", "10", "--slo-p95", "1s", "--slo-p50", "1us"),
+            5,
+            "no rate keeps p50 within 1 µs and p95",
+        ),
+        (("plan", "--rate", "10", "--set", "max_batch_size=4,8"), 2, "batchtune simulate"),
+        (("plan", "--rate", "10", "--slo-p95", "1us"), 5, "no rate keeps p95"),
+    ],
+)
+def test_mistakes_are_named_and_cured(ask: Ask, words: tuple[str, ...], code: int, expected: str) -> None:
+    ended, out, err = ask(*words)
+    assert ended == code
+    assert "error: " in err
+    assert "hint: " in err or code == 2
+    assert expected in err
+    assert out == ""
+
+
+def test_a_run_without_trials_says_what_would_help(ask: Ask, tmp_path: Path) -> None:
+    recorded(tmp_path / "results", scenario_of(), ())
+    code, _, err = ask("simulate", root=tmp_path / "results")
+    assert code == 5
+    assert "no measured trial" in err
+    assert "batchtune sweep" in err
+
+
+def test_without_any_run_the_sweep_is_named(ask: Ask, tmp_path: Path) -> None:
+    code, _, err = ask("plan", "--rate", "10", root=tmp_path)
+    assert code == 2
+    assert "batchtune sweep" in err
+
+
+def test_a_scenario_without_a_limit_asks_for_one(ask: Ask, tmp_path: Path) -> None:
+    recorded(tmp_path / "results", scenario_of(slo={}), PROBED[:2])
+    code, _, err = ask("plan", "--rate", "10", root=tmp_path / "results")
+    assert code == 2
+    assert "--slo-p95 20ms" in err
+
+
+def test_what_is_slow_says_so_and_what_is_quick_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("batchtune.report.twin.PATIENCE_S", 0.0)
+    with note_when_slow("thinking", quiet=False):
+        while not (said := capsys.readouterr().err):
+            pass
+    assert said == "thinking …\n"
+    monkeypatch.setattr("batchtune.report.twin.PATIENCE_S", 1e-3)
+    with note_when_slow("thinking", quiet=True):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("simulate --set max_b", ["max_batch_size="]),
+        ("sweep s.yaml --set load.du", ["load.duration="]),
+        ("load s.yaml --set obj", ["objective="]),
+    ],
+)
+def test_the_shell_completes_parameters_and_keys(typed: str, expected: list[str]) -> None:
+    asked = {
+        "_BATCHTUNE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"batchtune {typed}",
+        "COMP_CWORD": str(len(typed.split())),
+    }
+    done = CliRunner().invoke(app, prog_name="batchtune", env=asked)
+    assert done.output.split() == expected

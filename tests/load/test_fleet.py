@@ -1,0 +1,243 @@
+"""The fleet: processes that send one job together, and what happens when they are stopped, interrupted or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchtune.errors import MeasurementInvalidError, TargetError
+from batchtune.load.calibration import calibrate
+from batchtune.load.fleet import LoadFleet, LoadInterrupted
+from batchtune.load.live import LiveAggregate
+from batchtune.load.null_server import NullServer
+from batchtune.load.worker.job import LoadJob
+from batchtune.scenario.arrivals import ClosedLoop
+from batchtune.target.endpoint import Endpoint
+from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, http_answer, requests_for
+
+
+async def answer(_number: int, transport: asyncio.Transport) -> None:
+    transport.write(http_answer())
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[LoadFleet]:
+    with LoadFleet(processes=2) as started:
+        yield started
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedHttp]:
+    with ScriptedHttp(answer) as started:
+        yield started
+
+
+def test_two_workers_send_one_schedule_between_them(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    bodies = tuple(b"%d" % number for number in range(5))
+    schedule = evenly(1000, 0.2)
+    job = a_job("rest", server.port, schedule, requests=requests_for("rest", bodies=bodies))
+    samples = fleet.run(job)
+    assert samples.due_ns.tolist() == schedule.due_ns.tolist()
+    assert samples.errors() == {}
+    assert (samples.sent_ns >= samples.due_ns).all()
+    assert samples.offered_rps == 1000
+    assert samples.client_cores == 2
+    assert samples.client_cpu_s > 0
+    sent = sorted(int(request.rpartition(b"\r\n\r\n")[2]) for request in server.requests)
+    assert sent == sorted(list(range(5)) * 40)
+
+
+def test_a_fleet_runs_one_job_after_another(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    for users in (1, 3):
+        samples = fleet.run(a_job("rest", server.port, closed(users, 50)))
+        assert len(samples) == 50
+        assert samples.concurrency == users
+        assert samples.errors() == {}
+
+
+def test_the_live_aggregate_is_heard_while_the_job_runs(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    heard: list[LiveAggregate] = []
+    samples = fleet.run(a_job("rest", server.port, evenly(200, 0.6)), on_progress=heard.append)
+    assert 2 <= len(heard) <= 6
+    assert [live.done for live in heard] == sorted(live.done for live in heard)
+    assert 0 < heard[-1].sent <= len(samples)
+    assert heard[-1].p95_s > 0
+
+
+def test_a_job_told_to_stop_keeps_what_had_become_due(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    job = a_job("rest", server.port, evenly(200, 30.0))
+    samples = fleet.run(job, should_stop=lambda live: live.sent >= 20)
+    assert samples.stopped_early
+    assert 20 <= len(samples) < 6000
+    assert samples.errors() == {}
+    again = fleet.run(a_job("rest", server.port, closed(2, 10)))
+    assert len(again) == 10
+
+
+def test_ctrl_c_keeps_the_partial_samples_and_the_fleet(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    def interrupt(live: LiveAggregate) -> None:
+        if live.sent >= 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(LoadInterrupted) as caught:
+        fleet.run(a_job("rest", server.port, evenly(200, 30.0)), on_progress=interrupt)
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert len(caught.value.samples) >= 20
+    assert caught.value.samples.stopped_early
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+def test_ctrl_c_before_the_start_sends_nothing(server: ScriptedHttp) -> None:
+    def interrupt() -> None:
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.001)  # not before the fleet listens
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with LoadFleet(processes=2) as fleet:  # its workers are still starting
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(LoadInterrupted) as caught:
+            fleet.run(a_job("rest", server.port, evenly(200, 30.0)))
+        interrupter.join()
+        assert caught.value.samples.stopped_early
+        assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+def test_workers_do_not_die_of_a_ctrl_c_meant_for_the_parent(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    for process in fleet.process_ids:
+        for number in (
+            signal.SIGINT,
+            signal.SIGHUP,
+            signal.SIGQUIT,
+        ):  # what a terminal sends to all that it runs
+            os.kill(process, number)
+    assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+def test_a_fleet_works_off_the_main_thread(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    counts: list[int] = []
+    thread = threading.Thread(
+        target=lambda: counts.append(len(fleet.run(a_job("rest", server.port, closed(2, 10)))))
+    )
+    thread.start()
+    thread.join(60)
+    assert counts == [10]
+
+
+def test_a_dead_worker_invalidates_the_job_and_the_next_one_runs(server: ScriptedHttp) -> None:
+    def kill(live: LiveAggregate) -> None:
+        if live.sent:
+            os.kill(fleet.process_ids[1], signal.SIGKILL)
+
+    with LoadFleet(processes=2) as fleet:
+        with pytest.raises(MeasurementInvalidError, match=r"load worker 1 died \(signal SIGKILL\)"):
+            fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=kill)
+        assert fleet.process_ids == []
+        assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+def test_a_worker_that_is_stopped_for_a_while_tells_of_it(server: ScriptedHttp) -> None:
+    with LoadFleet() as fleet:
+        held: list[int] = []
+
+        def hold(_live: LiveAggregate) -> None:
+            if not held:
+                held.append(fleet.process_ids[0])
+                os.kill(held[0], signal.SIGSTOP)
+                time.sleep(0.05)
+                os.kill(held[0], signal.SIGCONT)
+
+        job = a_job("rest", server.port, evenly(200, 0.6))
+        samples = fleet.run(job, on_progress=hold)
+    assert max(length for _, length in samples.pauses_ns) >= 20_000_000
+
+
+def test_an_error_in_a_callback_leaves_no_worker_behind(server: ScriptedHttp) -> None:
+    def fail(_live: LiveAggregate) -> None:
+        raise RuntimeError("the view is broken")
+
+    with LoadFleet() as fleet:
+        with pytest.raises(RuntimeError, match="the view is broken"):
+            fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=fail)
+        assert fleet.process_ids == []
+
+
+def test_a_worker_passes_on_what_is_wrong_with_the_target() -> None:
+    job = a_job("rest", 1, closed(1, 1))
+    nowhere = Endpoint(model_name="m", host="host.invalid", rest_port=1)
+    with LoadFleet() as fleet, pytest.raises(TargetError, match="cannot be resolved"):
+        fleet.run(LoadJob(endpoint=nowhere, requests=job.requests, arrivals=job.arrivals))
+
+
+def test_workers_run_where_they_are_told_to(server: ScriptedHttp) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with LoadFleet(processes=2, cpus=[cpu]) as fleet:
+        samples = fleet.run(a_job("rest", server.port, closed(2, 10)))
+        assert [os.sched_getaffinity(process) for process in fleet.process_ids] == [{cpu}] * 2
+    assert samples.client_cores == 1
+
+
+def test_a_fleet_of_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one process"):
+        LoadFleet(processes=0)
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+@pytest.mark.parametrize("body_bytes", [20, 200_000])
+def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, body_bytes: int) -> None:
+    requests = requests_for(protocol, bodies=(bytes(body_bytes),))
+    with NullServer(rest_answer=b"[]" * 20_000, grpc_answer=bytes(40_000)) as null:
+        job = LoadJob(endpoint=null.endpoint, requests=requests, arrivals=closed(8, 64), check_every=0)
+        samples = fleet.run(job)
+    assert len(samples) == 64
+    assert samples.errors() == {}
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+def test_calibration_says_what_the_client_can_do(fleet: LoadFleet, protocol: str) -> None:
+    found = calibrate(fleet, requests_for(protocol), duration_s=0.2, answer_bytes=100)
+    assert found.client_max_rps >= found.reached_rps > 0
+    assert found.client_max_rps >= 0.99 * found.client_cores / found.cpu_per_request_s
+    assert np.isfinite(found.client_max_rps)
+
+
+def test_a_long_closed_loop_sets_memory_aside_only_as_it_is_used(
+    fleet: LoadFleet, server: ScriptedHttp
+) -> None:
+    loop = ClosedLoop(concurrency=2, duration_s=100_000.0)
+    samples = fleet.run(a_job("rest", server.port, loop), should_stop=lambda live: live.sent > 10)
+    assert len(samples) > 10
+    assert samples.notes == ()
+
+
+STARTED = """
+import multiprocessing, time
+from batchtune.load.worker.child import start_undisturbed
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,), daemon=True)
+    start_undisturbed(process)
+    with open(f"/proc/{process.pid}/status") as status:
+        print(next(line for line in status if line.startswith("SigBlk")))
+    process.terminate()
+"""
+
+
+def test_the_first_child_too_hears_no_ctrl_c_while_it_starts(tmp_path: Path) -> None:
+    """In a process of its own: the first child starts the resource tracker, after which Ctrl-C is let through."""
+    (tmp_path / "started.py").write_text(STARTED)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "started.py")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout.split()[1], 16) & (1 << (signal.SIGINT - 1))

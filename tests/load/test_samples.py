@@ -1,0 +1,253 @@
+"""Samples: how parts are dealt out, written to shared memory, read back and merged; exactly."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.load.live import LiveView
+from batchtune.load.record import failures
+from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, Columns, new_memory
+from batchtune.load.record.samples import NEVER_NS, Samples, Status, merge
+from batchtune.load.worker.driver import WorkerReport
+from batchtune.load.worker.gather import samples_of
+from batchtune.load.worker.job import LoadJob, split
+from batchtune.scenario.arrivals import ClosedLoop, Schedule
+from tests.load.load_servers import a_job, evenly, requests_for
+from tests.measure.send_lag import send_lag_ns
+
+pytestmark = pytest.mark.smoke
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def columns() -> Columns:
+    descriptor = new_memory(100)
+    made = Columns(descriptor, 100)
+    os.close(descriptor)
+    return made
+
+
+def some_samples(due_ns: list[int], *, started_ns: int = 5, status: int = 0, text: str = "") -> Samples:
+    due = np.array(due_ns, dtype=np.int64)
+    return Samples(
+        due_ns=due,
+        sent_ns=due + 1,
+        first_byte_ns=due + 2,
+        done_ns=due + 3,
+        connection_wait_ns=np.zeros_like(due),
+        status=np.full(len(due), status, np.uint8),
+        rows=np.arange(len(due), dtype=np.int32),
+        started_ns=started_ns,
+        wall_s=float(len(due)),
+        client_cpu_s=0.5,
+        client_cores=1,
+        concurrency=2,
+        error_texts={Status(status).name: text} if text else {},
+        notes=("coarse",),
+    )
+
+
+def test_merging_interleaves_parts_by_due_time_and_adds_what_adds() -> None:
+    merged = merge([some_samples([0, 20, 40], text="first"), some_samples([10, 30], text="second")])
+    assert merged.due_ns.tolist() == [0, 10, 20, 30, 40]
+    assert merged.sent_ns.tolist() == [1, 11, 21, 31, 41]
+    assert merged.rows.tolist() == [0, 0, 1, 1, 2]
+    assert merged.rows.dtype == np.int32
+    assert merged.status.dtype == np.uint8
+    assert (merged.wall_s, merged.client_cpu_s, merged.client_cores, merged.concurrency) == (3.0, 1.0, 2, 4)
+    assert merged.error_texts == {"OK": "first"}
+    assert merged.notes == ("coarse",)
+
+
+def test_parts_without_a_common_start_are_not_merged() -> None:
+    with pytest.raises(ValueError, match="common start"):
+        merge([some_samples([0]), some_samples([0], started_ns=6)])
+    with pytest.raises(ValueError, match="at least one"):
+        merge([])
+
+
+def test_errors_are_counted_by_class_and_latency_runs_from_due() -> None:
+    merged = merge([some_samples([0, 1]), some_samples([2], status=Status.RESET)])
+    assert merged.errors() == {"RESET": 1}
+    assert merged.latency_ns.tolist() == [3, 3, 3]
+    assert merged.client_cpu_ratio == pytest.approx(1.0 / (2.0 * 2))
+
+
+@given(
+    count=st.integers(0, 60),
+    workers=st.integers(1, 7),
+    bodies=st.integers(1, 5),
+    order=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    seed=st.integers(0, 99),
+)
+def test_any_number_of_workers_sends_the_same_requests_at_the_same_times(
+    count: int, workers: int, bodies: int, order: list[int], seed: int
+) -> None:
+    due_ns = np.sort(np.random.default_rng(seed).integers(0, SECOND_NS, count))
+    schedule = Schedule(due_ns=due_ns, duration_s=1.0, offered_rps=float(count))
+    requests = requests_for(
+        "rest",
+        bodies=tuple(b"%d" % one for one in range(bodies)),
+        rows=tuple(range(1, bodies + 1)),
+        order=np.array(order, dtype=np.int32) % bodies,
+    )
+    job = a_job("rest", 1, schedule, requests=requests)
+
+    def sent(parts: int) -> list[tuple[int, int, int]]:
+        rows = []
+        for part in split(job, parts):
+            assert isinstance(part.arrivals, Schedule)
+            mine = len(part.arrivals.due_ns)
+            which = np.resize(part.request_order, mine)
+            rows += list(
+                zip(part.arrivals.due_ns.tolist(), which.tolist(), part.rows(mine).tolist(), strict=True)
+            )
+        return sorted(rows)
+
+    assert sent(workers) == sent(1)
+    assert [due for due, _, _ in sent(1)] == due_ns.tolist()
+
+
+def test_a_traces_own_requests_are_dealt_out_with_their_times() -> None:
+    index = np.arange(10, dtype=np.int32)
+    schedule = Schedule(due_ns=index.astype(np.int64), duration_s=1.0, offered_rps=10.0, request_index=index)
+    requests = requests_for("rest", bodies=tuple(b"%d" % one for one in range(10)))
+    parts = split(a_job("rest", 1, schedule, requests=requests), 3)
+    assert [part.request_order.tolist() for part in parts] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+@given(users=st.integers(1, 40), workers=st.integers(1, 7), requests_max=st.integers(1, 500))
+def test_users_and_requests_of_a_closed_loop_are_shared_out_exactly(
+    users: int, workers: int, requests_max: int
+) -> None:
+    loop = ClosedLoop(concurrency=users, duration_s=1.0, requests_max=requests_max)
+    parts = [part.arrivals for part in split(a_job("grpc", 1, loop), workers)]
+    closed = [part for part in parts if isinstance(part, ClosedLoop)]
+    assert sum(part.concurrency for part in closed) == users
+    assert sum(part.requests_max or 0 for part in closed) == requests_max
+    assert max(part.concurrency for part in closed) - min(part.concurrency for part in closed) <= 1
+    assert all(part.concurrency or not part.requests_max for part in closed)
+
+
+def test_columns_are_the_same_memory_for_everyone_who_maps_them() -> None:
+    descriptor = new_memory(10)
+    ours, theirs = Columns(descriptor, 10), Columns(descriptor, 10)
+    os.close(descriptor)
+    theirs.sent[3] = 42
+    theirs.outcome[3] = Status.RESET + ENDED
+    theirs.header[ISSUED] = 4
+    assert ours.times("sent").tolist() == [0, 0, 0, 42] + [0] * 6
+    assert ours.outcomes()[3] == Status.RESET + ENDED
+    assert ours.header[ISSUED] == 4
+    ours.prefault(10)
+    assert ours.times("sent")[3] == 42
+
+
+def a_report(issued: int) -> WorkerReport:
+    return WorkerReport(
+        issued=issued, wall_s=1.0, cpu_s=0.1, stopped_early=False, answers_checked=0, error_texts={}, notes=()
+    )
+
+
+def test_gathering_takes_what_was_issued_and_says_never_where_it_never_was(columns: Columns) -> None:
+    start = 1000
+    rows = [
+        # due, sent, first byte, done, wait, outcome
+        (start, start + 1, 0, start + 9, 0, Status.OK + ENDED),
+        (start + 1, start + 2, start + 5, start + 9, 0, Status.OK + ENDED),
+        (start + 2, 0, 0, start + 9, -77, Status.UNSENT + ENDED),
+        (start + 3, start + 8, 0, 0, 4, 0),
+    ]
+    for index, (due, sent, first_byte, done, wait, outcome) in enumerate(rows):
+        columns.due[index], columns.sent[index], columns.done[index] = due, sent, done
+        columns.first_byte[index], columns.wait[index], columns.outcome[index] = first_byte, wait, outcome
+    part = split(a_job("rest", 1, evenly(100, 1.0)), 1)[0]
+    samples = samples_of(columns, a_report(4), part, start)
+    assert samples.due_ns.tolist() == [0, 1, 2, 3]
+    assert samples.sent_ns.tolist() == [1, 2, NEVER_NS, 8]
+    assert samples.first_byte_ns.tolist() == [9, 5, NEVER_NS, NEVER_NS]
+    assert samples.done_ns.tolist() == [9, 9, NEVER_NS, NEVER_NS]
+    assert samples.connection_wait_ns.tolist() == [0, 0, 0, 4]
+    assert samples.status.tolist() == [Status.OK, Status.OK, Status.UNSENT, Status.UNFINISHED]
+    assert send_lag_ns(samples).tolist() == [1, 1, 1]
+
+
+@pytest.fixture
+def now_ns(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The instant of every look, however long this machine pauses in between."""
+    frozen_ns = 100 * SECOND_NS
+    monkeypatch.setattr("batchtune.load.live.time", SimpleNamespace(monotonic_ns=lambda: frozen_ns))
+    return frozen_ns
+
+
+def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(
+    columns: Columns, now_ns: int
+) -> None:
+    start_ns = now_ns - SECOND_NS
+    view = LiveView([columns], start_ns=start_ns, overdue_after_s=0.1)
+    assert view.look().sent == 0
+    for index in range(20):
+        columns.due[index] = columns.sent[index] = start_ns + index * 1_000_000
+    for index in (*range(5), *range(6, 15)):
+        columns.outcome[index] = (Status.RESET if index == 9 else Status.OK) + ENDED
+        columns.done[index] = columns.due[index] + (200_000_000 if index == 3 else 10_000_000)
+    columns.header[ISSUED] = 20
+    columns.header[OLDEST_PENDING] = 5
+    for _ in range(2):
+        live = view.look()
+        assert (live.sent, live.done, live.errors, live.late) == (20, 14, 1, 1)
+        assert (live.in_flight, live.overdue) == (6, 6)
+        assert live.p50_s == pytest.approx(0.01)
+    columns.outcome[5] = Status.OK + ENDED
+    columns.done[5] = columns.due[5] + 500_000_000
+    columns.header[OLDEST_PENDING] = 15
+    live = view.look()
+    assert (live.done, live.errors, live.late, live.in_flight) == (15, 1, 2, 5)
+    assert live.throughput_rps > 0
+
+
+def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns, now_ns: int) -> None:
+    view = LiveView([columns], start_ns=now_ns - 10 * SECOND_NS, overdue_after_s=1.0)
+    for index in range(10):
+        columns.due[index] = now_ns - (5 * SECOND_NS if index < 5 else SECOND_NS // 10)
+        columns.done[index] = columns.due[index] + (50_000_000 if index < 5 else 1_000_000)
+        columns.outcome[index] = Status.OK + ENDED
+    columns.header[ISSUED] = columns.header[OLDEST_PENDING] = 10
+    live = view.look()
+    assert live.p95_s == pytest.approx(0.001)
+    assert live.throughput_rps == pytest.approx(5.0)
+    assert live.done == 10
+
+
+def test_words_decide_before_codes() -> None:
+    full = "The batch scheduling queue to which this task was submitted is full; task size is 4 but …"
+    assert failures.of_grpc(14, full) is Status.QUEUE_FULL
+    assert failures.of_grpc(14, "Exceeds maximum queue size") is Status.QUEUE_FULL
+    assert failures.of_grpc(14, "Request timeout expired") is Status.EXPIRED
+    assert failures.of_grpc(14, "Socket closed") is Status.SERVER_ERROR
+    assert failures.of_grpc(8, "") is Status.THREAD_POOL_EXHAUSTED
+    assert failures.of_grpc(8, "out of memory") is Status.SERVER_ERROR
+    assert failures.of_grpc(14, "the peer reset the stream: REFUSED_STREAM") is Status.RESET
+    assert failures.of_http(413, "") is Status.TOO_LARGE
+    assert failures.of_http(408, "") is Status.TIMEOUT
+    assert failures.of_http(429, "slow down") is Status.SERVER_ERROR
+    assert failures.of_http(401, "who are you?") is Status.INVALID_REQUEST
+    assert failures.of_http(302, "") is Status.INVALID_REQUEST
+    assert failures.of_lost_connection("PROTOCOL_ERROR: DATA before HEADERS") is Status.MALFORMED
+    assert failures.of_lost_connection("the peer closed the connection") is Status.RESET
+
+
+def test_a_jobs_timeout_is_its_own_or_its_requests() -> None:
+    requests = requests_for("rest", timeout_s=3.0)
+    job = a_job("rest", 1, evenly(10, 1.0), requests=requests)
+    assert split(job, 1)[0].timeout_s == 3.0
+    shorter = LoadJob(endpoint=job.endpoint, requests=requests, arrivals=job.arrivals, timeout_s=1.5)
+    part = split(shorter, 2)[1]
+    assert (part.timeout_s, part.drain_s, part.in_flight_max) == (1.5, 1.5, 2048)

@@ -1,0 +1,429 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import orjson
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.load.record.samples import Status
+from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
+from batchtune.measure.bottleneck_advice import Case, Kind, advice_for
+from batchtune.measure.measurement import Measurement, measure
+from batchtune.measure.validity.caveats import caveat
+from batchtune.measure.validity.server_settings import ServerSettings, settings_of
+from batchtune.plain_values import from_plain, to_plain
+from batchtune.scenario.spec.request import Protocol
+from batchtune.target.telemetry import ServerActivity
+from tests.measure.measure_streams import make_samples, p95_within
+
+EVENLY = np.arange(0, 5, 0.002)
+PLAIN = ServerActivity(
+    duration_s=5.0,
+    batches=1000,
+    rows=2500,
+    mean_batch_rows=2.5,
+    batches_by_rows={2: 500, 3: 500},
+    execution_s_by_rows={2: 0.002, 3: 0.002},
+    queue_wait_mean_s=0.001,
+    device_busy_ratio=0.4,
+    server_cpu_s=2.0,
+)
+SETTINGS = ServerSettings(max_batch_size=32, batch_threads=1, server_cores=2.0)
+
+
+def run(
+    *,
+    latency_s: float = 0.005,
+    concurrency: int | None = 64,
+    failed: Status | None = None,
+    client_cpu_ratio: float = 0.1,
+    **activity: object,
+) -> Measurement:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    if failed is not None:
+        status[::10] = failed
+    samples = make_samples(
+        EVENLY,
+        np.full(len(EVENLY), latency_s),
+        status=status,
+        concurrency=concurrency,
+        client_cpu_ratio=client_cpu_ratio,
+    )
+    return measure(samples, warm_up_s=1.0, slo=p95_within(0.05), activity=replace(PLAIN, **activity))
+
+
+def named(measurement: Measurement, **settings: object) -> Kind:
+    return find_bottleneck(measurement, replace(SETTINGS, **settings)).kind
+
+
+def test_a_noisy_host_comes_before_all() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8, client_cpu_ratio=0.95)
+    noisy = measure(
+        samples, warm_up_s=1.0, slo=None, activity=PLAIN, notes=(caveat("host_steal", steal_ratio=0.1),)
+    )
+    assert named(noisy) == "host_noise"
+
+
+def test_a_client_at_its_cpu_is_named() -> None:
+    assert named(run(client_cpu_ratio=0.95, device_busy_ratio=0.99)) == "client"
+
+
+def test_a_client_throttled_to_half_is_named() -> None:
+    lag_s = EVENLY
+    samples = make_samples(EVENLY, 0.002 + lag_s, lag_s=lag_s, offered_rps=500.0)
+    assert named(measure(samples, warm_up_s=1.0, slo=None, activity=PLAIN, duration_s=5.0)) == "client"
+
+
+def test_a_full_queue_before_free_threads_is_named() -> None:
+    assert named(run(failed=Status.QUEUE_FULL)) == "queue_limit"
+
+
+def test_a_full_queue_before_a_busy_device_is_the_devices() -> None:
+    assert (
+        named(run(failed=Status.QUEUE_FULL, device_busy_ratio=0.99, mean_batch_rows=32.0, server_cpu_s=9.5))
+        == "device"
+    )
+
+
+def test_two_request_threads_are_named() -> None:
+    two = run(latency_s=0.1, mean_batch_rows=1.7, queue_wait_mean_s=0.0002, device_busy_ratio=0.6)
+    assert named(two, request_threads=2) == "server_threads"
+    assert named(two, request_threads=200) != "server_threads"
+
+
+def test_two_request_threads_are_named_without_batching_unless_the_device_is_busy() -> None:
+    alone = run(
+        latency_s=0.1,
+        mean_batch_rows=None,
+        queue_wait_mean_s=None,
+        batches_by_rows={1: 2500},
+        execution_s_by_rows={1: 0.0038},
+    )
+    assert named(alone, max_batch_size=None, batch_threads=8, request_threads=2) == "server_threads"
+    server = replace(alone.server, device_busy_ratio=0.99)
+    busy = replace(alone, server=server)
+    assert named(busy, max_batch_size=None, batch_threads=8, request_threads=2) != "server_threads"
+
+
+@pytest.mark.parametrize(
+    ("flags", "protocol", "threads"),
+    [
+        ({}, "grpc", None),
+        ({"processes_per_replica": 2, "threads_per_process": 3}, "rest", 6),
+        ({"--grpc_max_threads": "8", "rest_api_num_threads": 4}, "grpc", 8),
+        ({"grpc_max_threads": 8, "rest_api_num_threads": 4}, "rest", 4),
+        ({"grpc_max_threads": 0}, "grpc", None),
+    ],
+)
+def test_request_threads_come_from_the_servers_flags(
+    flags: dict[str, object], protocol: str, threads: int | None
+) -> None:
+    settings = settings_of(Configuration(batching=None), flags=flags, protocol=protocol)
+    assert settings.request_threads == threads
+
+
+def test_a_gpu_that_tells_of_room_blames_the_threads_and_a_busy_one_itself() -> None:
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.4)) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.97)) == "device"
+    assert named(run(device_busy_ratio=0.5, mean_batch_rows=30.0, gpu_busy_ratio=0.9)) == "device"
+
+
+def test_an_open_loop_that_is_met_by_half_empty_batches_has_room() -> None:
+    """With a timeout of 0 a batch starts whenever one ends: busy threads, and room in each batch."""
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), offered_rps=500.0)
+    gains = {1: 0.002, 2: 0.0021, 4: 0.0023}
+    busy = replace(PLAIN, device_busy_ratio=0.95, emulated=True, execution_s_by_rows=gains)
+    met = measure(samples, warm_up_s=1.0, slo=None, activity=busy)
+    assert named(met) == "none"
+    assert named(replace(met, offered_rps=1000.0)) == "device"
+    assert named(met, max_batch_size=4) == "device"
+
+
+def test_a_client_that_is_kept_from_running_is_named_in_a_closed_loop() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8)
+    halves = tuple((at * 100_000_000, 50_000_000) for at in range(50))
+    throttled = measure(replace(samples, pauses_ns=halves), warm_up_s=1.0, slo=None, activity=PLAIN)
+    assert named(throttled) == "client"
+
+
+def test_an_exhausted_thread_pool_is_named() -> None:
+    assert named(run(failed=Status.THREAD_POOL_EXHAUSTED)) == "server_threads"
+
+
+def test_a_batch_timeout_of_50_ms_is_named() -> None:
+    slow = run(
+        latency_s=0.055,
+        concurrency=16,
+        queue_wait_mean_s=0.049,
+        device_busy_ratio=0.05,
+        close_reasons={"timeout": 95, "full": 5},
+    )
+    assert named(slow, batch_timeout_s=0.05) == "batch_timeout"
+    assert named(slow, batch_timeout_s=0.0) == "concurrency"
+
+
+def test_four_clients_on_batches_of_64_are_named() -> None:
+    few = run(
+        concurrency=4, mean_batch_rows=2.0, device_busy_ratio=0.97, execution_s_by_rows={1: 0.002, 2: 0.0021}
+    )
+    assert named(few, max_batch_size=64) == "concurrency"
+
+
+def test_many_clients_on_a_huge_batch_size_are_the_devices_once_batches_save_nothing_more() -> None:
+    """The published experiment: 500 clients, max_batch_size 1000, 16 threads on two cores, one row a request.
+
+    From a few rows on each costs the same 2 ms (on two cores five batches run at once), so batches of 27 are as good
+    as batches of 1000.
+    """
+    crowded = run(
+        latency_s=0.3,
+        concurrency=500,
+        mean_batch_rows=27.0,
+        batches_by_rows={4: 181, 124: 17, 125: 10, 496: 1},
+        execution_s_by_rows={4: 0.0125, 124: 0.25, 125: 0.252, 496: 0.99},
+        device_busy_ratio=0.99,
+        server_cpu_s=9.7,
+        queue_wait_mean_s=0.01,
+    )
+    assert named(crowded, max_batch_size=1000, batch_threads=16) == "device"
+    fixed_cost = dict.fromkeys((4, 124, 125, 496), 0.05)
+    assert crowded.server is not None
+    saving = replace(crowded, server=replace(crowded.server, execution_s_by_rows=fixed_cost))
+    assert named(saving, max_batch_size=1000, batch_threads=16) == "concurrency"
+
+
+def test_few_clients_do_not_matter_where_batching_does_not_pay() -> None:
+    dear = run(
+        concurrency=4,
+        mean_batch_rows=2.0,
+        device_busy_ratio=0.97,
+        execution_s_by_rows={1: 0.002, 2: 0.004},
+        emulated=True,
+    )
+    assert named(dear, max_batch_size=64) == "device"
+
+
+def test_busy_threads_on_a_busy_machine_are_the_device() -> None:
+    assert (
+        named(run(device_busy_ratio=1.9, mean_batch_rows=30.0, server_cpu_s=9.5), batch_threads=2) == "device"
+    )
+
+
+def test_busy_threads_on_an_idle_machine_are_too_few() -> None:
+    idle = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=4.0)
+    assert named(idle) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.4) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.97) == "device"
+
+
+def test_an_emulated_device_has_room_only_where_it_says_so() -> None:
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True)) == "device"
+    beside = run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True, device_parallel=True)
+    assert named(beside) == "batch_threads"
+
+
+def test_busy_time_is_worked_out_where_only_execution_times_are_told() -> None:
+    told = run(
+        device_busy_ratio=None,
+        mean_batch_rows=30.0,
+        batches_by_rows={30: 1000},
+        execution_s_by_rows={30: 0.0049},
+    )
+    found = find_bottleneck(told, replace(SETTINGS, server_cores=None))
+    assert found.kind == "device"
+    assert found.evidence["thread_busy_ratio"] == pytest.approx(0.98)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"event_loop_lag_p99_s": 0.01, "server_cpu_s": 4.0},
+        {"server_cpu_s": 9.5},
+        {"queue_wait_mean_s": 0.0001},
+    ],
+)
+def test_a_slow_front_end_is_named(figures: dict[str, object]) -> None:
+    assert named(run(latency_s=0.01, mean_batch_rows=20.0, **figures)) == "front_end"
+
+
+def test_nothing_limits_an_open_loop_that_is_met() -> None:
+    found = find_bottleneck(run(concurrency=None), SETTINGS)
+    assert found.kind == "none"
+    assert found.advice
+
+
+def test_a_server_that_tells_nothing_leaves_it_open() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8)
+    assert named(measure(samples, warm_up_s=1.0, slo=None)) == "none"
+
+
+def test_a_verdict_carries_its_figures_and_survives_json() -> None:
+    found = find_bottleneck(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True), SETTINGS)
+    assert found.evidence["thread_busy_ratio"] == 0.97
+    assert "97 %" in found.text
+    assert from_plain(Bottleneck, orjson.loads(orjson.dumps(to_plain(found)))) == found
+
+
+def test_settings_come_from_a_configuration_and_its_servers_defaults() -> None:
+    silent = settings_of(
+        Configuration(batching=BatchingParameters(num_batch_threads=3)), rows_per_request=5.0
+    )
+    assert (silent.max_batch_size, silent.batch_timeout_s, silent.batch_threads) == (1000, 0.0, 3)
+    assert settings_of(Configuration(batching=None)).max_batch_size is None
+    told = settings_of(
+        Configuration(batching=BatchingParameters(max_batch_size=8, batch_timeout_micros=2500))
+    )
+    assert (told.max_batch_size, told.batch_timeout_s) == (8, 0.0025)
+
+
+def test_many_idle_threads_beside_a_device_that_never_idles_are_the_device() -> None:
+    """Sixteen batch threads on two cores: two or three batches at a time fill the CPU."""
+    crowded = run(
+        latency_s=0.3,
+        mean_batch_rows=485.0,
+        batches_by_rows={485: 100},
+        execution_s_by_rows={485: 0.25},
+        device_busy_ratio=0.99,
+        server_cpu_s=9.7,
+    )
+    assert named(crowded, max_batch_size=1000, batch_threads=16, rows_per_request=40.0) == "device"
+
+
+def test_without_batching_request_threads_that_all_execute_are_the_device() -> None:
+    alone = run(
+        mean_batch_rows=None,
+        queue_wait_mean_s=None,
+        close_reasons={},
+        batches_by_rows={1: 2500},
+        execution_s_by_rows={1: 0.0157},
+        device_busy_ratio=0.98,
+        server_cpu_s=4.6,
+    )
+    settings = replace(settings_of(Configuration(batching=None), server_cores=2.0), batch_threads=8)
+    found = find_bottleneck(alone, settings)
+    assert (found.kind, found.text) == ("device", "request threads execute 98 % of the time")
+    assert "batching" not in found.advice
+
+
+def test_overlapping_batches_keep_more_than_one_thread_busy() -> None:
+    """The device's busy time counts overlapping batches once."""
+    overlapping = run(
+        mean_batch_rows=30.0,
+        batches_by_rows={30: 1000},
+        execution_s_by_rows={30: 0.0098},
+        device_busy_ratio=0.99,
+        server_cpu_s=9.5,
+    )
+    found = find_bottleneck(overlapping, replace(SETTINGS, batch_threads=2))
+    assert found.evidence["thread_busy_ratio"] == pytest.approx(0.98)
+    assert found.kind == "device"
+
+
+LATE_LOOP = {"latency_s": 0.01, "mean_batch_rows": 20.0, "event_loop_lag_p99_s": 0.00256}
+
+
+def test_a_late_event_loop_is_told_by_the_edge_of_its_bucket() -> None:
+    found = find_bottleneck(
+        run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=4.0, emulated=True), SETTINGS
+    )
+    assert (found.kind, "waits more than 2.56 ms" in found.text) == ("front_end", True)
+
+
+@pytest.mark.parametrize("code", ["host_busy", "host_pressure", "host_steal"])
+def test_a_late_event_loop_on_a_noisy_host_is_not_the_front_ends(code: str) -> None:
+    ratios = {"foreign_ratio": 0.34, "pressure_ratio": 0.4, "steal_ratio": 0.1, "pressed": "this machine"}
+    late = run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=4.0)
+    noisy = replace(late, caveats=(*late.caveats, caveat(code, **ratios)))
+    found = find_bottleneck(noisy, SETTINGS, blame_host=False)
+    assert found.kind == "none"
+    assert "other programs" in found.text
+    assert found.advice == "repeat on a quiet machine"
+
+
+def test_a_loop_that_hardly_uses_a_cpu_is_kept_from_running_and_no_front_end() -> None:
+    assert named(run(**{**LATE_LOOP, "latency_s": 0.005}, server_cpu_s=1.0, emulated=True)) == "none"
+
+
+def test_a_loop_that_waits_as_long_as_the_model_executes_waits_for_its_threads() -> None:
+    model = {"batches_by_rows": {20: 500}, "execution_s_by_rows": {20: 0.004}, "server_cpu_s": 6.0}
+    assert named(run(**{**LATE_LOOP, "latency_s": 0.005}, **model)) == "none"
+    assert named(run(**{**LATE_LOOP, "latency_s": 0.005}, **model, emulated=True)) == "front_end"
+
+
+def test_a_model_whose_own_threads_fill_the_cpus_is_the_device() -> None:
+    filled = run(latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7)
+    found = find_bottleneck(filled, SETTINGS)
+    assert found.kind == "device"
+    assert "own threads fill the CPUs" in found.text
+    parsing = run(
+        latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7, emulated=True
+    )
+    assert named(parsing) == "front_end"
+
+
+def test_a_server_with_unknown_parameters_is_not_judged_by_any() -> None:
+    """98 % busy in batches of 31 rows of 32, which nobody told: neither 1000 rows nor a timeout is assumed."""
+    busy = run(mean_batch_rows=31.0, device_busy_ratio=0.98, queue_wait_mean_s=0.002, latency_s=0.005)
+    foreign = settings_of(Configuration(batching=None), protocol="grpc", known=False)
+    found = find_bottleneck(busy, replace(foreign, server_cores=2.0))
+    assert found.kind in ("device", "none")
+    assert "max_batch_size" not in found.text + found.advice
+    assert "request threads" not in found.text
+
+
+def cases() -> Iterator[Case]:
+    protocols: tuple[Protocol | None, ...] = (*get_args(Protocol), None)
+    for protocol, batching, closed, full, met, disturbed in itertools.product(
+        protocols, (True, False, None), (True, False), (True, False, None), (True, False), (True, False)
+    ):
+        yield Case(
+            protocol=protocol,
+            batching=batching,
+            closed=closed,
+            batches_full=full,
+            met=met,
+            disturbed=disturbed,
+        )
+
+
+def can_be(kind: Kind, case: Case) -> bool:
+    """Which kinds `find_bottleneck` can give: these need a batching parameter that is known, or a closed loop."""
+    if kind in ("batch_timeout", "batch_threads"):
+        return case.batching is True
+    return kind != "concurrency" or (case.batching is True and case.closed)
+
+
+def forbidden(case: Case) -> Iterator[str]:
+    """What would contradict the case, or another sentence of the same report."""
+    yield "no batching parameter"  # the report may say in the same breath that better points are likely
+    yield "buys more"
+    if case.protocol != "rest":
+        yield "REST"
+    if case.protocol in ("grpc", "kserve_grpc", None):
+        yield "gRPC"
+    if case.protocol != "kserve_rest":
+        yield "JSON"
+    if case.closed:
+        yield "the rate"
+    else:
+        yield "more clients"
+        yield "in flight"
+    if case.batching is not True:
+        yield from ("max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches")
+        yield "fuller batches"
+    yield "batching was off"  # of a sweep and of a comparison: they measured it
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_no_advice_contradicts_its_case(kind: Kind) -> None:
+    for case in filter(lambda one: can_be(kind, one), cases()):
+        text = advice_for(kind, case)
+        assert text
+        assert [words for words in forbidden(case) if words in text] == [], (case, text)
+        assert not (case.batches_full and "or fuller batches" in text), (case, text)
+        assert not (kind == "none" and not case.met and not case.closed and "raise the rate" in text), case

@@ -1,0 +1,99 @@
+"""What the short answer says: what to use, what it gives, the SLO, why, what limits, how sure, what next."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from batchtune.measure.validity.caveats import caveat
+from batchtune.recommend.near_best import NearBest
+from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.report.answer import print_answer
+from tests.recommend.test_recommendation import SCENARIO, helping_ledger
+from tests.report.test_statement import DEPLOYMENT, emulated
+
+GOLDEN = """\
+fake by gRPC, 1 row per request, 16 clients in a closed loop
+Use    max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
+                              requests/s             p95 ms        gain of this
+       this         2,220 [1,970, 2,490]  9.35 [7.78, 11.3]
+       no batching        769 [685, 863]  24.0 [20.0, 28.9]  ×2.88 [2.79, 2.98]
+       defaults     1,500 [1,330, 1,680]  12.0 [9.97, 14.4]  ×1.48 [1.43, 1.53]
+SLO    p95 ≤ 50 ms: kept in 3 fresh runs; another stays below 11.3 ms.
+Why    Batching helps: a batch of 14 rows takes 6.1 ms where 14 rows one by one
+       take 18.2 ms.
+Limit  Nothing that was seen: the server tells nothing of itself. Measure with
+       more clients to find what limits it.
+Sure?  Established. None of the 4 tried is 5 % better (over 99 % sure).
+Mind   The device is emulated by its service time.
+Next   batchtune-model-server --model_base_path=PATH/fake --enable_batching --batching_parameters_file=FILE
+       batchtune recommend RUN --why
+"""
+
+
+def said(chosen: Recommendation) -> str:
+    """As printed, with lines joined."""
+    return re.sub(r"\s+", " ", printed(chosen))
+
+
+def printed(chosen: Recommendation, **options: str) -> str:
+    stream = io.StringIO()
+    print_answer(chosen, scenario=SCENARIO, deployment=DEPLOYMENT, stream=stream, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def chosen() -> Recommendation:
+    return recommend(list(emulated(helping_ledger())), scenario=SCENARIO)
+
+
+def test_the_whole_answer_reads_so_at_80_columns(chosen):
+    assert printed(chosen, why="batchtune recommend RUN --why") == GOLDEN
+
+
+def test_it_has_at_most_fifteen_lines(chosen):
+    assert len(printed(chosen, why="batchtune recommend RUN --why").splitlines()) <= 15
+
+
+def test_what_is_open_and_what_would_settle_it_stand_there(chosen):
+    weak = replace(chosen, established=False, open_questions=("only 1 fresh run confirms it",))
+    text = printed(weak, next_step="batchtune sweep S --resume R")
+    assert "Sure?  Not established: only 1 fresh run confirms it." in text
+    assert text.splitlines()[-1].strip() == "batchtune sweep S --resume R"
+    assert "kept in" not in text
+
+
+def test_a_limit_that_single_runs_may_miss_is_not_called_kept_by_them(chosen):
+    near = replace(chosen.promises[0], upper_bound_s=chosen.promises[0].limit_s * 1.1)
+    assert "a single one may reach" in said(replace(chosen, promises=(near,)))
+    open_ = replace(chosen, promises=(near,), established=False, open_questions=("it is near",))
+    assert "may be missed" in said(open_)
+    unknown = replace(near, upper_bound_s=math.inf)
+    assert "how high a fresh run comes is not known" in said(replace(chosen, promises=(unknown,)))
+
+
+def test_likely_better_points_are_told_as_such(chosen):
+    near = NearBest(probability=0.02, of="space", count=126, space_size=None)
+    assert "Of the 126 points judged one is likely 5 % better (98 %)." in printed(
+        replace(chosen, near_best=near)
+    )
+
+
+def test_a_noisy_host_is_told_only_where_something_is_open(chosen):
+    noisy = replace(chosen, caveats=(caveat("host_busy", foreign_ratio=0.4),))
+    assert "Mind" not in printed(noisy)
+    open_ = replace(noisy, established=False, open_questions=("only 1 fresh run confirms it",))
+    assert "Mind   Programs other than server and client used 40 % of the CPUs" in printed(open_).replace(
+        "40%", "40 %"
+    )
+
+
+def test_no_batching_is_told_as_the_flag_that_is_left_out(chosen):
+    alone = replace(chosen.configuration, batching=None)
+    told = replace(chosen, configuration=alone, batching_helps="no", reason="batches cost what they save")
+    assert "Use    no batching" in printed(told)
+    assert "Why    Batching does not help: batches cost what they save." in printed(told)

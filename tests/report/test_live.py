@@ -1,0 +1,107 @@
+"""What a log hears of a run: a line per event, and one every ten seconds in between."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report import live
+from batchtune.report.units import interval
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.trial import Trial
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_hears_of_a_long_trial_every_ten_seconds(clock: list[float]) -> None:
+    log = io.StringIO()
+    with live.sweep_view(quiet=False, stream=log) as view:
+        view.event("launching")
+        for at_s in range(101, 126):
+            clock[0] = float(at_s)
+            view.live(f"{at_s} requests")
+    assert log.getvalue().splitlines() == [
+        "[   0.0 s] launching",
+        "[  10.0 s] 110 requests",
+        "[  20.0 s] 120 requests",
+    ]
+
+
+def test_a_quiet_view_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with live.sweep_view(quiet=True) as view:
+        view.event("launching")
+        clock[0] += 60.0
+        view.live("1 request")
+    assert capsys.readouterr() == ("", "")
+
+
+def trial(**asked: Any) -> Trial:
+    """Batches of 4 rows take 30 ms: 133 requests/s."""
+    clock = FakeClock()
+    target = FakeTarget(clock, Law(fixed_s=0.03, per_row_s=1e-6))
+    load = {"arrivals": "poisson", "rate": 50, "warm_up": "100ms", "duration": "1s"}
+    scenario = scenario_of(load=load, objective="latency") if "rate_rps" in asked else scenario_of()
+    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
+    plan = Plan(
+        number=7,
+        configuration=Configuration(batching=BatchingParameters(max_batch_size=4, num_batch_threads=1)),
+        reason="for the test",
+        seed=1,
+        **{"source": "sampler", **asked},
+    )
+    return bench.run(plan).trial
+
+
+def test_every_line_says_under_which_load() -> None:
+    line = live.trial_line(trial(concurrency=4))
+    assert line.startswith("trial 7 [sampler] max_batch_size=4 num_batch_threads=1, 4 clients: ")
+    offered = live.trial_line(trial(rate_rps=50.0))
+    assert ", 50/s offered: " in offered
+
+
+def test_a_miss_at_a_rate_names_the_rate() -> None:
+    assert "misses the SLO at 120/s" in live.trial_line(replace(trial(rate_rps=120.0), feasible=False))
+    closed = live.trial_line(replace(trial(concurrency=16), feasible=False))
+    assert "misses the SLO" in closed
+    assert "misses the SLO at" not in closed
+
+
+def test_without_an_slo_nothing_is_missed() -> None:
+    failing = replace(trial(concurrency=16), feasible=False)
+    assert "misses" not in live.trial_line(failing, scenario=scenario_of(slo={}))
+    assert "misses the SLO" in live.trial_line(failing, scenario=scenario_of())
+
+
+def test_a_calibration_under_another_load_is_marked_and_misses_nothing() -> None:
+    """256 clients of a calibration look ten times better than the 16 of the scenario."""
+    line = live.trial_line(replace(trial(source="calibration", concurrency=256), feasible=False))
+    assert "trial 7 [calibration, not comparable]" in line
+    assert "256 clients" in line
+    assert "misses" not in line
+
+
+def test_a_slow_model_is_told_in_seconds() -> None:
+    slow = trial(concurrency=4)
+    assert slow.measurement is not None
+    latency = {
+        name: replace(one, value=2.5, low=2.4, high=2.6) for name, one in slow.measurement.latency_s.items()
+    }
+    line = live.trial_line(replace(slow, measurement=replace(slow.measurement, latency_s=latency)))
+    assert "p95 2.50 [2.40, 2.60] s" in line
+
+
+def test_an_interval_that_tells_nothing_is_said_to_be_unknown() -> None:
+    assert interval(Estimate(value=3.36, low=0.0142, high=795.0)) == "3.36 [not known]"
+    assert interval(Estimate(value=3.36, low=2.1, high=5.0)) == "3.36 [2.10, 5.00]"
+    assert interval(Estimate(value=3.36, low=2.1, high=float("inf"))) == "3.36 [2.10, ∞]"

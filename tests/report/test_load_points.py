@@ -1,0 +1,240 @@
+"""Load points as a table, as JSON, as CSV: what limits each, which figures a caveat touches, which are void."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.report.live import trial_line
+from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
+from batchtune.report.marks import Marks
+from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of
+from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.evidence.bottleneck_of import spoilt_by, trial_bottleneck, usual_bottleneck
+from tests.tune.tune_fakes import planted, scenario_of
+
+BUSY = caveat("client_busy", cpu_ratio=0.95)
+LATE = caveat("client_late", lag_s=0.003, late_ratio=0.1, tolerance_s=0.001)
+STEAL = caveat("host_steal", steal_ratio=0.05)
+EMULATED = caveat("emulated_device")
+BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
+SERVER = ServerActivity(
+    duration_s=1.0,
+    batches=164,
+    rows=2230,
+    mean_batch_rows=13.6,
+    batches_by_rows={14: 164},
+    execution_s_by_rows={14: 0.006},
+    close_reasons={"full": 164},
+)
+
+
+def point(clients: int, *caveats: Caveat, verdict: str | None = "PASS", server=None, failure=None, rate=None):
+    trial = planted(
+        clients, batching=BATCH_14, throughput=100.0 * clients, p95_s=0.01, server=server, failure=failure
+    )
+    if failure is not None:
+        return trial
+    measured = replace(
+        trial.measurement,
+        concurrency=None if rate else clients,
+        offered_rps=rate,
+        verdict=verdict,
+        caveats=caveats,
+    )
+    return replace(trial, measurement=measured, concurrency=None if rate else clients, rate_rps=rate)
+
+
+def table(points) -> str:
+    stream = io.StringIO()
+    print_points(points, stream=stream)
+    return stream.getvalue()
+
+
+def said(points) -> str:
+    return re.sub(r"\s+", " ", table(points))
+
+
+def row_of(text: str, head: str) -> str:
+    return next(line for line in text.splitlines() if line.strip().startswith(head))
+
+
+def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_latencies():
+    text = table([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
+    assert row_of(text, "4 a").split()[1:4] == ["a", "400", "[396,"]
+    marked = row_of(text, "8 ab")
+    assert len(re.findall(r" c(?= |$)", marked)) == 4  # p50, p90, p95, p99
+    assert "800 [792, 808] c" not in marked
+
+
+def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once():
+    text = said([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
+    assert text.count("the device is emulated") == 1
+    assert "a the device is emulated by its service time — judge the tool by this" in text
+    assert "b (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
+    assert "10.00 % by more than 1 ms — as for b" in text
+    assert text.count(BUSY.advice) == 1
+
+
+def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
+    text = said([point(4), point(8, server=SERVER), point(16, server=SERVER)])
+    assert "Limit (clients 4): none was seen" in text
+    assert (
+        "Limit (clients 8, 16): the device, batch threads execute 98 % of the time. Advice: a faster device"
+        in text
+    )
+    assert row_of(table([point(8, server=SERVER)]), "8").split()[-1] == "device"
+    assert "Limit: the device" in said([point(8, server=SERVER)])
+
+
+def test_rates_name_the_points_of_an_open_loop_and_two_alike_stay_apart():
+    text = table([point(4, rate=50.0), point(8, rate=50.0), point(16, rate=1234.0)])
+    assert row_of(text, "50 ")
+    assert row_of(text, "50'")
+    assert row_of(text, "1,234")
+    assert "offered /s" in text
+
+
+def test_a_failed_point_is_told_below_the_table():
+    text = table([point(4), point(8, failure="the server died")])
+    assert text.rstrip().endswith("failed: the server died")
+    assert "failed: the server died" in table([point(8, failure="the server died")])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "caveats", "spoiler"),
+    [
+        ("PASS", (), None),
+        ("PASS", (BUSY, STEAL), None),  # an SLO that was kept in spite of them is kept
+        ("FAIL", (BUSY,), None),
+        ("INVALID", (BUSY,), "client"),
+        ("NOISY", (STEAL,), "host"),
+        (None, (BUSY,), "client"),
+        (None, (STEAL,), "host"),
+        (None, (EMULATED,), None),
+    ],
+)
+def test_the_verdict_says_who_spoilt_a_point_and_without_one_the_bottleneck(verdict, caveats, spoiler):
+    assert spoilt_by(point(4, *caveats, verdict=verdict)) == spoiler
+
+
+def test_a_load_is_void_only_when_every_point_measured_is():
+    good, client, host = point(4), point(8, BUSY, verdict="INVALID"), point(16, STEAL, verdict="NOISY")
+    failed = point(32, failure="no")
+    assert spoilt_message([client]) == (
+        "no point is a measurement of the server: the load generator was the limit"
+    )
+    assert spoilt_message([host]) == "no point is a measurement of the server: the host was noisy"
+    assert spoilt_message([client, host, failed]) is not None
+    assert spoilt_message([good, client, host]) is None
+    assert spoilt_message([failed]) is None
+    assert spoilt_message([]) is None
+
+
+def test_void_points_are_named_below_the_table():
+    text = said([point(4), point(8, BUSY, verdict="INVALID"), point(16, STEAL, verdict="NOISY")])
+    assert "INVALID: the load generator was the limit here, not the server (clients 8)." in text
+    assert "NOISY: the host was disturbed, also when the point was repeated (clients 16)." in text
+    assert "INVALID" not in said([point(4, LATE)])
+
+
+def test_json_has_the_bottleneck_and_the_spoiler_of_every_point():
+    points = [point(8, server=SERVER), point(16, BUSY, verdict="INVALID"), point(32, failure="no")]
+    document = json.loads(json.dumps(points_dict(points), allow_nan=False))
+    first, second, third = document["points"]
+    assert first["bottleneck"]["kind"] == "device"
+    assert first["bottleneck"]["evidence"]["thread_busy_ratio"] == pytest.approx(164 * 0.006)
+    assert first["bottleneck"]["advice"]
+    assert (first["spoilt_by"], second["spoilt_by"]) == (None, "client")
+    assert third["bottleneck"] is None
+
+
+def test_csv_has_one_cell_for_each_heading_also_where_a_point_failed():
+    stream = io.StringIO()
+    print_points_csv([point(8, EMULATED, server=SERVER), point(16, failure="no")], stream=stream)
+    heading, good, failed = csv.reader(stream.getvalue().splitlines())
+    assert len(heading) == len(good) == len(failed)
+    told = dict(zip(heading, good, strict=True))
+    assert (told["limited_by"], told["verdict"], told["caveats"]) == ("device", "PASS", "emulated_device")
+    assert dict(zip(heading, failed, strict=True))["failure"] == "no"
+
+
+def test_a_narrow_terminal_loses_the_least_wanted_columns_first_and_no_digit():
+    rows = [["clients", "p50 ms", "p95 ms"], ["4", "5.61 [4.67, 6.75]", "9.35"]]
+    full = len("clients") + 2 + len("5.61 [4.67, 6.75]") + 2 + len("p95 ms")
+    assert rows_that_fit(rows, width=full, dispensable=[1]) == rows
+    assert rows_that_fit(rows, width=full - 1, dispensable=[1]) == [["clients", "p95 ms"], ["4", "9.35"]]
+    assert rows_that_fit(rows, width=1, dispensable=[1]) == [["clients", "p95 ms"], ["4", "9.35"]]
+
+
+def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
+    assert trial_line(point(8, server=SERVER)).endswith("mean batch 13.6 rows, limited by device")
+    assert trial_line(point(8, server=SERVER), head="8 clients").startswith("8 clients: ")
+    noisy = trial_line(point(8, STEAL, server=SERVER))
+    assert noisy.endswith(f"limited by device, {STEAL.text}")
+    assert "limited" not in trial_line(point(8))
+    assert trial_line(point(8, BUSY)).endswith(BUSY.text)
+
+
+def test_marks_stand_in_the_order_of_the_list_below():
+    marks = Marks(caveats={"one": (LATE,), "two": (EMULATED, LATE)})
+    assert marks.head("one") == "one"
+    assert marks.head("two") == "two b"
+    assert marks.marked("9.35", "two", "latency") == "9.35 a"
+    assert [line[:1] for line in marks.lines()] == ["a", "b"]
+    assert marks.lines()[1].startswith("b  (two) the device is emulated")
+    assert marks.lines()[0].startswith("a  the load generator sent requests late")
+
+
+def test_the_servers_flags_tell_which_threads_limit_it():
+    """1600 requests/s of 1 ms each take 1.6 of the 2 threads; 19 of 20 ms pass before a request has one."""
+    flags = {"processes_per_replica": 2, "threads_per_process": 1}
+    scenario = scenario_of(target={"model": "fake", "flags": flags})
+    slow = replace(
+        SERVER,
+        mean_batch_rows=2.0,
+        execution_s_by_rows={2: 0.001},
+        batches_by_rows={2: 100},
+        queue_wait_mean_s=0.0,
+    )
+    trial = point(16, server=slow)
+    limited = replace(trial, measurement=replace(trial.measurement, latency_mean_s=0.020))
+    (found,) = points_dict([limited], scenario=scenario)["points"]
+    assert found["bottleneck"]["kind"] == "server_threads"
+    (unknown,) = points_dict([limited])["points"]
+    assert unknown["bottleneck"]["kind"] != "server_threads"
+
+
+def test_no_table_is_cut_off_however_long_its_rows():
+    stream = io.StringIO()
+    table = table_of("configuration", "p95 ms")
+    table.add_row("x" * 300, "5.47 [4.56, 6.71]")
+    print_table(console_on(stream), table)
+    assert "x" * 300 in stream.getvalue()
+    assert "5.47 [4.56, 6.71]" in stream.getvalue()
+
+
+def test_a_server_that_fills_its_one_cpu_is_limited_by_it():
+    """Of the one that it has, as `target.cpus` says; of all CPUs of the machine it is half idle."""
+    busy = replace(SERVER, server_cpu_s=0.97, execution_s_by_rows={14: 0.002})
+    line = trial_line(point(8, server=busy), scenario=scenario_of(target={"model": "fake", "cpus": [0]}))
+    assert line.endswith("limited by front end")
+
+
+def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():
+    server = replace(SERVER, gpu_busy_ratio=0.97)
+    batched = point(8, server=server)
+    trial = replace(batched, configuration=replace(batched.configuration, batching=None))
+    alone = trial_bottleneck(trial)
+    measured = usual_bottleneck(trial.configuration, [trial.measurement])
+    assert (alone.kind, measured.kind) == ("device", "device")
+    assert "batching was off: `batchtune sweep`" in alone.advice
+    assert "batching" not in measured.advice
+    foreign = replace(trial, configuration=replace(trial.configuration, known=False))
+    assert "batching was off" not in trial_bottleneck(foreign).advice

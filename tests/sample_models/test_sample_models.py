@@ -1,0 +1,155 @@
+"""The sample models are what they are named after, alike on every machine, and become files that a server loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.errors import UsageError
+from batchtune.sample_models import MODELS, cache_path, framework_for
+from batchtune.server.backends.model import BackendOptions
+from batchtune.server.backends.registry import load_model
+from batchtune.target.tfserving import resolve_model
+from batchtune.wire.signature import TensorSpec
+
+torch = pytest.importorskip("torch")
+
+from batchtune.sample_models.torch_models import FORMS, folded, torch_model, write_program  # noqa: E402
+
+# As published: resnet50 by its authors' successors (25.56 million), text_recognition by Baek et al. 2019 (44.3 million
+# in its features and classes); the transformer's is the Keras example's own count.
+PARAMETERS = {"imdb_transformer": 657_758, "text_recognition": 44_282_885, "resnet50": 25_557_032}
+CPU = BackendOptions(device="cpu", intra_op_threads=1)
+
+
+whole = cache(torch_model)
+"""Built once for those that do not change it: 44 million weights take seconds to draw."""
+
+
+def rows(name: str, count: int, seed: int = 3) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    shape = (count, *FORMS[name].input_shape)
+    if name == "imdb_transformer":
+        return generator.integers(0, 20_000, shape).astype(np.float32)
+    return generator.standard_normal(shape).astype(np.float32)
+
+
+def answers(module: Any, given: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return module(torch.tensor(given)).numpy()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base path for each way of exporting the transformer, the quickest of the three."""
+    folder = tmp_path_factory.mktemp("exported")
+    write_program("imdb_transformer", folder / "torch" / "1")
+    write_program("imdb_transformer", folder / "torchscript" / "1", torchscript=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_a_model_has_as_many_parameters_as_was_published(name: str) -> None:
+    assert sum(one.numel() for one in whole(name).parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_folding_keeps_the_answers_and_leaves_no_normalisation(name: str) -> None:
+    module, given = deepcopy(whole(name)), rows(name, 2)
+    plain = answers(module, given)
+    assert plain.shape == (2, *FORMS[name].output_shape)
+    lean = folded(module)
+    assert not [one for one in lean.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    np.testing.assert_allclose(answers(lean, given), plain, rtol=1e-4, atol=1e-6)
+    assert np.abs(plain[0] - plain[1]).max() > 1e-5 * np.abs(plain).max()
+
+
+def test_weights_are_the_same_each_time_and_the_global_seed_is_left_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    first = torch_model("imdb_transformer").state_dict()
+    assert torch.equal(torch.rand(1), expected)
+    second = torch_model("imdb_transformer").state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", ["torch", "torchscript"])
+def test_the_server_loads_an_export_and_answers_any_number_of_rows(exported: Path, how: str) -> None:
+    model = load_model(exported / how / "1", CPU)
+    signature = model.signatures["serving_default"]
+    assert signature.inputs == (TensorSpec(name="tokens", dtype="float32", shape=(None, 200)),)
+    assert signature.outputs == (TensorSpec(name="scores", dtype="float32", shape=(None, 2)),)
+    run, plain = model.runs["serving_default"], whole("imdb_transformer")
+    for count in (1, 2, 7):
+        given = rows("imdb_transformer", count)
+        np.testing.assert_allclose(run({"tokens": given})["scores"], answers(plain, given), rtol=1e-5)
+
+
+def test_a_word_that_the_transformer_does_not_know_counts_as_the_last_one() -> None:
+    module, given = whole("imdb_transformer"), rows("imdb_transformer", 1)
+    given[0, :3] = (-5.0, 20_000.0, 1e9)
+    known = given.copy()
+    known[0, :3] = (0.0, 19_999.0, 19_999.0)
+    np.testing.assert_array_equal(answers(module, given), answers(module, known))
+
+
+def test_text_is_read_at_26_places_into_37_classes() -> None:
+    assert FORMS["text_recognition"].output_shape == (26, 37)
+
+
+def test_the_first_installed_framework_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent: set[str] = set()
+    monkeypatch.setattr(
+        "batchtune.sample_models.find_spec", lambda name: None if name in absent else object()
+    )
+    assert framework_for("imdb_transformer") == "keras"
+    absent.add("tensorflow")
+    assert framework_for("imdb_transformer") == "torch"
+    absent.add("torch")
+    assert framework_for("text_recognition") == MODELS["text_recognition"][0]
+
+
+def test_frameworks_and_their_versions_have_cache_paths_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHTUNE_CACHE_DIR", str(tmp_path))
+    one = cache_path("resnet50", "torch")
+    assert one.name == "resnet50"
+    assert one != cache_path("resnet50", "torchscript")
+    monkeypatch.setattr("batchtune.sample_models.version", lambda _package: "99.0")
+    assert "99.0" in str(cache_path("resnet50", "torch"))
+    assert one != cache_path("resnet50", "torch")
+
+
+def test_the_command_line_exports_once_and_prints_the_base_path(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "batchtune.sample_models", "imdb_transformer", "--framework", "torch"]
+    told = [
+        subprocess.run(
+            command, capture_output=True, text=True, check=True, env={"BATCHTUNE_CACHE_DIR": str(tmp_path)}
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+    assert told[0] == told[1]
+    assert (Path(told[0]) / "1" / "model.pt2").is_file()
+    assert [one.name for one in Path(told[0]).parent.iterdir()] == ["imdb_transformer"]
+
+
+def test_a_framework_that_a_model_is_not_written_in_is_refused() -> None:
+    command = [sys.executable, "-m", "batchtune.sample_models", "text_recognition", "--framework", "keras"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "torch, torchscript" in done.stderr
+
+
+def test_a_directory_has_no_framework_to_choose(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="framework"):
+        resolve_model(str(tmp_path), framework="torch")

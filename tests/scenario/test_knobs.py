@@ -1,0 +1,128 @@
+"""Is every combination that a scenario can search one that a server accepts?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration, validate
+from batchtune.errors import BatchingParametersError
+from batchtune.scenario.spec.knobs import KNOBS, misspelt_knob
+from batchtune.scenario.spec.scenario import Scenario
+
+# The flags of tensorflow_model_server (main.cc) that are not batching parameters.
+SERVER_FLAGS = """port grpc_max_threads grpc_socket_path rest_api_port rest_api_num_threads rest_api_timeout_in_ms
+rest_api_enable_cors_support batching_parameters_file enable_per_model_batching_parameters model_name
+model_base_path model_config_file model_config_file_poll_wait_seconds file_system_poll_wait_seconds num_load_threads
+num_unload_threads max_num_load_retries load_retry_interval_micros flush_filesystem_caches
+tensorflow_session_parallelism tensorflow_intra_op_parallelism tensorflow_inter_op_parallelism
+tensorflow_session_config_file per_process_gpu_memory_fraction platform_config_file saved_model_tags
+enable_model_warmup num_request_iterations_for_warmup monitoring_config_file enable_profiler
+enable_grpc_healthcheck_service enable_serialization_as_tensor_content prefer_tflite_model num_tflite_pools
+xla_cpu_compilation_enabled mixed_precision ssl_config_file grpc_channel_arguments batch_scheduler"""
+
+
+def scenario(space: dict[str, Any], fixed: dict[str, Any] | None = None) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "name": "knobs",
+            "target": {"model": "m"},
+            "load": {"arrivals": "closed", "concurrency": 1},
+            "objective": "throughput",
+            "search": {"space": space},
+            "fixed": fixed or {},
+        }
+    )
+
+
+def test_names_that_are_no_parameter_are_server_flags() -> None:
+    asked = scenario({"max_batch_size": [8]}, {"rest_api_num_threads": 4, "--enable_profiler": False})
+    assert asked.configuration({"max_batch_size": 8}) == Configuration(
+        batching=BatchingParameters(max_batch_size=8),
+        flags=(("enable_profiler", "false"), ("rest_api_num_threads", "4")),
+    )
+    assert asked.fixed_flags == asked.configuration().flags
+
+
+@pytest.mark.parametrize("flag", SERVER_FLAGS.split())
+def test_no_server_flag_is_taken_for_a_misspelt_parameter(flag: str) -> None:
+    assert misspelt_knob(flag) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_batchsize", "max_batch_size"),
+        ("max-batch-size", "max_batch_size"),
+        ("batch_timeout_micro", "batch_timeout_micros"),
+        ("num_batch_thread", "num_batch_threads"),
+        ("allowed_batch_size", "allowed_batch_sizes"),
+        ("Max_Batch_Size", "max_batch_size"),
+    ],
+)
+def test_a_misspelt_parameter_is_recognised(name: str, meant: str) -> None:
+    assert misspelt_knob(name) == meant
+    assert misspelt_knob(f"--{name}") is None
+    assert misspelt_knob(meant) is None
+
+
+def test_every_point_of_a_space_is_legal() -> None:
+    asked = scenario(
+        {
+            "max_batch_size": {"low": 1, "high": 48, "log": True},
+            "allowed_batch_sizes": ["none", "powers_of_two", [8, 16, 32], [4]],
+            "enable_large_batch_splitting": [False, True],
+            "max_execution_batch_size": [4, 64],
+            "batch_timeout_micros": [0, 1000],
+            "enable_batching": [True, False],
+        }
+    )
+    configurations = [asked.configuration(point) for point in asked.search.grid()]
+    for configuration in configurations:
+        if configuration.batching is not None:
+            validate(configuration.batching)
+    assert sum(configuration.batching is None for configuration in configurations) == len(configurations) // 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest", "fitted"),
+    [
+        ("powers_of_two", 1, (1,)),
+        ("powers_of_two", 32, (1, 2, 4, 8, 16, 32)),
+        ("powers_of_two", 48, (1, 2, 4, 8, 16, 32, 48)),
+        ("none", 32, ()),
+        ((8, 16, 32), 16, (8, 16)),
+        ((8, 16, 32), 64, (8, 16, 32, 64)),
+        ((8, 16, 32), 4, (4,)),
+        ("powers_of_two", np.int64(6), (1, 2, 4, 6)),
+    ],
+)
+def test_sizes_are_fitted_to_the_searched_maximum(sizes: Any, largest: int, fitted: tuple[int, ...]) -> None:
+    asked = scenario({"max_batch_size": [int(largest)]}, {"allowed_batch_sizes": sizes})
+    batching = asked.configuration({"max_batch_size": largest}).batching
+    assert batching is not None
+    assert batching.allowed_batch_sizes == fitted
+
+
+def test_what_is_fixed_alone_is_never_fitted() -> None:
+    with pytest.raises(ValueError, match="Last entry in allowed_batch_sizes must match max_batch_size"):
+        scenario({"num_batch_threads": [1]}, {"max_batch_size": 32, "allowed_batch_sizes": [8, 16]})
+
+
+def test_fixed_sizes_do_not_hinder_the_reference_points() -> None:
+    asked = scenario({"max_batch_size": [8, 16]}, {"allowed_batch_sizes": [4, 8]})
+    assert asked.configuration({}).batching == BatchingParameters(allowed_batch_sizes=(4, 8, 1000))
+
+
+@pytest.mark.parametrize(
+    "point", [{"allowed_batch_sizes": "some"}, {"enable_batching": 1}, {"num_batch_threads": 0}]
+)
+def test_an_illegal_point_is_refused(point: dict[str, Any]) -> None:
+    with pytest.raises(BatchingParametersError):
+        scenario({"max_batch_size": [8]}).configuration(point)
+
+
+def test_the_knobs_are_the_parameters_and_the_switch() -> None:
+    assert set(KNOBS) == {*BatchingParameters.__dataclass_fields__, "enable_batching"}

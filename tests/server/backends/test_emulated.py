@@ -1,0 +1,204 @@
+"""An emulated device holds a batch for its service time and answers a checkable function of the inputs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchtune.server.backends.emulated import (
+    EmulatedDevice,
+    ServiceTime,
+    SharedTimetable,
+    expected_outputs,
+    load_emulated_model,
+)
+from batchtune.server.backends.model import BackendOptions
+from batchtune.server.backends.precise_sleep import sleep_until
+from batchtune.server.backends.registry import load_model
+from batchtune.wire.signature import TensorSpec
+from batchtune.wire.status import StatusError
+
+IO = "inputs: {x: {dtype: float32, shape: [4]}}\noutputs: {y: {dtype: float32, shape: [3]}}\n"
+Y = (TensorSpec(name="y", dtype="float32", shape=(None, 3)),)
+
+
+def version_directory(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "emulated.yaml").write_text(text)
+    return tmp_path
+
+
+def test_outputs_are_the_row_sum_plus_the_column(tmp_path: Path) -> None:
+    model = load_emulated_model(version_directory(tmp_path, IO))
+    outputs = model.runs["serving_default"]({"x": np.arange(8, dtype=np.float32).reshape(2, 4)})
+    np.testing.assert_array_equal(outputs["y"], [[6, 7, 8], [22, 23, 24]])
+    assert outputs["y"].dtype == np.float32
+
+
+def test_strings_count_with_their_length_and_scalars_per_row_are_allowed(tmp_path: Path) -> None:
+    text = "inputs: {s: {dtype: string}}\noutputs: {n: {dtype: int64}, t: {dtype: string, shape: [2]}}\n"
+    model = load_emulated_model(version_directory(tmp_path, text))
+    outputs = model.runs["serving_default"]({"s": np.array([b"abc", b""], dtype=object)})
+    np.testing.assert_array_equal(outputs["n"], [3, 0])
+    assert outputs["t"].tolist() == [[b"3", b"4"], [b"0", b"1"]]
+
+
+def test_zero_rows_give_zero_rows() -> None:
+    assert expected_outputs(Y, {"x": np.zeros((0, 4), np.float32)})["y"].shape == (0, 3)
+
+
+def test_the_signature_has_a_batch_dimension_and_free_sizes(tmp_path: Path) -> None:
+    text = "inputs: {x: {dtype: int32, shape: [-1, 2]}}\noutputs: {y: {dtype: float32, shape: []}}\n"
+    signature = load_emulated_model(version_directory(tmp_path, text)).signatures["serving_default"]
+    assert signature.inputs == (TensorSpec(name="x", dtype="int32", shape=(None, None, 2)),)
+    assert signature.outputs == (TensorSpec(name="y", dtype="float32", shape=(None,)),)
+
+
+def test_the_service_time_is_linear_in_rows() -> None:
+    assert ServiceTime(base_ms=2.0, per_row_ms=0.05).mean_ns(32) == 3_600_000
+
+
+def test_steps_replace_the_line_and_go_on_in_proportion() -> None:
+    steps = ServiceTime(base_ms=9.0, steps=((1, 2.0), (8, 4.0)))
+    assert [steps.mean_ns(rows) for rows in (1, 2, 8, 16)] == [2_000_000, 4_000_000, 4_000_000, 8_000_000]
+
+
+def test_a_batch_is_held_at_least_for_its_service_time() -> None:
+    device = EmulatedDevice(ServiceTime(base_ms=2.0), rows_max=None, outputs=Y)
+    started_ns = time.monotonic_ns()
+    device({"x": np.ones((1, 4), np.float32)})
+    assert time.monotonic_ns() - started_ns >= 2_000_000
+
+
+@pytest.mark.parametrize(("concurrency", "serial"), [("serial", True), ("parallel", False)])
+def test_a_serial_device_runs_batches_one_after_the_other(concurrency: str, serial: bool) -> None:
+    service_time = ServiceTime(base_ms=20.0, concurrency=concurrency)  # type: ignore[arg-type]
+    device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+    arrived_ns = time.monotonic_ns()
+    due_ns = [device._due_ns(arrived_ns, 1) - arrived_ns for _ in range(3)]
+    assert due_ns == ([20_000_000, 40_000_000, 60_000_000] if serial else [20_000_000] * 3)
+
+
+def test_batches_at_once_slow_each_other_by_the_contention() -> None:
+    timetable = SharedTimetable(0.5)
+    first = timetable.start(0, 30)
+    assert timetable.next_end_ns() == 30
+    second = timetable.start(10, 10)
+    # Two at once run at 1/1.5: the second takes 15, and the first has then done 10 + 10 of its 30.
+    assert timetable.next_end_ns() == 25
+    timetable.advance(25)
+    assert (timetable.has_ended(first), timetable.has_ended(second)) == (False, True)
+    assert timetable.next_end_ns() == 35
+
+
+def test_late_looks_at_the_timetable_do_not_add_up() -> None:
+    timetable = SharedTimetable(1.0)
+    batches = [timetable.start(0, held_ns) for held_ns in (10, 20)]
+    timetable.advance(1000)
+    assert all(map(timetable.has_ended, batches))
+    timetable.start(1000, 10)
+    assert timetable.next_end_ns() == 1010
+
+
+def test_a_shared_device_holds_two_batches_longer_than_one() -> None:
+    service_time = ServiceTime(base_ms=4.0, concurrency="parallel", contention_ratio=0.5)
+    device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+    started_ns = time.monotonic_ns()
+    threads = [threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Both need 4 ms of the device; beside each other they take 6 ms, less what the second came later.
+    assert time.monotonic_ns() - started_ns >= 4_000_000
+    assert device({"x": np.ones((1, 4), np.float32)})["y"].shape == (1, 3)
+
+
+def test_only_batches_that_do_not_disturb_each_other_make_a_parallel_device(tmp_path: Path) -> None:
+    def loaded(service_time: str) -> bool:
+        text = f"service_time: {{base_ms: 1, {service_time}}}\n"
+        return load_emulated_model(version_directory(tmp_path, text + IO)).parallel
+
+    assert loaded("concurrency: parallel")
+    assert not loaded("concurrency: parallel, contention_ratio: 0.5")
+
+
+def test_jitter_keeps_the_mean_and_is_seeded() -> None:
+    def draw(seed: int) -> list[int]:
+        service_time = ServiceTime(base_ms=1.0, jitter_ratio=0.2, seed=seed, concurrency="parallel")
+        device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+        return [device._due_ns(0, 1) for _ in range(4000)]
+
+    first = draw(1)
+    assert first == draw(1)
+    assert first != draw(2)
+    # 4000 draws of relative deviation 0.2: the mean is within 5 standard errors, the deviation within 10 %.
+    assert np.mean(first) == pytest.approx(1e6, rel=5 * 0.2 / 4000**0.5)
+    assert np.std(first) == pytest.approx(0.2e6, rel=0.1)
+
+
+def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
+    device = EmulatedDevice(ServiceTime(), rows_max=2, outputs=Y)
+    device({"x": np.zeros((2, 4), np.float32)})
+    with pytest.raises(StatusError, match=r"OOM when allocating tensor with shape\[3,4\]") as raised:
+        device({"x": np.zeros((3, 4), np.float32)})
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+
+
+def test_other_threads_run_while_a_batch_is_held() -> None:
+    device = EmulatedDevice(ServiceTime(base_ms=30_000.0), rows_max=None, outputs=Y)
+    holder = threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},), daemon=True)
+    holder.start()
+    sleep_until(time.monotonic_ns() + 1_000_000)
+    assert holder.is_alive()
+
+
+def test_a_deadline_that_has_passed_does_not_sleep() -> None:
+    sleep_until(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("service_time: {base_mss: 2}\n" + IO, "service_time.base_mss: unknown key, did you mean base_ms?"),
+        ("service_time: {base_ms: -1}\n" + IO, "service_time.base_ms: -1; expected a number ≥ 0"),
+        ("service_time: {base_ms: fast}\n" + IO, "service_time.base_ms: 'fast'; expected a number ≥ 0"),
+        ("service_time: {concurrency: both}\n" + IO, "expected serial or parallel"),
+        (
+            "service_time: {contention_ratio: 0.5}\n" + IO,
+            "service_time.contention_ratio: read only with concurrency: parallel",
+        ),
+        ("service_time: {steps: [1]}\n" + IO, "service_time.steps: expected a table"),
+        ("service_time: {steps: {0: 1}}\n" + IO, "service_time.steps: 0; expected a whole number ≥ 1"),
+        ("service_time: 3\n" + IO, "service_time: 3; expected a table"),
+        ("memory: {rows_max: 0}\n" + IO, "memory.rows_max: 0; expected a whole number ≥ 1"),
+        ("outputs: {y: {shape: [1]}}\n", "inputs: missing"),
+        (
+            "inputs: {x: {dtype: flot32}}\noutputs: {y: {}}\n",
+            "inputs.x.dtype: 'flot32', did you mean float32?",
+        ),
+        (
+            "inputs: {x: {}}\noutputs: {y: {shape: [-1]}}\n",
+            "outputs.y.shape: -1; expected a whole number ≥ 0",
+        ),
+        ("[1, 2]\n", "the file: [1, 2]; expected a table"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_fault_in_the_file_is_named_by_file_and_key(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(StatusError) as raised:
+        load_emulated_model(version_directory(tmp_path, text))
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert raised.value.message.startswith(str(tmp_path / "emulated.yaml"))
+    assert said in raised.value.message
+
+
+def test_the_file_in_the_directory_decides_the_backend(tmp_path: Path) -> None:
+    assert load_model(version_directory(tmp_path, IO), BackendOptions()).emulated
+    (tmp_path / "emulated.yaml").unlink()
+    with pytest.raises(StatusError, match="none of saved_model") as raised:
+        load_model(tmp_path, BackendOptions())
+    assert raised.value.code == "NOT_FOUND"

@@ -1,0 +1,301 @@
+"""A SavedModel is served as TensorFlow itself would run it: all signatures, strings, free lengths, its own errors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters
+from batchtune.server.backends.emulated import load_emulated_model
+from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.registry import load_model
+from batchtune.server.models.warmup import WARMUP_FILE, warm_up
+from batchtune.wire.signature import TensorSpec
+from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.messages import PredictionLog, SignatureDefMap
+from tests.wire.tensor_protos import tensor_to_proto
+
+CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
+EMULATED = """
+memory: {rows_max: 8}
+inputs: {x: {dtype: float32, shape: [1]}}
+outputs: {y: {dtype: float32, shape: [1]}}
+"""
+
+
+def export(directory: Path) -> None:
+    """half_plus_two in spirit: several signatures, two of them the same tensors, strings, a variable."""
+    import tensorflow as tf
+
+    class Model(tf.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.half = tf.Variable(0.5)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])  # type: ignore[untyped-decorator]
+        def predict(self, x: Any) -> dict[str, Any]:
+            return {"y": self.half * x + 2.0, "twice": 2.0 * x}
+
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.string, name="words")])  # type: ignore[untyped-decorator]
+        def join(self, words: Any) -> dict[str, Any]:
+            return {"joined": tf.strings.reduce_join(words, 1), "lengths": tf.strings.length(words)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])  # type: ignore[untyped-decorator]
+        def scalar(self, x: Any) -> dict[str, Any]:
+            return {"sum": tf.reduce_sum(x)}
+
+    model = Model()
+    predict = model.predict.get_concrete_function()
+    signatures = {"serving_default": predict, "join": model.join, "scalar": model.scalar}
+    tf.saved_model.save(model, str(directory), signatures=signatures)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("half_plus_two") / "1"
+    export(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> LoadedModel:
+    return load_model(directory, CPU)
+
+
+def test_every_signature_is_served_with_its_names_types_and_shapes(model: LoadedModel) -> None:
+    assert sorted(model.signatures) == ["join", "scalar", "serving_default"]
+    assert model.signatures["join"].inputs == (TensorSpec(name="words", dtype="object", shape=(None, None)),)
+    assert model.signatures["serving_default"].outputs == (
+        TensorSpec(name="twice", dtype="float32", shape=(None,)),
+        TensorSpec(name="y", dtype="float32", shape=(None,)),
+    )
+    assert model.signatures["serving_default"].method_name == "tensorflow/serving/predict"
+    assert set(SignatureDefMap.FromString(model.metadata).signature_def) >= {
+        "join",
+        "scalar",
+        "serving_default",
+    }
+
+
+def test_scores_are_those_of_the_saved_model_itself(model: LoadedModel, directory: Path) -> None:
+    import tensorflow as tf
+
+    x = np.array([1.0, 2.5, -3.0], np.float32)
+    expected = tf.saved_model.load(str(directory)).signatures["serving_default"](x=tf.constant(x))
+    outputs = model.runs["serving_default"]({"x": x})
+    for name in ("y", "twice"):
+        np.testing.assert_array_equal(outputs[name], expected[name].numpy())
+
+
+def test_strings_go_in_and_out_as_bytes(model: LoadedModel) -> None:
+    words = np.array([[b"a", b"bc"], [b"", "é".encode()]], dtype=object)
+    outputs = model.runs["join"]({"words": words})
+    assert outputs["joined"].tolist() == [b"abc", "é".encode()]
+    np.testing.assert_array_equal(outputs["lengths"], [[1, 2], [0, 2]])
+
+
+def test_tensorflow_s_own_error_is_passed_on(model: LoadedModel) -> None:
+    with pytest.raises(StatusError) as raised:
+        model.runs["serving_default"]({"x": np.zeros(2, np.float64)})
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert "actual double vs. expect float" in raised.value.message
+
+
+def test_tags_that_the_model_lacks_are_said(directory: Path) -> None:
+    with pytest.raises(StatusError, match=r"(?i)tags"):
+        load_model(directory, BackendOptions(device="cpu", saved_model_tags=("serve", "tpu")))
+
+
+def test_variables_cut_short_are_told_in_tensorflow_s_own_words(directory: Path, tmp_path: Path) -> None:
+    """What it says begins with the heading "Graph execution error:"."""
+    cut = tmp_path / "1"
+    shutil.copytree(directory, cut)
+    (data,) = cut.glob("variables/variables.data-*")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(StatusError, match=rf"{cut}: (?!Graph execution error).*(bytes|truncated|corrupt)"):
+        load_model(cut, BackendOptions(device="cpu"))
+
+
+def test_a_broken_saved_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"\x01garbage")
+    with pytest.raises(StatusError, match=str(tmp_path)):
+        load_model(tmp_path, CPU)
+
+
+def test_a_session_configuration_file_is_read(tmp_path: Path, directory: Path) -> None:
+    path = tmp_path / "session.txt"
+    path.write_text("inter_op_parallelism_threads: 1")
+    load_model(directory, BackendOptions(device="cpu", session_config_file=str(path))).close()
+    path.write_text("threads: 1")
+    with pytest.raises(StatusError, match="tensorflow_session_config_file"):
+        load_model(directory, BackendOptions(device="cpu", session_config_file=str(path)))
+
+
+def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
+    (tmp_path / "emulated.yaml").write_text(EMULATED)
+    script = (
+        "import sys; from pathlib import Path; import batchtune.server.process\n"
+        "from batchtune.server.backends.model import BackendOptions\n"
+        "from batchtune.server.backends.registry import load_model\n"
+        f"load_model(Path({str(tmp_path)!r}), BackendOptions())\n"
+        "heavy = {'tensorflow', 'torch', 'onnxruntime', 'pandas', 'pydantic', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_tensorflow_loads_quietly(directory: Path) -> None:
+    script = (
+        "from pathlib import Path; from batchtune.server.backends.model import BackendOptions\n"
+        "from batchtune.server.backends.registry import load_model\n"
+        f"load_model(Path({str(directory)!r}), BackendOptions(device='cpu'))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
+    )
+    assert finished.stderr == ""
+
+
+class Counted:
+    """An emulated model that remembers the rows of each run."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "emulated.yaml").write_text(EMULATED)
+        loaded = load_emulated_model(directory)
+        self.rows: list[int] = []
+
+        def run(inputs: Any) -> Any:
+            self.rows.append(len(inputs["x"]))
+            return loaded.runs["serving_default"](inputs)
+
+        self.model = LoadedModel(
+            platform="test", signatures=loaded.signatures, runs={"serving_default": run}, emulated=True
+        )
+
+
+def write_warmup_requests(directory: Path, *rows: int, signature: str = "") -> None:
+    path = directory / WARMUP_FILE
+    path.parent.mkdir()
+    records = []
+    for count in rows:
+        log = PredictionLog()
+        log.predict_log.request.model_spec.signature_name = signature
+        x = np.ones((count, 1), np.float32)
+        log.predict_log.request.inputs["x"].CopyFrom(tensor_to_proto(x, as_content=True))
+        content = log.SerializeToString()
+        records.append(struct.pack("<QI", len(content), 0) + content + b"\0\0\0\0")
+    path.write_bytes(b"".join(records))
+
+
+def test_every_allowed_batch_size_is_run_before_the_model_is_available(tmp_path: Path) -> None:
+    counted = Counted(tmp_path)
+    warm_up(counted.model, tmp_path, BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 4, 8)))
+    assert counted.rows == [2, 4, 8]
+
+
+def test_without_allowed_sizes_one_row_is_run(tmp_path: Path) -> None:
+    counted = Counted(tmp_path)
+    warm_up(counted.model, tmp_path, BatchingParameters(max_batch_size=8))
+    warm_up(counted.model, tmp_path, None, iterations=2)
+    assert counted.rows == [1, 1, 1]
+
+
+def test_recorded_requests_are_run_first(tmp_path: Path) -> None:
+    counted = Counted(tmp_path)
+    write_warmup_requests(tmp_path, 3, 5)
+    warm_up(counted.model, tmp_path, None, iterations=2)
+    assert counted.rows == [3, 3, 5, 5, 1, 1]
+
+
+def test_a_recorded_request_that_fails_fails_the_load(tmp_path: Path) -> None:
+    counted = Counted(tmp_path)
+    write_warmup_requests(tmp_path, 9)
+    with pytest.raises(StatusError, match="OOM when allocating"):
+        warm_up(counted.model, tmp_path, None)
+
+
+def test_a_recorded_request_for_no_signature_fails_the_load(tmp_path: Path) -> None:
+    counted = Counted(tmp_path)
+    write_warmup_requests(tmp_path, 1, signature="other")
+    with pytest.raises(StatusError, match="names the unknown signature 'other'"):
+        warm_up(counted.model, tmp_path, None)
+
+
+def test_a_truncated_warmup_file_fails_the_load(tmp_path: Path) -> None:
+    counted = Counted(tmp_path)
+    write_warmup_requests(tmp_path, 1)
+    path = tmp_path / WARMUP_FILE
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(StatusError, match="truncated record"):
+        warm_up(counted.model, tmp_path, None)
+
+
+def record(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + bytes(4) + content + bytes(4)
+
+
+def wrong_shape() -> bytes:
+    log = PredictionLog()
+    request = log.predict_log.request
+    request.model_spec.name = "m"
+    request.inputs["x"].CopyFrom(tensor_to_proto(np.zeros((2, 3, 4), np.float32), as_content=True))
+    return bytes(log.SerializeToString())
+
+
+def no_input() -> bytes:
+    log = PredictionLog()
+    log.predict_log.request.model_spec.name = "m"
+    return bytes(log.SerializeToString())
+
+
+def no_tensor() -> bytes:
+    log = PredictionLog()
+    log.predict_log.request.inputs["x"].dtype = 20
+    return bytes(log.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff" * 9, "record 0: "),
+        (no_tensor(), "record 0: "),
+        (no_input(), "record 0: has no input 'x'"),
+        (wrong_shape(), "record 0: signature serving_default input x shape is wrong"),
+    ],
+)
+def test_a_corrupt_warmup_file_is_named_and_never_reaches_the_model(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    counted = Counted(tmp_path)
+    path = tmp_path / WARMUP_FILE
+    path.parent.mkdir(parents=True)
+    path.write_bytes(record(content))
+    with pytest.raises(StatusError) as raised:
+        warm_up(counted.model, tmp_path, None)
+    assert (raised.value.code, raised.value.message.startswith(f"{path}: {said}")) == ("DATA_LOSS", True)
+    assert counted.rows == []
+
+
+def test_a_synthetic_batch_that_the_model_refuses_is_only_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = Counted(tmp_path)
+    warm_up(counted.model, tmp_path, BatchingParameters(max_batch_size=16, allowed_batch_sizes=(8, 16)))
+    assert "warm-up of signature serving_default with 16 rows of zeros: OOM" in capsys.readouterr().err
+
+
+def test_free_lengths_and_strings_are_warmed_up(model: LoadedModel, directory: Path) -> None:
+    warm_up(model, directory, BatchingParameters(max_batch_size=2, allowed_batch_sizes=(1, 2)))

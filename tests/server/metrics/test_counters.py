@@ -1,0 +1,183 @@
+"""The metrics page has TensorFlow Serving's names, and says what that lacks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.server.metrics.counters import Metrics
+from batchtune.server.metrics.prometheus_text import Histogram, mangle, render_histograms, render_values
+from batchtune.server.sessions.batch_record import BatchRecord
+
+
+def record(rows: int, padded_rows: int, **changes: object) -> BatchRecord:
+    values: dict[str, object] = {
+        "rows": rows,
+        "padded_rows": padded_rows,
+        "tasks": 2,
+        "task_rows": (1, rows - 1),
+        "input_tensors": 2,
+        "close_reason": "full",
+        "queue_wait_micros": (150, 50),
+        "execution_micros": 2000.0,
+        "error_code": None,
+    }
+    return BatchRecord(**(values | changes))  # type: ignore[arg-type]
+
+
+def lines(metrics: Metrics, part: str) -> list[str]:
+    return [line for line in metrics.render().splitlines() if part in line and not line.startswith("#")]
+
+
+def test_names_are_mangled_as_the_reference_does() -> None:
+    assert mangle("/tensorflow/serving/request_count") == ":tensorflow:serving:request_count"
+
+
+def test_histograms_are_cumulative_and_end_with_infinity() -> None:
+    histogram = Histogram((1, 298.5984, 1e6))
+    for value in (0.5, 1, 2, 298.5984, 1e6):  # as in TensorFlow, what equals a bound lies above it
+        histogram.add(value)
+    assert list(render_histograms("/h", {(("a", 'x"y'),): histogram})) == [
+        "# TYPE :h histogram",
+        ':h_bucket{a="x\\"y",le="1"} 1',
+        ':h_bucket{a="x\\"y",le="298.598"} 3',
+        ':h_bucket{a="x\\"y",le="1e+06"} 4',
+        ':h_bucket{a="x\\"y",le="+Inf"} 5',
+        ':h_sum{a="x\\"y"} 1000302.098',
+        ':h_count{a="x\\"y"} 5',
+    ]
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 3))
+def test_adding_values_together_is_adding_each(values: list[int], times: int) -> None:
+    together, one_by_one = Histogram((1, 4, 9, 16)), Histogram((1, 4, 9, 16))
+    together.add_all(values, times)
+    for value in values:
+        one_by_one.add(value, times)
+    assert (together.counts, together.total) == (one_by_one.counts, one_by_one.total)
+
+
+def test_metrics_without_labels_print_empty_braces() -> None:
+    assert list(render_values("/c", "counter", {(): 3})) == ["# TYPE :c counter", ":c{} 3"]
+
+
+def test_requests_are_counted_by_model_and_status() -> None:
+    metrics = Metrics()
+    for status in ("OK", "UNAVAILABLE"):
+        metrics.request_count("m", status)
+    metrics.request_times("m", "predict", "REST").add(20.0)
+    assert lines(metrics, "serving:request_count") == [
+        ':tensorflow:serving:request_count{model_name="m",status="OK"} 2',
+        ':tensorflow:serving:request_count{model_name="m",status="UNAVAILABLE"} 1',
+    ]
+    assert (
+        ':tensorflow:serving:request_latency_count{model_name="m",API="predict",entrypoint="REST"} 1'
+        in metrics.render()
+    )
+
+
+def test_times_that_nobody_has_yet_are_not_shown() -> None:
+    metrics = Metrics()
+    metrics.request_times("m", "predict", "REST")
+    metrics.runtime_times("m", "Predict", "TF1")
+    assert "latency" not in "".join(lines(metrics, "serving:re")) + "".join(lines(metrics, "serving:ru"))
+    assert lines(metrics, "serving:request_count") == []
+
+
+def test_any_number_of_metrics_is_read_from_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the configuration may ask for the growth of as many as it likes."""
+    metrics = Metrics()
+    metrics.request_count("m", "OK")
+    rendered = metrics.render()
+    pages = [rendered]
+    monkeypatch.setattr(metrics, "render", pages.pop)
+    count = "/tensorflow/serving/request_count"
+    values = metrics.first_values([count, *(f"/no/such/{number}" for number in range(10_000))])
+    assert (values[count], sum(values.values()), len(values)) == (1, 1, 10_001)
+
+
+def test_times_are_all_there_however_many_were_collected() -> None:
+    metrics = Metrics()
+    for number in range(600):
+        metrics.request_times("m", "Predict", "GRPC").add(float(number))
+        metrics.runtime_times("m", "Predict", "TF1").add(1.0)
+        if number in {100, 599}:
+            assert f'request_count{{model_name="m",status="OK"}} {number + 1}\n' in metrics.render()
+    text = metrics.render()
+    assert 'request_latency_sum{model_name="m",API="Predict",entrypoint="GRPC"} 179700\n' in text
+    assert 'runtime_latency_count{model_name="m",API="Predict",runtime="TF1"} 600\n' in text
+
+
+def test_a_batch_shows_in_every_session_metric() -> None:
+    metrics = Metrics()
+    metrics.on_batch(record(3, 4))
+    metrics.on_batch(record(8, 8, close_reason="timeout"))
+    text = metrics.render()
+    session = ":tensorflow:serving:batching_session:"
+    for line in (
+        f"{session}wrapped_run_count{{}} 2",
+        f"{session}processed_batch_size_sum{{}} 12",
+        f"{session}input_batch_size_count{{}} 8",  # once per input tensor and request
+        f'{session}queuing_latency_count{{thread_pool_name=""}} 4',
+        f'{session}queuing_latency_sum{{thread_pool_name=""}} 400',
+        f'{session}padding_size_sum{{execution_batch_size="4"}} 1',
+        f'{session}padding_size_sum{{execution_batch_size="8"}} 0',
+        ':batchtune:serving:batch_close_count{reason="full"} 1',
+        ':batchtune:serving:batch_close_count{reason="timeout"} 1',
+        ':batchtune:serving:batch_execution_count{batch_size="4"} 1',
+        ':batchtune:serving:batch_execution_micros_total{batch_size="8"} 2000',
+    ):
+        assert line in text.splitlines()
+
+
+def test_an_unbatched_run_shows_only_in_our_own_metrics() -> None:
+    metrics = Metrics()
+    metrics.on_unbatched_run(5, 100.0)
+    assert lines(metrics, "batch_execution_count") == [
+        ':batchtune:serving:batch_execution_count{batch_size="5"} 1'
+    ]
+    assert lines(metrics, "wrapped_run_count") == [
+        ":tensorflow:serving:batching_session:wrapped_run_count{} 0"
+    ]
+
+
+def test_rejections_are_counted_by_reason() -> None:
+    metrics = Metrics()
+    metrics.on_rejected("queue_full")
+    metrics.on_rejected("expired")
+    assert lines(metrics, "rejected_count") == [
+        ':batchtune:serving:rejected_count{reason="queue_full"} 1',
+        ':batchtune:serving:rejected_count{reason="expired"} 1',
+    ]
+
+
+def test_busy_time_counts_overlapping_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr("batchtune.server.metrics.counters.time.monotonic_ns", lambda: now_ns[0])
+    device = Metrics().device
+    with device:
+        now_ns[0] = 1_000_000
+        with device:
+            assert device.in_flight == 2
+            now_ns[0] = 3_000_000
+            assert device.busy_micros() == 3000
+        now_ns[0] = 4_000_000
+    now_ns[0] = 9_000_000
+    assert device.busy_micros() == 4000
+    assert device.in_flight == 0
+
+
+def test_queue_depths_come_from_the_sessions_in_force() -> None:
+    class Depths:
+        def queue_depths(self) -> tuple[int, int]:
+            return 2, 17
+
+    metrics = Metrics()
+    metrics.queue_depths = Depths()
+    metrics.emulated = True
+    assert lines(metrics, "queue_depth") == [
+        ":batchtune:serving:queue_depth_batches{} 2",
+        ":batchtune:serving:queue_depth_rows{} 17",
+    ]
+    assert lines(metrics, "emulated_device{") == [":batchtune:serving:emulated_device{} 1"]

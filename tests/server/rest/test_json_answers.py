@@ -1,0 +1,212 @@
+"""Does a client read back the very numbers that the model gave, in TensorFlow Serving's layout?"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from batchtune.server.rest.json.answers import decimal, error_answer, predict_answer, quoted
+from batchtune.server.rest.json.example_request import (
+    classification_answer,
+    parse_examples,
+    regression_answer,
+)
+from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.messages import ClassificationResult, RegressionResult
+
+
+def array(values: Any, dtype: Any = np.float32) -> NDArray[Any]:
+    return np.array(values, dtype)
+
+
+def by_row(**outputs: NDArray[Any]) -> str:
+    return predict_answer(outputs, row_format=True).decode()
+
+
+def by_column(**outputs: NDArray[Any]) -> str:
+    return predict_answer(outputs, row_format=False).decode()
+
+
+def test_one_output_by_row_is_a_list_on_one_line() -> None:
+    assert by_row(y=array([[2.5, 3], [3.5, 4]])) == (
+        '{\n    "predictions": [[2.5, 3.0], [3.5, 4.0]\n    ]\n}'
+    )
+    assert by_row(y=array([2.5, 3, 4.5])) == '{\n    "predictions": [2.5, 3.0, 4.5\n    ]\n}'
+    assert by_row(y=array([[[1], [2]]], np.int64)) == '{\n    "predictions": [[[1], [2]]\n    ]\n}'
+
+
+def test_several_outputs_by_row_are_objects() -> None:
+    assert by_row(a=array([1.5, 2]), b=array([[1, 2], [3, 4]], np.int32)) == (
+        '{\n    "predictions": [\n        {\n            "a": 1.5,\n            "b": [1, 2]\n        },\n'
+        '        {\n            "a": 2.0,\n            "b": [3, 4]\n        }\n    ]\n}'
+    )
+
+
+def test_columns_have_one_value_per_line() -> None:
+    assert by_column(y=array([[1, 2]])) == (
+        '{\n    "outputs": [\n        [\n            1.0,\n            2.0\n        ]\n    ]\n}'
+    )
+    assert by_column(y=array(1.5)) == '{\n    "outputs": 1.5\n}'
+    assert by_column(a=array([True], bool), b=array([], np.int8)) == (
+        '{\n    "outputs": {\n        "a": [\n            true\n        ],\n        "b": []\n    }\n}'
+    )
+
+
+def test_no_rows_give_an_empty_list() -> None:
+    assert json.loads(by_row(y=np.empty((0, 2), np.float32))) == {"predictions": []}
+    assert json.loads(by_row(a=np.empty(0, np.float32), b=np.empty((0, 3), np.int32))) == {"predictions": []}
+
+
+def test_strings_are_text_or_base64_by_the_outputs_name() -> None:
+    strings = array([[b"a", "é\n".encode()]], object)
+    assert json.loads(by_row(y=strings)) == {"predictions": [["a", "é\n"]]}
+    assert json.loads(by_row(y_bytes=strings)) == {"predictions": [[{"b64": "YQ=="}, {"b64": "w6kK"}]]}
+    assert json.loads(by_column(y_bytes=array(b"a", object))) == {"outputs": {"b64": "YQ=="}}
+    assert json.loads(by_column(y=strings, z=array([1]))) == {"outputs": {"y": [["a", "é\n"]], "z": [1.0]}}
+    assert json.loads(by_row(y=array([b"\xff"], object))) == {"predictions": ["�"]}
+
+
+def test_numbers_that_are_not_finite_are_bare_names() -> None:
+    values = array([[math.nan, 1.5], [math.inf, -math.inf]])
+    assert by_row(y=values) == '{\n    "predictions": [[NaN, 1.5], [Infinity, -Infinity]\n    ]\n}'
+    assert "NaN,\n" in by_column(y=values)
+    assert "-Infinity" in by_row(a=values, b=array([1, 2]))
+    assert by_column(y=array(math.nan)) == '{\n    "outputs": NaN\n}'
+
+
+def test_slices_of_a_batch_are_written_like_arrays_of_their_own() -> None:
+    batch = np.arange(12, dtype=np.float64).reshape(3, 4)
+    assert json.loads(by_row(y=batch[1:3, ::2])) == {"predictions": [[4, 6], [8, 10]]}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "row_format", "text"),
+    [
+        ({}, True, "Cannot convert empty tensor map to JSON"),
+        ({"y": array(1.0)}, True, "Tensor name: y has no shape information "),
+        (
+            {"a": array([1, 2]), "b": array([1])},
+            True,
+            "Tensor name: b has inconsistent batch size: 1 expecting: 2",
+        ),
+        ({"y": array([1], np.float16)}, True, "Failed to write JSON value for tensor type: half"),
+        ({"y": array([1], np.complex64)}, False, "Failed to write JSON value for tensor type: complex64"),
+        ({"y": array([1], np.uint16)}, False, "Failed to write JSON value for tensor type: uint16"),
+    ],
+)
+def test_outputs_without_json_are_refused(
+    outputs: dict[str, NDArray[Any]], row_format: bool, text: str
+) -> None:
+    with pytest.raises(StatusError) as caught:
+        predict_answer(outputs, row_format=row_format)
+    assert (caught.value.code, caught.value.message) == ("INVALID_ARGUMENT", text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=20), by=st.booleans())
+def test_float32_reads_back_as_itself(values: list[float], by: bool) -> None:
+    tensor = array(values)
+    answer = json.loads(predict_answer({"y": tensor}, row_format=by))
+    with np.errstate(over="ignore"):
+        read = np.array(answer["predictions" if by else "outputs"], np.float64).astype(np.float32)
+    np.testing.assert_array_equal(read, tensor)
+    assert all(json.loads(decimal(value)) is not None for value in values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(st.floats(), min_size=1, max_size=20))
+def test_float64_reads_back_as_itself(values: list[float]) -> None:
+    tensor = array(values, np.float64)
+    np.testing.assert_array_equal(json.loads(by_row(y=tensor))["predictions"], tensor)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "bool"])
+def test_every_integer_type_is_written_whole(dtype: str) -> None:
+    limits = [0, 1] if dtype == "bool" else [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    tensor = array(limits, dtype)
+    assert json.loads(by_row(y=tensor))["predictions"] == tensor.tolist()
+    assert json.loads(by_column(y=tensor))["outputs"] == tensor.tolist()
+
+
+@settings(deadline=None)
+@given(text=st.binary(max_size=20))
+def test_any_bytes_make_a_string(text: bytes) -> None:
+    assert json.loads(quoted(text)) == text.decode("utf-8", "replace")
+
+
+def test_errors_are_json_whatever_the_message() -> None:
+    for text in ("plain", 'a "quote"\n', "\udcff half", "é"):
+        body = error_answer(text)
+        assert json.loads(body)["error"] == text.encode("utf-8", "replace").decode()
+    assert error_answer("x") == b'{ "error": "x" }'
+
+
+def test_classifications_and_regressions_are_under_results() -> None:
+    result = ClassificationResult()
+    for row in ((("a", 0.1), ("b", 0.9)), (("c", 1.0),)):
+        entry = result.classifications.add()
+        for label, score in row:
+            entry.classes.add(label=label, score=score)
+    assert json.loads(classification_answer(result)) == {"results": [[["a", 0.1], ["b", 0.9]], [["c", 1.0]]]}
+    values = RegressionResult()
+    for value in (0.1, math.inf):
+        values.regressions.add(value=value)
+    assert regression_answer(values) == b'{\n    "results": [0.1, Infinity]\n}'
+    with pytest.raises(StatusError, match="Cannot convert empty ClassificationResults to JSON"):
+        classification_answer(ClassificationResult())
+    with pytest.raises(StatusError, match="Cannot convert empty RegressionResults to JSON"):
+        regression_answer(RegressionResult())
+
+
+def test_examples_carry_lists_of_one_kind() -> None:
+    body = {
+        "signature_name": "s",
+        "context": {"c": [1, True]},
+        "examples": [{"f": [1.5, 2.5], "t": "x"}, {"b": {"b64": "/w=="}, "none": []}],
+    }
+    name, message = parse_examples(json.dumps(body).encode())
+    kind = message.example_list_with_context
+    first, second = kind.examples
+    assert name == "s"
+    assert list(kind.context.features.feature["c"].int64_list.value) == [1, 1]
+    assert list(first.features.feature["f"].float_list.value) == [1.5, 2.5]
+    assert list(first.features.feature["t"].bytes_list.value) == [b"x"]
+    assert list(second.features.feature["b"].bytes_list.value) == [b"\xff"]
+    assert second.features.feature["none"].WhichOneof("kind") is None
+    assert len(parse_examples(b'{"examples": [{}]}')[1].example_list.examples) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("{}", "JSON Value: {} When method is classify, key 'examples' is expected and was not found"),
+        (
+            '{"examples": 1}',
+            "JSON Value: {\n    \"examples\": 1\n} Expecting 'examples' value to be an list/array",
+        ),
+        ('{"examples": []}', "JSON Value: {\n    \"examples\": []\n} 'examples' value is an empty array"),
+        ('{"examples": [1]}', "Example must be JSON object but got JSON Number"),
+        ('{"context": [], "examples": [{}]}', "Example must be JSON object but got JSON Array"),
+        ('{"examples": [{"n": null}]}', "Feature: n has element with unexpected JSON type: Null"),
+        ('{"examples": [{"n": {"a": 1}}]}', "Feature: n has element with unexpected JSON type: Object"),
+        ('{"examples": [{"n": [[1]]}]}', "Feature: n has element with unexpected JSON type: Array"),
+        ('{"examples": [{"n": [1, 1.5]}]}', "Unexpected element type in feature: n expecting type: int64"),
+        ('{"examples": [{"n": ["a", 1]}]}', "Unexpected element type in feature: n expecting type: bytes"),
+        ('{"examples": [{"n": [1.5, "a"]}]}', "Unexpected element type in feature: n expecting type: float"),
+        (
+            '{"examples": [{"n": 9223372036854775808}]}',
+            "Feature: n has uint64_t element. Only int64_t is supported.",
+        ),
+    ],
+)
+def test_malformed_examples_are_refused_in_the_references_words(body: str, text: str) -> None:
+    with pytest.raises(StatusError) as caught:
+        parse_examples(body.encode())
+    assert caught.value.message == text

@@ -1,0 +1,397 @@
+"""Does a REST predict body become the inputs that TensorFlow Serving would make of it, or its very complaint?"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.server.rest.json.predict_request import JsonPredict, parse_predict
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.status import StatusError
+
+
+def make_signature(**inputs: str) -> Signature:
+    specs = tuple(TensorSpec(name=name, dtype=dtype, shape=None) for name, dtype in sorted(inputs.items()))
+    return Signature(name="serving_default", method_name="", inputs=specs, outputs=())
+
+
+def parse(body: bytes | str | dict[str, Any], **inputs: str) -> JsonPredict:
+    if isinstance(body, dict):
+        body = json.dumps(body)
+    raw = body.encode() if isinstance(body, str) else body
+    signature = make_signature(**(inputs or {"x": "float32"}))
+    return parse_predict(raw, lambda name: signature)
+
+
+def refusal(body: bytes | str | dict[str, Any], **inputs: str) -> StatusError:
+    with pytest.raises(StatusError) as caught:
+        parse(body, **inputs)
+    return caught.value
+
+
+def outcome(body: bytes) -> StatusError | None:
+    try:
+        parse(body)
+    except StatusError as error:
+        return error
+    return None
+
+
+def message(body: bytes | str | dict[str, Any], **inputs: str) -> str:
+    error = refusal(body, **inputs)
+    assert error.code == "INVALID_ARGUMENT"
+    return error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"instances": [1.0, 2.0, 5.0]}, [1.0, 2.0, 5.0]),
+        ({"instances": [[1, 2.5], [3, 4]]}, [[1, 2.5], [3, 4]]),
+        ({"instances": [{"x": 1.5}, {"x": 2}]}, [1.5, 2]),
+        ({"instances": [{"x": [[1], [2]]}]}, [[[1], [2]]]),
+        ({"instances": [[], []]}, [[], []]),
+        ({"inputs": [[1, 2], [3, 4]]}, [[1, 2], [3, 4]]),
+        ({"inputs": {"x": [1, 2]}}, [1, 2]),
+        ({"inputs": 7}, 7),
+        ({"inputs": []}, []),
+        ({"inputs": {"x": 7, "unknown": "ignored"}}, 7),
+    ],
+)
+def test_both_formats_and_all_shapes_are_read(body: dict[str, Any], expected: Any) -> None:
+    request = parse(body)
+    assert request.row_format == ("instances" in body)
+    assert request.inputs["x"].dtype == np.float32
+    assert request.inputs["x"].shape == np.array(expected).shape
+    assert request.inputs["x"].tolist() == np.array(expected, np.float32).tolist()
+
+
+def test_several_inputs_come_by_row_or_by_column() -> None:
+    rows = parse({"instances": [{"a": 1, "b": [1.5]}, {"b": [2.5], "a": 2}]}, a="int64", b="float64")
+    columns = parse({"inputs": {"a": [1, 2], "b": [[1.5], [2.5]]}}, a="int64", b="float64")
+    for request in (rows, columns):
+        assert request.inputs["a"].tolist() == [1, 2]
+        assert request.inputs["b"].tolist() == [[1.5], [2.5]]
+
+
+def test_columns_need_no_common_size() -> None:
+    request = parse({"inputs": {"a": [1, 2, 3], "b": 4}}, a="float32", b="float32")
+    assert request.inputs["a"].shape == (3,)
+    assert request.inputs["b"].shape == ()
+
+
+def test_strings_come_as_text_or_base64() -> None:
+    encoded = base64.b64encode(b"\xff\x00").decode()
+    text = parse({"instances": ["é", ""]}, s="object")
+    mixed = parse({"instances": ["é", {"b64": encoded}]}, s="object")
+    named = parse({"instances": [{"s": {"b64": encoded}}]}, s="object")
+    column = parse({"inputs": {"b64": encoded}}, s="object")
+    assert text.inputs["s"].tolist() == ["é".encode(), b""]
+    assert mixed.inputs["s"].tolist() == ["é".encode(), b"\xff\x00"]
+    assert named.inputs["s"].tolist() == [b"\xff\x00"]
+    assert column.inputs["s"].tolist() == b"\xff\x00"
+
+
+@pytest.mark.parametrize(("text", "plain"), [("YQ", b"a"), ("YQ==", b"a"), ("Y Q\n==", b"a"), ("", b"")])
+def test_base64_may_lack_padding_and_hold_spaces(text: str, plain: bytes) -> None:
+    assert parse({"instances": [{"b64": text}]}, s="object").inputs["s"].tolist() == [plain]
+
+
+def test_bytes_that_are_no_utf8_reach_the_model_unchanged() -> None:
+    assert parse(b'{"instances": ["\xff\xfe"]}', s="object").inputs["s"].tolist() == [b"\xff\xfe"]
+
+
+def test_numbers_may_be_infinite_or_no_number() -> None:
+    values = parse('{"instances": [NaN, Infinity, -Infinity, Inf, -Inf, 1]} trailing').inputs["x"].tolist()
+    assert math.isnan(values[0])
+    assert values[1:] == [math.inf, -math.inf, math.inf, -math.inf, 1.0]
+
+
+def test_numbers_beyond_float32_become_infinite_and_tiny_ones_zero() -> None:
+    assert parse('{"instances": [1e39, -1e39, 1e-60]}').inputs["x"].tolist() == [math.inf, -math.inf, 0.0]
+
+
+def test_small_integers_keep_their_low_bits() -> None:
+    assert parse('{"instances": [257, -1]}', x="uint8").inputs["x"].tolist() == [1, 255]
+    assert parse('{"instances": [40000]}', x="int16").inputs["x"].tolist() == [40000 - 65536]
+
+
+def test_large_requests_are_read_like_small_ones() -> None:
+    values = list(range(70_000))
+    assert parse({"instances": values}, x="int32").inputs["x"].tolist() == values
+    assert parse({"instances": [values]}, x="float64").inputs["x"].tolist() == [values]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "kind"),
+    [
+        ("float32", '"1"', "String"),
+        ("float32", "true", "True"),
+        ("float64", "null", "Null"),
+        ("int32", "1.0", "Number"),
+        ("int32", "2147483648", "Number"),
+        ("int8", "-2147483649", "Number"),
+        ("int64", "9223372036854775808", "Number"),
+        ("uint32", "-1", "Number"),
+        ("uint32", "4294967296", "Number"),
+        ("uint64", "-1", "Number"),
+        ("int32", "false", "False"),
+        ("bool", "1", "Number"),
+        ("object", "1", "Number"),
+    ],
+)
+def test_values_of_another_type_are_refused(dtype: str, value: str, kind: str) -> None:
+    name = {"float32": "float", "float64": "double", "object": "string"}.get(dtype, dtype)
+    complaint = f"JSON Value: {value} Type: {kind} is not of expected type: {name}"
+    row = f"Failed to process element: 0 of 'instances' list. Error: INVALID_ARGUMENT: {complaint}"
+    assert message(f'{{"inputs": [{value}]}}', x=dtype) == complaint
+    assert message(f'{{"instances": [{value}]}}', x=dtype) == row
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
+def test_types_without_json_are_unimplemented(dtype: str) -> None:
+    name = "half" if dtype == "float16" else dtype
+    error = refusal({"inputs": [1]}, x=dtype)
+    assert (error.code, error.message) == (
+        "UNIMPLEMENTED",
+        f"Conversion of JSON Value: 1 to type: {name}",
+    )
+
+
+BOTH = {"instances": [1], "inputs": [1]}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("", "JSON Parse error: The document is empty"),
+        ("[1]", "JSON Value: [1] Is not object"),
+        (
+            '{"signature_name": 5}',
+            (
+                'JSON Value: {\n    "signature_name": 5\n} not formatted correctly. '
+                "'signature_name' key must be a string value."
+            ),
+        ),
+        (
+            BOTH,
+            (
+                'JSON Value: {\n    "instances": [1],\n    "inputs": [1]\n} Not formatted correctly expecting only one of '
+                "'inputs' or 'instances' keys to exist "
+            ),
+        ),
+        (
+            {"instances": 5},
+            "JSON Value: {\n    \"instances\": 5\n} Expecting 'instances' to be an list/array",
+        ),
+        ({"instances": []}, "JSON Value: {\n    \"instances\": []\n} No values in 'instances' array"),
+        ({}, "Missing 'inputs' or 'instances' key"),
+        (
+            {"instances": [[1, 2], [3]]},
+            (
+                "Failed to process element: 1 of 'instances' list. Error: INVALID_ARGUMENT: Expecting tensor size: 2 but "
+                "got: 1"
+            ),
+        ),
+        (
+            {"instances": [[[1], [2]], [[3, 4]]]},
+            (
+                "Failed to process element: 1 of 'instances' list. Error: INVALID_ARGUMENT: Expecting shape [2,1] but "
+                "got: [1,2]"
+            ),
+        ),
+        ({"instances": [{"x": 1}, 2]}, "Expecting object but got list at item 1 of input list"),
+        ({"instances": [1, {"x": 1}]}, "Expecting value/list but got object at item 1 of input list"),
+        (
+            {"instances": [{"x": 1}, {"y": 1}]},
+            (
+                "Failed to process element: 1 key: y of 'instances' list. Error: INVALID_ARGUMENT: JSON object: does not "
+                "have named input: y"
+            ),
+        ),
+        (
+            {"instances": [{"x": 1}, {}]},
+            "Failed to process element: 1 of 'instances' list. JSON object: {} keys must be equal to: x",
+        ),
+        ({"inputs": {"y": 1}}, "Missing named input: x in 'inputs' object."),
+        (
+            {"inputs": [[1], 2]},
+            "JSON Value: 2 found at incorrect level: 2 in the JSON DOM. Expected at level: 2",
+        ),
+        ({"inputs": [1, [2]]}, "Encountered list at unexpected level: 1 expected < 1"),
+        ({"inputs": [[1, 2], [3]]}, "Encountered list at unexpected size: 1 at level: 1 expected size: 2"),
+        (
+            {"inputs": {"x": [{"a": 1}]}},
+            'JSON Value: {\n    "a": 1\n} Type: Object is not of expected type: float',
+        ),
+    ],
+)
+def test_complaints_are_tensorflow_servings(body: str | dict[str, Any], text: str) -> None:
+    assert message(body) == text
+
+
+def test_several_inputs_have_complaints_of_their_own() -> None:
+    two = {"a": "float32", "b": "float32"}
+    assert message({"instances": [1]}, **two) == (
+        "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
+        "tensorinfo_map"
+    )
+    assert message({"inputs": [1]}, **two) == (
+        "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
+        "tensorinfo_map"
+    )
+    assert message({"instances": [{"b": 1}]}, **two) == (
+        "Failed to process element: 0 of 'instances' list. JSON object: {\n    \"b\": 1\n} keys must be equal to: a,b"
+    )
+    assert message({"instances": [{"b64": "YQ=="}]}, a="object", b="object") == (
+        "input size does not match signature: 1!=2 len({a}) != len({a,b}). Sent extra: {}. Missing but required: {b}."
+    )
+
+
+def test_base64_complaints() -> None:
+    assert message({"inputs": [{"b64": "a"}]}, s="object") == "Unable to base64 decode"
+    assert message({"inputs": {"b64": "ä"}}, s="object") == "Unable to base64 decode"
+    assert message({"inputs": [{"b64": 5}]}, s="object") == (
+        'JSON Value: {\n    "b64": 5\n} not formatted correctly for base64 data'
+    )
+
+
+def test_checks_come_in_the_references_order() -> None:
+    def not_found(name: str) -> Signature:
+        raise StatusError("NOT_FOUND", name)
+
+    for body in (b'{"signature_name": "other"}', b'{"signature_name": "other", "instances": 5}'):
+        with pytest.raises(StatusError, match="NOT_FOUND: other"):
+            parse_predict(body, not_found)
+    with pytest.raises(StatusError, match="NOT_FOUND: serving_default"):
+        parse_predict(b'{"signature_name": ""}', not_found)
+    with pytest.raises(StatusError, match="must be a string"):
+        parse_predict(b'{"signature_name": 1}', not_found)
+
+
+def test_a_signature_without_inputs_is_refused_by_name() -> None:
+    empty = Signature(name="s", method_name="", inputs=(), outputs=())
+    with pytest.raises(StatusError, match="Failed to get input map for signature: DEFAULT"):
+        parse_predict(b"{}", lambda name: empty)
+    with pytest.raises(StatusError, match="Failed to get input map for signature: s"):
+        parse_predict(b'{"signature_name": "s"}', lambda name: empty)
+
+
+def test_deep_nests_are_refused_without_recursion() -> None:
+    for depth in (64, 65, 900, 5000):
+        body = b'{"instances": [' + b"[" * depth + b"]" * depth + b"]}"
+        with pytest.raises(StatusError, match=r"dimensions|Nested too deeply"):
+            parse_predict(body, lambda name: make_signature(x="float32"))
+
+
+def test_booleans_hidden_by_escapes_are_still_noticed() -> None:
+    for body in (
+        r'{"\u006call": 1, "inputs": [false]}',
+        r'{"inp\u0075ts": [true]}',
+        '{"ul": 1, "inputs": [true, false]}',
+    ):
+        assert "is not of expected type: float" in message(body)
+
+
+Leaf = st.one_of(
+    st.integers(-(2**65), 2**65),
+    st.integers(-5, 300),
+    st.floats(allow_nan=True),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=3),
+    st.builds(lambda raw: {"b64": base64.b64encode(raw).decode()}, st.binary(max_size=4)),
+)
+Nest = st.recursive(Leaf, lambda inner: st.lists(inner, max_size=3), max_leaves=12)
+Regular = st.integers(0, 3).flatmap(
+    lambda width: st.lists(
+        st.lists(st.one_of(st.integers(-9, 300), st.floats(width=32)), min_size=width, max_size=width),
+        min_size=1,
+        max_size=4,
+    )
+)
+Dtype = st.sampled_from(
+    ["float32", "float64", "int32", "int64", "uint8", "uint32", "uint64", "bool", "object"]
+)
+
+RANGES = {
+    "int32": (-(2**31), 2**31),
+    "uint8": (-(2**31), 2**31),
+    "int64": (-(2**63), 2**63),
+    "uint32": (0, 2**32),
+    "uint64": (0, 2**64),
+}
+
+
+class NotATensorError(Exception):
+    pass
+
+
+def _as_rapidjson_reads(digits: str) -> int | float:
+    return int(digits) if -(2**63) <= int(digits) < 2**64 else float(digits)
+
+
+def reference_leaf(value: Any, dtype: str) -> Any:
+    if dtype == "object":
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, dict):
+            return base64.b64decode(value["b64"])
+    elif dtype == "bool" and isinstance(value, bool):
+        return value
+    elif dtype.startswith("float") and isinstance(value, int | float) and not isinstance(value, bool):
+        with np.errstate(over="ignore"):
+            return np.float64(value).astype(dtype)
+    elif dtype in RANGES and type(value) is int and RANGES[dtype][0] <= value < RANGES[dtype][1]:
+        return np.array(value, object).astype(np.int32).astype(dtype) if dtype == "uint8" else value
+    raise NotATensorError
+
+
+def reference_tensor(value: Any, dtype: str) -> tuple[tuple[int, ...], list[Any]]:
+    """Shape and leaves, by plain recursion; written apart from the code under test."""
+    if not isinstance(value, list):
+        return (), [reference_leaf(value, dtype)]
+    parts = [reference_tensor(element, dtype) for element in value]
+    if len({shape for shape, _ in parts}) > 1:
+        raise NotATensorError
+    inner = parts[0][0] if parts else ()
+    return (len(value), *inner), [leaf for _, leaves in parts for leaf in leaves]
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, float | np.floating) and isinstance(right, float | np.floating):
+        return bool(left == right or (math.isnan(left) and math.isnan(right)))
+    return bool(left == right)
+
+
+@settings(max_examples=400, deadline=None)
+@given(value=st.one_of(Nest, Regular), dtype=Dtype, by_row=st.booleans())
+def test_every_nest_gives_the_reference_tensor_or_an_error(value: Any, dtype: str, by_row: bool) -> None:
+    if by_row and not (isinstance(value, list) and value):
+        value = [value]
+    key = "instances" if by_row else "inputs"
+    body = json.dumps({key: value})
+    value = json.loads(body, parse_int=_as_rapidjson_reads)[key]
+    try:
+        shape, leaves = reference_tensor(value, dtype)
+    except NotATensorError:
+        assert refusal(body, x=dtype).code == "INVALID_ARGUMENT"
+        return
+    tensor = parse(body, x=dtype).inputs["x"]
+    assert tensor.shape == shape
+    assert tensor.dtype == np.dtype(dtype)
+    assert all(same(got, wanted) for got, wanted in zip(tensor.ravel().tolist(), leaves, strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(body=st.binary(max_size=60))
+def test_any_bytes_give_inputs_or_a_worded_refusal(body: bytes) -> None:
+    error = outcome(b'{"instances": ' + body)
+    assert error is None or (error.code in {"INVALID_ARGUMENT", "UNIMPLEMENTED"} and error.message)

@@ -1,0 +1,266 @@
+"""Does our scheduler form the same batches, and refuse with the same words, as TensorFlow's own in C++?
+
+The same arrivals go through `BatchFunction` of the installed wheel and through our scheduler. One batch thread is
+held up while they arrive, so that no batch depends on how fast this machine is; each arrival waits until the process
+is quiet, which is when TensorFlow has queued the one before.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.server.scheduling.batch_queue import Batch
+from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.server.scheduling.shared import SharedBatchScheduler
+from batchtune.wire.status import StatusError
+
+BLOCKER = -1
+QUIET_SAMPLES = 3
+
+
+@dataclass
+class Outcome:
+    """What became of a trace: rows of each batch in the order of execution, and the refusals by arrival."""
+
+    batches: list[list[int]] = field(default_factory=list)
+    refusals: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    sizes: tuple[int, ...]
+    max_batch_size: int
+    max_enqueued_batches: int = 100
+    allowed_batch_sizes: tuple[int, ...] = ()
+    splitting: bool = False
+
+
+def rows_of(case: Case) -> list[list[int]]:
+    """Each arrival's rows, numbered through."""
+    starts = np.cumsum([0, *case.sizes])
+    return [list(range(start, start + size)) for start, size in zip(starts, case.sizes, strict=False)]
+
+
+# -- TensorFlow --
+
+
+@pytest.fixture(scope="session")
+def tensorflow() -> Any:
+    return pytest.importorskip("tensorflow")
+
+
+class HeldFunction:
+    """A BatchFunction with one batch thread that waits at a gate and notes the rows of each batch."""
+
+    def __init__(self, tf: Any, case: Case, name: str, timeout_micros: int) -> None:
+        self.tf = tf
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.held = threading.Semaphore(0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def note(rows: Any) -> Any:
+            return tf.numpy_function(self._note, [rows], tf.int64)
+
+        inner = note.get_concrete_function()
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def batched(rows: Any) -> Any:
+            return tf.raw_ops.BatchFunction(
+                in_tensors=[rows],
+                captured_tensors=[],
+                f=inner,
+                num_batch_threads=1,
+                max_batch_size=case.max_batch_size,
+                batch_timeout_micros=timeout_micros,
+                Tout=[tf.int64],
+                max_enqueued_batches=case.max_enqueued_batches,
+                allowed_batch_sizes=list(case.allowed_batch_sizes),
+                shared_name=name,
+                enable_large_batch_splitting=case.splitting,
+                batch_padding_policy="PAD_UP",
+            )[0]
+
+        self.call: Callable[[Any], Any] = batched.get_concrete_function()
+
+    def _note(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        self.held.release()
+        self.gate.wait(30)
+        self.batches.append(rows.tolist())
+        return rows
+
+    def submit(self, pool: ThreadPoolExecutor, rows: Sequence[int]) -> Future[Any]:
+        return pool.submit(lambda: self.call(self.tf.constant(rows, self.tf.int64)).numpy().tolist())
+
+
+def wait_until_quiet() -> None:
+    """Return when every other thread of this process sleeps: whatever was started has come to wait for something."""
+    own = str(threading.get_native_id())
+    quiet, give_up_s = 0, time.monotonic() + 20
+    while quiet < QUIET_SAMPLES and time.monotonic() < give_up_s:
+        time.sleep(0.0003)
+        states = []
+        for task in Path("/proc/self/task").iterdir():
+            try:
+                states.append(
+                    task.name == own or (task / "stat").read_text().rpartition(")")[2].split()[0] == "S"
+                )
+            except OSError:
+                continue  # the thread has ended
+        quiet = quiet + 1 if all(states) else 0
+    assert quiet == QUIET_SAMPLES
+
+
+def play_in_tensorflow(tf: Any, case: Case, name: str) -> Outcome:
+    function = HeldFunction(tf, case, name, timeout_micros=1000)
+    outcome = Outcome()
+    with ThreadPoolExecutor(len(case.sizes) + 1) as pool:
+        blocker = function.submit(pool, [BLOCKER])
+        assert function.held.acquire(timeout=30)
+        answers = []
+        for rows in rows_of(case):
+            answers.append(function.submit(pool, rows))
+            wait_until_quiet()
+        function.gate.set()
+        blocker.result(30)
+        for index, (answer, rows) in enumerate(zip(answers, rows_of(case), strict=True)):
+            try:
+                assert answer.result(30) == rows
+            except tf.errors.OpError as error:
+                outcome.refusals[index] = error.message
+    outcome.batches = function.batches[1:]
+    return outcome
+
+
+# -- ours --
+
+
+class Rows:
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = list(rows)
+        self.size = len(self.rows)
+
+    def split(self, sizes: Sequence[int]) -> list[Rows]:
+        starts = np.cumsum([0, *sizes])
+        return [Rows(self.rows[start : start + size]) for start, size in zip(starts, sizes, strict=False)]
+
+
+def play_in_ours(case: Case) -> Outcome:
+    outcome = Outcome()
+    gate, held = threading.Event(), threading.Semaphore(0)
+
+    def process(batch: Batch[Rows]) -> None:
+        held.release()
+        gate.wait(30)
+        outcome.batches.append([row for task in batch.tasks for row in task.rows])
+
+    # With splitting on, BatchFunction executes batches of the last allowed size (batch_resource_base.cc).
+    limit = case.allowed_batch_sizes[-1] if case.splitting and case.allowed_batch_sizes else None
+    scheduler = SharedBatchScheduler(num_batch_threads=1)
+    queue = scheduler.add_queue(
+        QueueOptions(
+            max_batch_size=case.max_batch_size,
+            batch_timeout_micros=1000,
+            max_enqueued_batches=case.max_enqueued_batches,
+            enable_large_batch_splitting=case.splitting,
+            max_execution_batch_size=limit,
+            allowed_batch_sizes=case.allowed_batch_sizes,
+        ),
+        process,
+    )
+    queue.schedule(Rows([BLOCKER]))
+    assert held.acquire(timeout=30)
+    for index, rows in enumerate(rows_of(case)):
+        try:
+            queue.schedule(Rows(rows))
+        except StatusError as error:
+            outcome.refusals[index] = error.message
+    gate.set()
+    scheduler.close()
+    del outcome.batches[0]
+    return outcome
+
+
+# -- the comparison --
+
+
+def random_cases() -> Iterator[Case]:
+    rng = random.Random(20_260_730)
+    for _ in range(6):
+        limit = rng.randint(2, 12)
+        yield Case(tuple(rng.randint(1, limit) for _ in range(12)), limit)
+    for _ in range(4):
+        limit = rng.randint(3, 10)
+        sizes = tuple(rng.randint(1, limit + 1) for _ in range(12))
+        yield Case(sizes, limit, max_enqueued_batches=rng.randint(1, 4))
+    for _ in range(6):
+        executed = rng.randint(2, 6)
+        limit = executed * rng.randint(1, 3)
+        yield Case(
+            tuple(rng.randint(1, limit) for _ in range(10)),
+            limit,
+            max_enqueued_batches=rng.randint(2, 8),
+            allowed_batch_sizes=(executed,),
+            splitting=True,
+        )
+
+
+def without_padding(batches: list[list[int]]) -> list[list[int]]:
+    """BatchFunction repeats a row to pad; rows are distinct otherwise."""
+    return [list(dict.fromkeys(batch)) for batch in batches]
+
+
+@pytest.mark.parametrize("case", list(random_cases()), ids=str)
+def test_batches_and_refusals_are_those_of_tensorflow(
+    tensorflow: Any, case: Case, request: pytest.FixtureRequest
+) -> None:
+    theirs = play_in_tensorflow(tensorflow, case, request.node.name)
+    ours = play_in_ours(case)
+    assert ours.batches == without_padding(theirs.batches)
+    assert list(ours.refusals) == list(theirs.refusals)
+    for index, message in ours.refusals.items():
+        assert message in theirs.refusals[index]
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 3), (2, 2, 1, 4, 1)], ids=str)
+def test_padding_is_that_of_tensorflow(
+    tensorflow: Any, sizes: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
+    # The scheduler of BatchFunction sees the allowed sizes only with splitting on.
+    case = Case(sizes, 16, allowed_batch_sizes=(4, 8, 16), splitting=True)
+    theirs = play_in_tensorflow(tensorflow, case, request.node.name)
+    assert play_in_ours(case).batches == without_padding(theirs.batches)
+
+
+def test_neither_runs_an_open_batch_before_its_timeout(tensorflow: Any) -> None:
+    timeout_micros = 60_000
+    function = HeldFunction(tensorflow, Case((), 8), "latency", timeout_micros)
+    function.gate.set()
+    with ThreadPoolExecutor(1) as pool:
+        function.submit(pool, [0] * 8).result(30)  # a full batch first: tracing and loading are done
+        started_s = time.monotonic()
+        function.submit(pool, [1, 2, 3]).result(30)
+        theirs_s = time.monotonic() - started_s
+
+    scheduler = SharedBatchScheduler(num_batch_threads=1)
+    done = threading.Event()
+    queue = scheduler.add_queue(
+        QueueOptions(max_batch_size=8, batch_timeout_micros=timeout_micros), lambda batch: done.set()
+    )
+    started_s = time.monotonic()
+    queue.schedule(Rows([1, 2, 3]))
+    assert done.wait(30)
+    ours_s = time.monotonic() - started_s
+    scheduler.close()
+    assert theirs_s >= timeout_micros / 1e6
+    assert ours_s >= timeout_micros / 1e6

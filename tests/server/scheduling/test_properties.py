@@ -1,0 +1,228 @@
+"""What holds for every trace of arrivals, busy threads and changes of options?"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.server.scheduling.adaptive import AdaptiveSharedBatchScheduler
+from batchtune.server.scheduling.batch_queue import Batch
+from batchtune.server.scheduling.queue_options import QueueOptions, next_allowed_size, split_sizes
+from batchtune.server.scheduling.shared import SharedBatchScheduler
+from batchtune.server.scheduling.streaming import StreamingBatchScheduler
+from batchtune.wire.status import StatusError
+from tests.server.scheduling.manual_clock import ManualClock
+
+SMALL = settings(max_examples=120, deadline=None)
+
+
+class Rows:
+    """A task that stands for the row numbers first … first + size - 1."""
+
+    def __init__(self, first: int, size: int) -> None:
+        self.first = first
+        self.size = size
+
+    def split(self, sizes: Sequence[int]) -> list[Rows]:
+        assert sum(sizes) == self.size
+        starts = [self.first + sum(sizes[:index]) for index in range(len(sizes))]
+        return [Rows(start, size) for start, size in zip(starts, sizes, strict=True)]
+
+    def rows(self) -> list[int]:
+        return list(range(self.first, self.first + self.size))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    size: int
+    gap_micros: int
+    busy: bool  # the thread runs a batch meanwhile
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        size=st.integers(1, 9),
+        gap_micros=st.sampled_from([0, 0, 0, 3, 10, 25]),
+        busy=st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@st.composite
+def queue_options(draw: st.DrawFn) -> QueueOptions:
+    max_batch_size = draw(st.integers(1, 12))
+    splitting = draw(st.booleans())
+    return QueueOptions(
+        max_batch_size=max_batch_size,
+        batch_timeout_micros=draw(st.sampled_from([0, 10, 50])),
+        max_enqueued_batches=draw(st.integers(1, 4)),
+        enable_large_batch_splitting=splitting,
+        max_execution_batch_size=draw(st.integers(1, max_batch_size)) if splitting else None,
+        allowed_batch_sizes=tuple(sorted(draw(st.sets(st.integers(1, 12), max_size=3)))),
+    )
+
+
+class Trace:
+    """Plays arrivals into one queue of a scheduler and writes down what happens."""
+
+    def __init__(self, scheduler: Any, clock: ManualClock, options: QueueOptions) -> None:
+        self.clock = clock
+        self.batches: list[Batch[Rows]] = []
+        self.accepted: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.queue = scheduler.add_queue(options, self.process)
+
+    def process(self, batch: Batch[Rows]) -> None:
+        self.gate.wait(10)
+        self.batches.append(batch)
+
+    def play(self, trace: Sequence[Arrival]) -> None:
+        first = 0
+        for arrival in trace:
+            if arrival.busy:
+                self.gate.clear()
+            else:
+                self.gate.set()
+            task = Rows(first, arrival.size)
+            try:
+                self.queue.schedule(task)
+                self.accepted += task.rows()
+            except StatusError as error:
+                if error.code not in ("UNAVAILABLE", "INVALID_ARGUMENT"):
+                    raise
+            first += arrival.size
+            self.clock.advance(arrival.gap_micros)
+        self.gate.set()
+
+    def delivered(self) -> list[int]:
+        return [row for batch in self.batches for task in batch.tasks for row in task.rows()]
+
+
+@SMALL
+@given(options=queue_options(), trace=arrivals)
+def test_one_thread_delivers_every_accepted_row_once_and_in_order(
+    options: QueueOptions, trace: list[Arrival]
+) -> None:
+    clock = ManualClock()
+    scheduler = SharedBatchScheduler(num_batch_threads=1, clock=clock)
+    play = Trace(scheduler, clock, options)
+    play.play(trace)
+    scheduler.close()
+    assert play.delivered() == play.accepted
+    for batch in play.batches:
+        assert batch.tasks
+        assert batch.size == sum(task.size for task in batch.tasks) <= options.batch_size_limit
+        assert len(batch.enqueued_micros) == len(batch.tasks)
+        assert batch.enqueued_micros == sorted(batch.enqueued_micros)
+
+
+@SMALL
+@given(options=queue_options(), trace=arrivals, threads=st.integers(1, 3))
+def test_several_threads_and_queues_lose_nothing(
+    options: QueueOptions, trace: list[Arrival], threads: int
+) -> None:
+    clock = ManualClock()
+    scheduler = SharedBatchScheduler(num_batch_threads=threads, clock=clock)
+    plays = [Trace(scheduler, clock, options) for _ in range(2)]
+    for play in plays:
+        play.play(trace)
+    scheduler.close()
+    for play in plays:
+        assert sorted(play.delivered()) == play.accepted
+
+
+@SMALL
+@given(options=queue_options(), trace=arrivals)
+def test_capacity_counts_the_rows_that_full_batches_would_take(
+    options: QueueOptions, trace: list[Arrival]
+) -> None:
+    clock = ManualClock()
+    scheduler = SharedBatchScheduler(num_batch_threads=1, clock=clock)
+    play = Trace(scheduler, clock, options)
+    blocker = scheduler.add_queue(QueueOptions(max_batch_size=1), play.process)
+    play.gate.clear()
+    blocker.schedule(Rows(0, 1))
+    clock.settle()
+    limit, open_size, closed = options.batch_size_limit, 0, 0
+    for arrival in trace:
+        capacity = (options.max_enqueued_batches - 1 - closed) * limit + limit - open_size
+        full = arrival.size > capacity
+        if not options.enable_large_batch_splitting:
+            full = open_size + arrival.size > limit and closed + 1 >= options.max_enqueued_batches
+        try:
+            play.queue.schedule(Rows(0, arrival.size))
+            refused = False
+        except StatusError:
+            refused = True
+        assert refused == (full or arrival.size > options.max_batch_size)
+        if refused:
+            continue
+        if options.enable_large_batch_splitting:
+            for size in split_sizes(arrival.size, limit - open_size, limit):
+                closed, open_size = (
+                    (closed + 1, size) if open_size + size > limit else (closed, open_size + size)
+                )
+        elif open_size + arrival.size > limit:
+            closed, open_size = closed + 1, arrival.size
+        else:
+            open_size += arrival.size
+    play.gate.set()
+    scheduler.close()
+
+
+@given(size=st.integers(0, 100), slot=st.integers(0, 20), limit=st.integers(1, 20))
+def test_splitting_conserves_rows_fills_the_slot_and_keeps_the_limit(
+    size: int, slot: int, limit: int
+) -> None:
+    slot = min(slot, limit)
+    sizes = split_sizes(size, slot, limit)
+    assert sum(sizes) == size
+    assert all(0 < part <= limit for part in sizes) or size == 0
+    if size > slot > 0:
+        assert sizes[0] == slot
+        assert all(part == limit for part in sizes[1:-1])
+
+
+allowed_sizes = st.sets(st.integers(1, 64), max_size=6).map(sorted)
+
+
+@given(rows=st.integers(1, 80), sizes=allowed_sizes)
+def test_rounding_goes_up_to_the_nearest_allowed_size(rows: int, sizes: list[int]) -> None:
+    larger = [size for size in sizes if size >= rows]
+    assert next_allowed_size(rows, sizes) == (larger[0] if larger else rows)
+
+
+@SMALL
+@given(trace=arrivals, timeout=st.sampled_from([5, 20]), threads=st.integers(1, 3))
+def test_the_streaming_scheduler_delivers_every_accepted_row_once(
+    trace: list[Arrival], timeout: int, threads: int
+) -> None:
+    clock = ManualClock()
+    scheduler = StreamingBatchScheduler(num_batch_threads=threads, clock=clock)
+    play = Trace(scheduler, clock, QueueOptions(max_batch_size=7, batch_timeout_micros=timeout))
+    play.play(trace)
+    scheduler.close()
+    assert sorted(play.delivered()) == play.accepted
+    assert all(0 < batch.size <= 7 for batch in play.batches)
+
+
+@SMALL
+@given(options=queue_options(), trace=arrivals, threads=st.integers(1, 3))
+def test_the_adaptive_scheduler_delivers_every_accepted_row_once(
+    options: QueueOptions, trace: list[Arrival], threads: int
+) -> None:
+    clock = ManualClock()
+    scheduler = AdaptiveSharedBatchScheduler(num_batch_threads=threads, clock=clock)
+    play = Trace(scheduler, clock, options)
+    play.play(trace)
+    scheduler.close()
+    assert sorted(play.delivered()) == play.accepted
+    assert all(0 < batch.size <= options.batch_size_limit for batch in play.batches)

@@ -1,0 +1,234 @@
+"""Models held in memory, and a REST or gRPC front end over them on a loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
+from batchtune.server.metrics.counters import Metrics
+from batchtune.server.models.version_table import VersionStatus
+from batchtune.server.rest.app import RestApi, RestOptions, make_app
+from batchtune.server.rest.listener import RestServer, serve_rest
+from batchtune.server.rest.parser import RestLimits
+from batchtune.wire.grpc.server_connection import GrpcServerConnection
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.messages import SignatureDefMap
+from batchtune.wire.tfserving.tensors import signature_to_def
+
+Run = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
+
+
+def spec(name: str, dtype: str = "float32", *shape: int | None) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=(None, *shape))
+
+
+def signature(
+    name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], method: str = "predict"
+) -> Signature:
+    return Signature(
+        name=name,
+        method_name=f"tensorflow/serving/{method}",
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+    )
+
+
+HALF_PLUS_TWO = signature("serving_default", [spec("x")], [spec("y")])
+
+
+def half_plus_two(inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {"y": inputs["x"] / np.float32(2) + np.float32(2)}
+
+
+class FakeServable:
+    """A version that runs on the loop, one turn after it was asked; `hold` keeps the answers back."""
+
+    def __init__(
+        self, runs: dict[str, tuple[Signature, Run]] | None = None, *, name: str = "m", version: int = 123
+    ) -> None:
+        runs = runs or {"serving_default": (HALF_PLUS_TWO, half_plus_two)}
+        self.name = name
+        self.version = version
+        self.signatures = {key: value[0] for key, value in runs.items()}
+        self.metadata = SignatureDefMap(
+            signature_def={key: signature_to_def(value[0]) for key, value in runs.items()}
+        ).SerializeToString()
+        self._runs = {key: value[1] for key, value in runs.items()}
+        self.error: StatusError | None = None
+        self.hold = False
+        self.held: list[Callable[[], None]] = []
+        self.asked: list[tuple[str, dict[str, NDArray[Any]], tuple[str, ...] | None, int | None]] = []
+
+    def submit(
+        self,
+        signature_name: str,
+        inputs: dict[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Callable[[Any, StatusError | None], None],
+    ) -> None:
+        self.asked.append((signature_name, inputs, output_names, deadline_ns))
+        if self.error is not None and self.error.code == "UNAVAILABLE":
+            raise self.error
+        if self.error is not None:
+            answer = (None, self.error)
+        else:
+            outputs = self._runs[signature_name](inputs)
+            wanted = output_names or tuple(one.name for one in self.signatures[signature_name].outputs)
+            answer = ({name: outputs[name] for name in wanted}, None)
+        if self.hold:
+            self.held.append(lambda: done(*answer))
+        else:
+            asyncio.get_running_loop().call_soon(done, *answer)
+
+    def release(self) -> None:
+        """Answer what was held; on the loop's thread."""
+        held, self.held = self.held, []
+        for one in held:
+            one()
+
+
+class FakeModels:
+    """One model with one version and a label for it."""
+
+    def __init__(self, servable: FakeServable | None = None) -> None:
+        self.servable = servable or FakeServable()
+        self.reloaded: list[Any] = []
+        self.reload_error: StatusError | None = None
+        self.on_reload: Callable[[], None] = lambda: None
+
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> FakeServable:
+        if label not in {None, "stable"}:
+            raise StatusError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
+        if name != self.servable.name or version not in {None, self.servable.version}:
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise StatusError("NOT_FOUND", f"Servable not found for request: {wanted}")
+        return self.servable
+
+    def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
+        if name != self.servable.name:
+            raise StatusError("NOT_FOUND", f"Could not find any versions of model {name}")
+        if version not in {None, self.servable.version}:
+            raise StatusError("NOT_FOUND", f"Could not find version {version} of model {name}")
+        return [VersionStatus(version=self.servable.version, state="AVAILABLE")]
+
+    def reload_config(self, config: Any) -> None:
+        if self.reload_error is not None:
+            raise self.reload_error
+        self.on_reload()
+        self.reloaded.append(config)
+
+    def names(self) -> tuple[str, ...]:
+        return (self.servable.name,)
+
+
+class LoopThread:
+    """A uvloop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=20)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        async def once() -> Any:
+            return function()
+
+        return self.run(once())
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+@dataclass
+class RunningRest:
+    """A REST front end that serves now."""
+
+    thread: LoopThread
+    server: RestServer
+    api: RestApi
+    models: FakeModels
+    metrics: Metrics
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def running_rest(
+    servable: FakeServable | None = None, *, limits: RestLimits | None = None, **options: Any
+) -> Iterator[RunningRest]:
+    """Serve `servable` over REST on a free port of the loopback."""
+    thread = LoopThread()
+    models, metrics = FakeModels(servable), Metrics()
+    api = make_app(models, metrics, options=RestOptions(**options))
+    server = thread.run(serve_rest(api, "127.0.0.1", 0, limits=limits))
+    try:
+        yield RunningRest(thread, server, api, models, metrics)
+    finally:
+        thread.run(server.drain(0.2))
+        thread.close()
+
+
+@dataclass
+class RunningGrpc:
+    """A gRPC front end that serves now."""
+
+    thread: LoopThread
+    port: int
+    api: GrpcApi
+    models: FakeModels
+    metrics: Metrics
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextmanager
+def running_grpc(servable: FakeServable | None = None, **options: Any) -> Iterator[RunningGrpc]:
+    """Serve `servable` over gRPC on a free port of the loopback."""
+    thread = LoopThread()
+    models, metrics = FakeModels(servable), Metrics()
+    api = make_grpc_api(models, metrics, options=GrpcOptions(**options))
+    connections: set[GrpcServerConnection] = set()
+
+    async def listen() -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(
+            lambda: GrpcServerConnection(api.dispatch, streams=api.streams, connections=connections),
+            "127.0.0.1",
+            0,
+        )
+
+    server = thread.run(listen())
+    try:
+        yield RunningGrpc(thread, server.sockets[0].getsockname()[1], api, models, metrics)
+    finally:
+        thread.call(server.close)
+        thread.call(lambda: [connection.abort() for connection in list(connections)])
+        thread.close()

@@ -1,0 +1,236 @@
+"""The command line is tensorflow_model_server's; what it cannot mean is refused with a hint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters
+from batchtune.errors import BatchingParametersError, UsageError
+from batchtune.server import startup
+from batchtune.server.__main__ import main
+from batchtune.server.flags import ServerFlags, help_text, is_loopback, parse_flags
+
+BASE = "--model_base_path=/m"
+
+
+def flags_of(*arguments: str) -> ServerFlags:
+    return parse_flags([BASE, *arguments]).flags
+
+
+def test_values_may_follow_an_equals_sign_or_a_space() -> None:
+    assert flags_of("--port=9000", "--model_name", "m").port == 9000
+    assert flags_of("--port=9000", "--model_name", "m").model_name == "m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--enable_batching"], True),
+        (["--enable_batching=true"], True),
+        (["--enable_batching=0"], False),
+        (["--enable_batching", "false"], False),
+        (["--enable-batching", "--model_name=m"], True),
+        (["--enable_batching", "--enable_batching=false"], False),
+    ],
+)
+def test_switches_take_a_value_or_none(arguments: list[str], value: bool) -> None:
+    assert flags_of(*arguments).enable_batching is value
+
+
+def test_defaults_are_the_reference_s_but_for_the_address() -> None:
+    flags = flags_of()
+    assert (flags.port, flags.rest_api_port, flags.rest_api_timeout_in_ms) == (8500, 0, 30000)
+    assert (flags.model_name, flags.file_system_poll_wait_seconds, flags.max_num_load_retries) == (
+        "default",
+        1,
+        5,
+    )
+    assert (flags.enable_batching, flags.enable_model_warmup, flags.saved_model_tags) == (
+        False,
+        True,
+        "serve",
+    )
+    assert flags.host == "127.0.0.1"
+
+
+def test_a_flag_without_effect_is_accepted_with_a_note() -> None:
+    command = parse_flags([BASE, "--grpc_max_threads=64", "--enable_profiler=false"])
+    assert [note.rpartition(":")[0] for note in command.notes] == [
+        "note: --grpc_max_threads has no effect",
+        "note: --enable_profiler has no effect",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--prot=1"], "unknown argument: --prot=1", "did you mean --port?"),
+        (["--max_batch_size=32"], "unknown argument: --max_batch_size=32", "--batching_parameters_file=FILE"),
+        (["serve"], "unknown argument: serve", "flags begin with --"),
+        (["--xyzzy"], "unknown argument: --xyzzy", "see --help"),
+        (["--port=http"], "--port=http: expected a whole number", ""),
+        (["--port=-1"], "--port=-1: expected 0 or more", ""),
+        (["--port=70000"], "--port=70000: expected a port, 0 to 65535", ""),
+        (["--port"], "--port: a value is missing", "--port=VALUE"),
+        (["--enable_batching=maybe"], "--enable_batching=maybe: expected true or false", ""),
+        (["--batch_scheduler=fifo"], "--batch_scheduler=fifo: expected shared, streaming, adaptive", ""),
+        (["--rest_api_port=8500"], "--port and --rest_api_port must differ", "give each its own port"),
+        (["--port=0"], "--port and --rest_api_port are both 0", "give each its own port"),
+        (
+            ["--ssl_config_file=f"],
+            "--ssl_config_file: this server speaks neither TLS nor ALTS",
+            "put a proxy",
+        ),
+        (["--threads_per_process=2"], "--processes_per_replica and --threads_per_process go together", ""),
+        (
+            ["--enable_tuning_api", "--host=0.0.0.0"],
+            "--enable_tuning_api is for loopback only",
+            "bind 127.0.0.1",
+        ),
+        (["--enable_per_model_batching_parameters"], "needs --enable_batching", ""),
+        (
+            ["--batching_parameters_file=f"],
+            "server_options.batching_parameters_file is set without setting server_options.enable_batching to true.",
+            "add --enable_batching",
+        ),
+        (
+            ["--tensorflow_session_parallelism=1", "--tensorflow_intra_op_parallelism=1"],
+            "--tensorflow_session_parallelism sets both",
+            "give either",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_a_hint(arguments: list[str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_flags([BASE, *arguments])
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_some_model_must_be_named() -> None:
+    with pytest.raises(UsageError, match="are empty!"):
+        parse_flags([])
+
+
+def test_help_and_version_need_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == help_text()
+    assert "--batching_parameters_file" in shown
+    assert "--batch_scheduler=shared" in shown
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("batchtune-model-server ")
+
+
+def test_a_wrong_flag_ends_with_exit_code_2_and_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([BASE, "--enable_bathing"]) == 2
+    assert capsys.readouterr().err == (
+        "error: unknown argument: --enable_bathing\nhint: did you mean --enable_batching?\n"
+    )
+
+
+def test_loopback_is_an_address_or_localhost() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost")] == [True, True, True]
+    assert [is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "example.org")] == [False, False, False]
+
+
+def batching_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "batching_parameters.txt"
+    path.write_text(text)
+    return f"--batching_parameters_file={path}"
+
+
+def test_the_batching_file_is_read_and_checked(tmp_path: Path) -> None:
+    flag = batching_file(tmp_path, "max_batch_size { value: 8 }\nallowed_batch_sizes: [2, 8]\n")
+    settings = startup.batching_settings(flags_of("--enable_batching", flag, "--batch_scheduler=adaptive"))
+    assert settings.enabled
+    assert settings.scheduler == "adaptive"
+    assert settings.parameters == BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "max_batch_size { value: 8 }\nallowed_batch_sizes: 4",
+            "Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
+        ),
+        ("num_batch_threads { value: 0 }", "num_batch_threads must be positive; was 0"),
+        ("batch_timeout_micros { value: -1 }", "batch_timeout_micros must be non-negative; was -1"),
+        ("max_batch_size: 8", "max_batch_size is a wrapper message"),
+    ],
+)
+def test_a_bad_batching_file_is_refused_with_the_reference_s_text(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(BatchingParametersError, match=said):
+        startup.batching_settings(flags_of("--enable_batching", batching_file(tmp_path, text)))
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_model_runs_where_the_device_flag_says(device: str) -> None:
+    options = startup.backend_options(flags_of(f"--device={device}", "--torch_dtype=bfloat16"))
+    assert (options.device, options.torch_dtype) == (device, "bfloat16")
+    assert options.wants_cuda == device.startswith("cuda")
+    assert options.cuda_index == int(device.partition(":")[2] or 0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--device=gpu", "expected auto, cpu, cuda or cuda:N"),
+        ("--device=cuda:x", "expected auto, cpu, cuda or cuda:N"),
+        ("--torch_dtype=half", "expected as_exported, float32, float16, bfloat16"),
+    ],
+)
+def test_an_unknown_device_or_precision_is_refused(flag: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        flags_of(flag)
+
+
+def test_a_missing_batching_file_is_named() -> None:
+    with pytest.raises(UsageError, match="/none: No such file or directory"):
+        startup.batching_settings(flags_of("--enable_batching", "--batching_parameters_file=/none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("prometheus_config { enable: true }", "/monitoring/prometheus/metrics"),
+        ('prometheus_config { enable: true, path: "/metrics" }', "/metrics"),
+        ("prometheus_config { enable: false }", None),
+        ("", None),
+    ],
+)
+def test_the_monitoring_file_says_where_metrics_are(tmp_path: Path, text: str, path: str | None) -> None:
+    file = tmp_path / "monitoring.txt"
+    file.write_text(text)
+    assert startup.monitoring_path(flags_of(f"--monitoring_config_file={file}")) == path
+
+
+def test_a_wrong_monitoring_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "monitoring.txt"
+    file.write_text("prometheus_config {\n  enabled: true\n}")
+    with pytest.raises(UsageError, match=r"monitoring\.txt:2: unknown field 'enabled'"):
+        startup.monitoring_path(flags_of(f"--monitoring_config_file={file}"))
+
+
+def test_cortex_limits_threads_and_refuses_a_batch_that_cannot_fill(tmp_path: Path) -> None:
+    cortex = ("--processes_per_replica=2", "--threads_per_process=4", "--enable_batching")
+    flags = flags_of(*cortex, batching_file(tmp_path, "max_batch_size { value: 8 }"))
+    settings = startup.batching_settings(flags)
+    assert settings.num_batch_threads == 2
+    assert startup.concurrency_limit(flags, settings) is not None
+    flags = flags_of(*cortex, batching_file(tmp_path, "max_batch_size { value: 9 }"))
+    with pytest.raises(UsageError, match=r"max_batch_size \(9\) must be less than or equal to"):
+        startup.concurrency_limit(flags, startup.batching_settings(flags))
+
+
+def test_session_parallelism_sets_both_kinds_of_threads() -> None:
+    options = startup.backend_options(
+        flags_of("--tensorflow_session_parallelism=3", "--saved_model_tags=serve,gpu")
+    )
+    assert (options.intra_op_threads, options.inter_op_threads) == (3, 3)
+    assert options.saved_model_tags == ("serve", "gpu")

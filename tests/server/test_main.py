@@ -1,0 +1,455 @@
+"""The server process: real clients get the model's own scores, mistakes are one line, an end loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from batchtune.wire.grpc.client_connection import GrpcClientConnection
+from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.tfserving.messages import (
+    GetModelStatusRequest,
+    ModelVersionStatus,
+    PredictRequest,
+    PredictResponse,
+    ReloadConfigRequest,
+    ReloadConfigResponse,
+)
+from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
+from tests.server.server_process import ServerProcess, free_ports, run_to_end, write_emulated
+from tests.wire.tensor_protos import tensor_to_proto
+
+LOOK_ONCE = "--file_system_poll_wait_seconds=0"
+METRICS = "/monitoring/prometheus/metrics"
+
+
+def call(server: ServerProcess, method: str, request: Any, answer: Any) -> Any:
+    """A unary call by grpcio."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = channel.unary_unary(
+            f"/tensorflow.serving.{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        return stub(request, timeout=20)
+
+
+def predict_request(**inputs: np.ndarray) -> PredictRequest:
+    request = PredictRequest()
+    request.model_spec.name = "m"
+    for name, array in inputs.items():
+        request.inputs[name].CopyFrom(tensor_to_proto(array, as_content=True))
+    return request
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("emulated")
+    monitoring = directory / "monitoring.txt"
+    monitoring.write_text("prometheus_config { enable: true }")
+    flags = (f"--monitoring_config_file={monitoring}", "--enable_tuning_api", "--enable_batching")
+    with ServerProcess(write_emulated(directory / "m"), *flags) as server:
+        yield server
+
+
+def test_the_ready_line_names_the_ports_and_an_emulated_device_is_called_one(emulated: ServerProcess) -> None:
+    ready = f"gRPC on 127.0.0.1:{emulated.grpc_port}, REST on 127.0.0.1:{emulated.rest_port}, ready"
+    assert emulated.lines[-1] == f"batchtune-model-server: {ready}\n"
+    assert any("model m version 1 is an emulated device, not a model" in line for line in emulated.lines)
+
+
+def test_a_line_says_what_a_version_takes_and_how_it_is_batched(emulated: ServerProcess) -> None:
+    (line,) = [line for line in emulated.lines if "is available" in line]
+    assert line.startswith(
+        "batchtune-model-server: model m version 1 is available: serving_default(x: float32 [?,2]) -> "
+        "(y: float32 [?,2]); max_batch_size 1000, batch_timeout_micros 0, max_enqueued_batches 10, num_batch_threads "
+    )
+
+
+def test_rest_and_grpc_answer_the_same(emulated: ServerProcess) -> None:
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    assert emulated.predict({"instances": x.tolist()}) == {"predictions": [[3.0, 4.0], [7.0, 8.0]]}
+    response = call(emulated, "PredictionService/Predict", predict_request(x=x), PredictResponse)
+    outputs = decode_predict_response(response.SerializeToString())
+    np.testing.assert_array_equal(outputs["y"], [[3, 4], [7, 8]])
+
+
+def test_curl_gets_the_status(emulated: ServerProcess) -> None:
+    url = f"http://127.0.0.1:{emulated.rest_port}/v1/models/m"
+    shown = subprocess.run(
+        ["curl", "-s", "--noproxy", "*", url], check=True, capture_output=True, text=True
+    ).stdout
+    assert '"AVAILABLE"' in shown
+
+
+def test_metrics_count_requests_batches_and_the_emulated_device(emulated: ServerProcess) -> None:
+    emulated.predict({"instances": [[1, 2]]})
+    text = emulated.rest.get(METRICS).text
+    for part in (
+        ':tensorflow:serving:request_count{model_name="m",status="OK"}',
+        ":tensorflow:serving:batching_session:wrapped_run_count{}",
+        ':batchtune:serving:batch_close_count{reason="timeout"}',
+        ":batchtune:serving:queue_depth_rows{} 0",
+        ":batchtune:serving:emulated_device{} 1",
+        ":batchtune:serving:process_cpu_micros_total{}",
+    ):
+        assert part in text
+
+
+def test_new_batching_parameters_come_into_force_hot(emulated: ServerProcess) -> None:
+    path = "/v1/tuning/batching_parameters"
+    wanted = {"enable_batching": True, "max_batch_size": 4, "num_batch_threads": 1}
+    answer = emulated.rest.put(path, json=wanted)
+    assert answer.json() == {**wanted, "batch_scheduler": "shared"}
+    assert emulated.rest.get(path).json() == answer.json()
+    assert emulated.rest.post("/v1/models/m:predict", json={"instances": [[0, 0]] * 5}).json() == {
+        "error": "Task size 5 is larger than maximum input batch size 4"
+    }
+    refused = emulated.rest.put(path, json={"max_batch_size": 4, "allowed_batch_sizes": [2]})
+    assert refused.status_code == 400
+    assert "Last entry in allowed_batch_sizes must match max_batch_size" in refused.json()["error"]
+    assert emulated.rest.put(path, json={"enable_batching": False}).json() == {"enable_batching": False}
+    assert emulated.predict({"instances": [[1, 2]]}) == {"predictions": [[3.0, 4.0]]}
+    emulated.rest.put(path, json={"enable_batching": True})
+
+
+def test_without_the_flag_there_is_no_tuning_api(tmp_path: Path) -> None:
+    with ServerProcess(write_emulated(tmp_path / "m")) as server:
+        assert server.rest.get("/v1/tuning/batching_parameters").status_code != 200
+        assert server.stop(signal.SIGINT) == 0
+
+
+def test_a_saved_model_gives_its_own_scores_to_grpcio_and_httpx(tmp_path: Path) -> None:
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+    class Model(tf.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = tf.Variable(tf.random.stateless_normal([4, 3], seed=[1, 2]))
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")])  # type: ignore[untyped-decorator]
+        def scores(self, x: Any) -> dict[str, Any]:
+            return {"scores": tf.nn.softmax(x @ self.weights), "top": tf.argmax(x @ self.weights, 1)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])  # type: ignore[untyped-decorator]
+        def shout(self, text: Any) -> dict[str, Any]:
+            return {"loud": tf.strings.upper(text)}
+
+    model = Model()
+    signatures = {"serving_default": model.scores, "shout": model.shout}
+    tf.saved_model.save(model, str(tmp_path / "m" / "7"), signatures=signatures)
+    x = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
+    expected = tf.saved_model.load(str(tmp_path / "m" / "7")).signatures["serving_default"](x=tf.constant(x))
+    with ServerProcess(tmp_path / "m", "--enable_batching", "--tensorflow_session_parallelism=1") as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            response = stub.Predict(predict_request(x=x), timeout=20)
+        np.testing.assert_allclose(
+            tf.make_ndarray(response.outputs["scores"]), expected["scores"].numpy(), rtol=1e-6
+        )
+        np.testing.assert_array_equal(tf.make_ndarray(response.outputs["top"]), expected["top"].numpy())
+        assert response.model_spec.version.value == 7
+        outputs = server.predict({"inputs": x.tolist()})["outputs"]
+        np.testing.assert_allclose(np.float32(outputs["scores"]), expected["scores"].numpy(), rtol=1e-6)
+        loud = server.predict({"signature_name": "shout", "instances": ["ab", "c"]})
+        assert loud == {"predictions": ["AB", "C"]}
+        assert server.stop() == 0
+    assert not [line for line in server.lines if "Traceback" in line]
+
+
+def test_the_status_can_be_asked_while_a_model_loads(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", base_ms=700)  # its warm-up run takes so long
+    with ServerProcess(tmp_path / "m", wait=False) as server:
+        states: list[str] = []
+
+        def asked() -> bool:
+            try:
+                states.append(server.rest.get("/v1/models/m").text)
+            except httpx.TransportError:
+                return False
+            return "AVAILABLE" in states[-1]
+
+        until(asked)
+        assert any("LOADING" in state for state in states)
+        server.wait_until_ready()
+        request = GetModelStatusRequest()
+        request.model_spec.name = "m"
+        from batchtune.wire.tfserving.messages import GetModelStatusResponse
+
+        status = call(server, "ModelService/GetModelStatus", request, GetModelStatusResponse)
+        assert [one.state for one in status.model_version_status] == [ModelVersionStatus.AVAILABLE]
+
+
+def test_a_signal_while_a_model_loads_ends_the_process(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", base_ms=30_000)
+    with ServerProcess(tmp_path / "m", wait=False) as server:
+        until(lambda: any("emulated device" in line for line in server.lines))
+        assert server.stop() == 0
+
+
+def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "m", wait=False) as server:
+        until(lambda: any("Could not find base path" in line for line in server.lines))
+        write_emulated(tmp_path / "staging")
+        (tmp_path / "staging").rename(tmp_path / "m")
+        server.wait_until_ready()
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("reader", ["gone", "full disk", "closed"])
+def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(
+    tmp_path: Path, reader: str
+) -> None:
+    write_emulated(tmp_path / "m")
+    grpc_port, rest_port = free_ports(2)
+    lines_end, write_end = os.pipe()
+    os.close(lines_end)
+    stderr = {"gone": write_end, "full disk": os.open("/dev/full", os.O_WRONLY), "closed": None}[reader]
+    command = [sys.executable, "-m", "batchtune.server", f"--model_base_path={tmp_path / 'm'}"]
+    command += ["--model_name=m", f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
+    if reader == "closed":
+        command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    process = subprocess.Popen(command, stderr=stderr)
+    url = f"http://127.0.0.1:{rest_port}/v1/models/m"
+
+    def versions() -> dict[str, str]:
+        try:
+            answer = httpx.get(url, trust_env=False).json()
+        except httpx.TransportError:
+            return {}
+        return {one["version"]: one["state"] for one in answer.get("model_version_status", ())}
+
+    try:
+        until(lambda: versions() == {"1": "AVAILABLE"})
+        write_emulated(tmp_path / "staging", version=2)
+        (tmp_path / "staging" / "2").rename(tmp_path / "m" / "2")
+        until(lambda: versions() == {"1": "END", "2": "AVAILABLE"})
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(write_end)
+
+
+def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "a", version=1)
+    write_emulated(tmp_path / "a", version=2)
+    write_emulated(tmp_path / "b", version=5)
+    config = tmp_path / "models.config"
+    listed = (
+        f'config {{ name: "a" base_path: "{tmp_path / "a"}" model_platform: "tensorflow" '
+        'model_version_policy { all {} } version_labels { key: "old" value: 1 } }'
+    )
+    config.write_text(f"model_config_list {{ {listed} }}")
+    with ServerProcess(
+        None, f"--model_config_file={config}", "--model_config_file_poll_wait_seconds=1"
+    ) as server:
+        body = {"instances": [[1, 2]]}
+        for path in (
+            "/v1/models/a:predict",
+            "/v1/models/a/versions/1:predict",
+            "/v1/models/a/labels/old:predict",
+        ):
+            assert server.predict(body, path=path) == {"predictions": [[3.0, 4.0]]}
+        assert "not found" in server.predict(body, path="/v1/models/b:predict")["error"]
+        request = ReloadConfigRequest()
+        request.config.model_config_list.config.add(name="b", base_path=str(tmp_path / "b"))
+        call(server, "ModelService/HandleReloadConfigRequest", request, ReloadConfigResponse)
+        assert server.predict(body, path="/v1/models/b:predict") == {"predictions": [[3.0, 4.0]]}
+        until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code in {200, 404})
+        # The file still lists a: its next reading brings it back.
+        until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code == 200)
+        assert server.stop() == 0
+
+
+def test_reloads_that_cannot_be_carried_out_hold_up_neither_good_ones_nor_the_end(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m")
+    with ServerProcess(tmp_path / "m") as server:
+
+        def reload_from(base_path: str, name: str = "m") -> str:
+            request = ReloadConfigRequest()
+            request.config.model_config_list.config.add(name=name, base_path=base_path)
+            try:
+                call(server, "ModelService/HandleReloadConfigRequest", request, ReloadConfigResponse)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        assert [reload_from("a\0b", name="n") for _ in range(3)] == ["UNKNOWN"] * 3
+        assert reload_from(str(tmp_path / "m")) == "OK"
+        assert server.stop() == 0
+
+
+def test_a_new_version_takes_over_while_requests_run(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", version=1, base_ms=1)
+    with ServerProcess(tmp_path / "m", "--enable_batching") as server:
+        stop = threading.Event()
+        failures: list[str] = []
+
+        def client() -> None:
+            with httpx.Client(base_url=server.rest.base_url, trust_env=False) as rest:
+                while not stop.is_set():
+                    answer = rest.post("/v1/models/m:predict", json={"instances": [[1, 2]]})
+                    if answer.status_code != 200:
+                        failures.append(answer.text)
+
+        clients = [threading.Thread(target=client) for _ in range(4)]
+        for one in clients:
+            one.start()
+        write_emulated(tmp_path / "staging", version=2)
+        (tmp_path / "staging" / "2").rename(tmp_path / "m" / "2")
+        until(lambda: any("version 1 is unloaded" in line for line in server.lines))
+        stop.set()
+        for one in clients:
+            one.join()
+        assert failures == []
+
+
+def test_sigterm_under_load_answers_what_was_sent(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", base_ms=20)
+    parameters = tmp_path / "batching.txt"
+    parameters.write_text("max_batch_size { value: 4 } num_batch_threads { value: 1 }")
+    flags = ("--enable_batching", f"--batching_parameters_file={parameters}")
+    with ServerProcess(tmp_path / "m", *flags) as server:
+        answered = asyncio.run(send_then_stop(server, requests=32))
+        assert answered == [0] * 32
+        assert server.stop(0) == 0
+
+
+async def send_then_stop(server: ServerProcess, *, requests: int) -> list[int]:
+    """Send at once, let the server be told to stop after the first answer; the status of every call."""
+    statuses: list[int] = []
+    ready, finished = asyncio.Event(), asyncio.Event()
+
+    def on_done(_tag: int, status: int, _message: bytes, _text: str) -> None:
+        if not statuses:
+            server._process.send_signal(signal.SIGTERM)
+        statuses.append(status)
+        if len(statuses) == requests:
+            finished.set()
+
+    def on_lost(_connection: object, tags: list[int], _reason: str) -> None:
+        statuses.extend([-1] * len(tags))
+        finished.set()
+
+    loop = asyncio.get_running_loop()
+    transport, connection = await loop.create_connection(
+        lambda: GrpcClientConnection(on_done, on_lost, lambda _connection: ready.set()),
+        "127.0.0.1",
+        server.grpc_port,
+    )
+    await ready.wait()
+    body = encode_predict_request("m", "serving_default", {"x": np.ones((1, 2), np.float32)})
+    prepared = prepare_call("/tensorflow.serving.PredictionService/Predict", "localhost", body)
+    for tag in range(requests):
+        connection.call(prepared, tag)
+    connection.flush()
+    await asyncio.wait_for(finished.wait(), 20)
+    transport.close()
+    return statuses
+
+
+def test_a_second_signal_ends_a_drain_at_once(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", base_ms=5_000)
+    body = b'{"instances": [[1, 2]]}'
+    head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with (
+        ServerProcess(tmp_path / "m", "--enable_model_warmup=false") as server,
+        socket.create_connection(("127.0.0.1", server.rest_port)) as client,
+    ):
+        client.sendall(head + body)
+        until(lambda: server.rest.get("/v1/models/m").status_code == 200)
+        server._process.send_signal(signal.SIGTERM)
+        until(lambda: not can_connect(server.rest_port))
+        assert server.stop() == 128 + signal.SIGTERM
+
+
+def can_connect(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (
+            ["--enable_bathing"],
+            2,
+            "error: unknown argument: --enable_bathing\nhint: did you mean --enable_batching?",
+        ),
+        (
+            ["--batching_parameters_file={bad}"],
+            2,
+            "error: server_options.batching_parameters_file is set without setting server_options.enable_batching",
+        ),
+        (
+            ["--enable_batching", "--batching_parameters_file={bad}"],
+            2,
+            "error: {bad}: Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
+        ),
+        (["--enable_batching", "--batching_parameters_file={none}"], 2, "No such file or directory"),
+        (["--model_base_path={none}", LOOK_ONCE], 1, "Could not find base path {none} for servable default"),
+        (
+            ["--model_base_path={empty}", LOOK_ONCE],
+            1,
+            "Did you forget to name your leaf directory as a number",
+        ),
+        (
+            ["--model_base_path={broken}"],
+            1,
+            "version: 1} due to error: INVALID_ARGUMENT: {broken}/1/emulated.yaml",
+        ),
+        (["--host=192.0.2.1"], 1, "error: cannot listen on 192.0.2.1:"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(tmp_path: Path, flags: list[str], code: int, said: str) -> None:
+    paths = {name: str(tmp_path / name) for name in ("bad", "none", "empty", "broken", "good")}
+    (tmp_path / "bad").write_text("max_batch_size { value: 8 } allowed_batch_sizes: 4")
+    (tmp_path / "empty").mkdir()
+    write_emulated(tmp_path / "broken", base_ms=-1)
+    write_emulated(tmp_path / "good")
+    given = [flag.format(**paths) for flag in flags]
+    ports = ServerProcess.free_ports()
+    finished = run_to_end(f"--model_base_path={paths['good']}", *ports, *given)
+    for name, path in paths.items():
+        said = said.replace(f"{{{name}}}", path)
+    assert finished.returncode == code
+    assert said in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert len([line for line in finished.stderr.splitlines() if line.startswith("error:")]) == 1
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path, emulated: ServerProcess) -> None:
+    base_path = write_emulated(tmp_path / "m")
+    finished = run_to_end(f"--model_base_path={base_path}", f"--port={emulated.grpc_port}")
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        f"error: cannot listen on 127.0.0.1:{emulated.grpc_port}: address already in use\n"
+        "hint: choose other ports with --port and --rest_api_port\n"
+    )

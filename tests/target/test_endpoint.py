@@ -1,0 +1,180 @@
+"""Readiness and signatures are read from the server's own words, and its failures are told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from batchtune.errors import TargetError, UsageError
+from batchtune.target.endpoint import Endpoint, read_signature, wait_until_ready
+from batchtune.target.external import external_signature
+from batchtune.target.tfserving import resolve_model
+from tests.server.server_process import free_ports
+
+pytestmark = pytest.mark.smoke
+
+# Shapes and spelling as in TensorFlow Serving's saved_model_half_plus_two_2_versions_metadata.json.
+METADATA = {
+    "model_spec": {"name": "m", "signature_name": "", "version": "1"},
+    "metadata": {
+        "signature_def": {
+            "signature_def": {
+                "serving_default": {
+                    "inputs": {
+                        "x": {
+                            "dtype": "DT_FLOAT",
+                            "tensor_shape": {
+                                "dim": [{"size": "-1", "name": ""}, {"size": "200", "name": ""}],
+                                "unknown_rank": False,
+                            },
+                            "name": "x:0",
+                        },
+                        "any": {
+                            "dtype": "DT_STRING",
+                            "tensor_shape": {"dim": [], "unknown_rank": True},
+                            "name": "any:0",
+                        },
+                    },
+                    "outputs": {},
+                    "method_name": "tensorflow/serving/predict",
+                    "defaults": {},
+                }
+            }
+        }
+    },
+}
+
+
+class Fake:
+    """A server that gives the same status and body to everybody, and counts."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, object]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, body = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = Endpoint(model_name="m", rest_port=self.server.server_address[1])
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    fake = Fake()
+    thread = threading.Thread(target=fake.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield fake
+    fake.server.shutdown()
+    thread.join()
+    fake.server.server_close()
+
+
+def version(state: str, error: str = "") -> dict[str, object]:
+    status = {"error_code": "UNKNOWN" if error else "OK", "error_message": error}
+    return {"model_version_status": [{"version": "1", "state": state, "status": status}]}
+
+
+def test_waiting_ends_when_a_version_is_available(fake: Fake) -> None:
+    fake.answers = [(404, {"error": "not yet"}), (200, version("LOADING")), (200, version("AVAILABLE"))]
+    wait_until_ready(fake.endpoint, limit_s=10)
+
+
+def test_a_model_that_failed_to_load_is_told_at_once(fake: Fake) -> None:
+    fake.answers = [(200, version("END", "no saved_model.pb"))]
+    with pytest.raises(TargetError, match=r"no saved_model\.pb"):
+        wait_until_ready(fake.endpoint, limit_s=10)
+
+
+def test_a_server_that_never_gets_ready_is_given_up_with_its_last_answer(fake: Fake) -> None:
+    fake.answers = [(503, b"starting")]
+    with pytest.raises(TargetError, match="503: starting"):
+        wait_until_ready(fake.endpoint, limit_s=0.1)
+
+
+def test_waiting_ends_when_the_process_is_dead(fake: Fake) -> None:
+    def dead() -> None:
+        raise TargetError("the server exited with 1")
+
+    fake.answers = [(200, version("LOADING"))]
+    with pytest.raises(TargetError, match="exited with 1"):
+        wait_until_ready(fake.endpoint, limit_s=10, still_alive=dead)
+
+
+def test_the_signature_is_read_from_the_metadata(fake: Fake) -> None:
+    fake.answers = [(200, METADATA)]
+    signature = read_signature(fake.endpoint, "serving_default")
+    assert [(one.name, one.dtype, one.shape) for one in signature.inputs] == [
+        ("any", "object", None),
+        ("x", "float32", (None, 200)),
+    ]
+
+
+def test_an_unknown_signature_lists_those_there_are(fake: Fake) -> None:
+    fake.answers = [(200, METADATA)]
+    with pytest.raises(TargetError, match="has no signature 'predict'; it has: serving_default"):
+        read_signature(fake.endpoint, "predict")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", {}, [], {"metadata": None}])
+def test_metadata_that_is_nonsense_is_a_clear_error(fake: Fake, body: object) -> None:
+    fake.answers = [(200, body)]
+    with pytest.raises(TargetError, match="HTTP 200 without a model's metadata"):
+        read_signature(fake.endpoint, "serving_default")
+
+
+def test_a_models_name_travels_as_a_path() -> None:
+    endpoint = Endpoint(model_name="mödel x", rest_port=1, model_version=2)
+    assert endpoint.model_path == "/v1/models/m%C3%B6del%20x/versions/2"
+    assert endpoint.kserve_path == "/v2/models/m%C3%B6del%20x/versions/2"
+
+
+def test_ipv6_hosts_are_bracketed() -> None:
+    assert Endpoint(model_name="m", host="::1", grpc_port=8500).grpc_authority == "[::1]:8500"
+
+
+def test_a_model_that_does_not_exist_suggests_a_close_one() -> None:
+    with pytest.raises(UsageError, match="imdb_transfomer") as raised:
+        resolve_model("imdb_transfomer")
+    assert "imdb_transformer" in raised.value.hint
+
+
+def test_a_model_without_a_version_directory_says_where_to_move_it(tmp_path) -> None:
+    (tmp_path / "saved_model.pb").touch()
+    with pytest.raises(UsageError) as raised:
+        resolve_model(str(tmp_path))
+    assert f"{tmp_path}/1/" in raised.value.hint
+
+
+def test_a_missing_model_directory_is_named() -> None:
+    with pytest.raises(UsageError, match="/no/such/model"):
+        resolve_model("/no/such/model")
+
+
+def test_where_nobody_answers_is_told_in_words_by_both_protocols() -> None:
+    rest_port, grpc_port = free_ports(2)
+    for endpoint in (
+        Endpoint(model_name="m", rest_port=rest_port),
+        Endpoint(model_name="m", grpc_port=grpc_port),
+    ):
+        with pytest.raises(TargetError, match=r"127\.0\.0\.1:\d+.*: no connection$"):
+            external_signature(endpoint, "serving_default")
+
+
+def test_a_port_that_speaks_no_grpc_is_told(fake: Fake) -> None:
+    endpoint = Endpoint(model_name="m", grpc_port=fake.endpoint.rest_port)
+    with pytest.raises(TargetError, match="speaks no gRPC"):
+        external_signature(endpoint, "serving_default")

@@ -1,0 +1,153 @@
+"""A launched server that dies or falls silent is told from one that works, and the next configuration gets a new one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import TargetError, UsageError
+from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.target.server_log import HEAD_BYTES, TAIL_BYTES, WRITTEN_BYTES_MAX, ServerLog
+from batchtune.target.tfserving import TfServingTarget, resolve_model
+from tests.server.server_process import write_emulated
+
+BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[TfServingTarget]:
+    model = write_emulated(tmp_path / "m", base_ms=1.0)
+    with TfServingTarget(TargetSpec(model=str(model))) as launched:
+        launched.apply(Configuration(batching=None))
+        yield launched
+
+
+def signalled(target: TfServingTarget, number: signal.Signals) -> int:
+    pid = target.pid
+    assert pid is not None
+    os.kill(pid, number)
+    return pid
+
+
+def test_a_server_that_was_killed_says_so_and_is_launched_again(target: TfServingTarget) -> None:
+    killed = signalled(target, signal.SIGKILL)
+    with pytest.raises(TargetError, match="the server was ended by signal 9"):
+        target.counters()
+    assert target.apply(BATCHED).how == "restart"
+    assert target.pid != killed
+    assert target.in_force == BATCHED
+    target.counters()
+
+
+def test_a_server_that_is_not_ready_in_time_says_what_it_said_last(tmp_path: Path) -> None:
+    model = write_emulated(tmp_path / "m")
+    (tmp_path / "sleeper.py").write_text(
+        "import time\nprint('loading weights', flush=True)\ntime.sleep(60)\n"
+    )
+    spec = TargetSpec(
+        model=str(model), command=[sys.executable, str(tmp_path / "sleeper.py")], ready_timeout="1s"
+    )
+    with TfServingTarget(spec) as target:
+        with pytest.raises(
+            TargetError, match="is not ready after 1 s: no connection; its last words"
+        ) as raised:
+            target.apply(Configuration(batching=None))
+        assert raised.value.message.endswith("  loading weights")
+        assert "target.ready_timeout" in raised.value.hint
+        assert not target.alive()
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_says_so_and_is_launched_again(target: TfServingTarget) -> None:
+    """Five seconds until the answer is missed, five more until the server is ended the hard way."""
+    stopped = signalled(target, signal.SIGSTOP)
+    with pytest.raises(TargetError, match="metrics: no answer in time"):
+        target.counters()
+    assert target.in_force is None
+    assert target.apply(BATCHED).how == "restart"
+    assert target.pid != stopped
+    target.counters()
+
+
+def test_a_model_that_cannot_load_ends_at_once_with_the_servers_reason(tmp_path: Path) -> None:
+    """A server in the place of tensorflow_model_server, which tries five times again, a minute apart, if not told."""
+    model = write_emulated(tmp_path / "m")
+    (tmp_path / "server.py").write_text(
+        "import sys, time\n"
+        "print('Read less bytes than requested', flush=True)\n"
+        "if '--max_num_load_retries=0' not in sys.argv: time.sleep(60)\n"
+        "sys.exit(1)\n"
+    )
+    spec = TargetSpec(model=str(model), command=[sys.executable, str(tmp_path / "server.py")])
+    with TfServingTarget(spec) as target:
+        with pytest.raises(TargetError, match="exited with 1; its last words:\n  Read less bytes") as raised:
+            target.apply(Configuration(batching=None))
+        assert "the model" in raised.value.hint
+
+
+def test_retries_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:
+    model = write_emulated(tmp_path / "m")
+    (tmp_path / "server.py").write_text("import sys\nprint(sys.argv, flush=True)\nsys.exit(1)\n")
+    command = [sys.executable, str(tmp_path / "server.py")]
+    spec = TargetSpec(model=str(model), command=command, flags={"max_num_load_retries": 3})
+    with TfServingTarget(spec) as target, pytest.raises(TargetError, match="--max_num_load_retries=3"):
+        target.apply(Configuration(batching=None))
+
+
+def test_the_servers_log_is_kept(target: TfServingTarget, tmp_path: Path) -> None:
+    kept = tmp_path / "server.log"
+    target.keep_log(kept)
+    assert "is available" in kept.read_text()
+    signalled(target, signal.SIGTERM)
+    target.close()
+    assert kept.read_text().count("is available") == 1
+
+
+def test_of_a_long_log_the_start_and_the_end_are_kept(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "scratch.log")
+    log.path.write_text("flags and devices\n")
+    log.keep_in(tmp_path / "server.log")
+    for round_ in range(4):
+        with log.path.open("a") as file:
+            file.write(f"a line for each request of round {round_}\n" * 2**17)
+        log.copy()
+    text = (tmp_path / "server.log").read_text()
+    assert len(text) < HEAD_BYTES + TAIL_BYTES + 100
+    assert text.startswith("flags and devices\n")
+    assert text.count("left out the middle") == 1
+    assert text.endswith("round 3\n")
+    assert log.path.stat().st_size < WRITTEN_BYTES_MAX
+
+
+def test_a_log_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "scratch.log")
+    log.path.write_text("words\n")
+    log.keep_in(tmp_path / "no such folder" / "server.log")
+    log.copy()
+    assert log.path.read_text() == "words\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("models/mnist/1", "give the directory above: {}/models/mnist"),
+        ("models", "did you mean {}/models/mnist?"),
+        ("models/mnist/1/model.onnx", "{}/models/mnist"),
+        ("empty", "saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml"),
+        ("bare", "move the model into {}/bare/1/"),
+    ],
+)
+def test_a_path_beside_the_models_own_says_what_to_give(tmp_path: Path, given: str, expected: str) -> None:
+    for folder in ("models/mnist/1", "bare"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.onnx").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError) as raised:
+        resolve_model(str(tmp_path / given))
+    assert expected.format(tmp_path) in raised.value.hint

@@ -1,0 +1,129 @@
+"""One trial at a time: early ends, servers that come to rest, failures told."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.tune.bench import Bench, Plan
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+
+pytestmark = pytest.mark.smoke
+
+NO_BATCHING = Configuration(batching=None)
+
+
+def run(scenario, plan, *, law=None):
+    clock = FakeClock()
+    target = FakeTarget(clock, law=law or Law())
+    fleet = FakeFleet(target)
+    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
+    return bench.run(plan), clock, fleet
+
+
+def plan_for(configuration, **changes) -> Plan:
+    return Plan(
+        **{
+            "number": 1,
+            "configuration": configuration,
+            "source": "sampler",
+            "reason": "",
+            "seed": 1,
+            **changes,
+        }
+    )
+
+
+def open_loop(rate, **changes):
+    load = {"arrivals": "poisson", "rate": rate, "warm_up": "500ms", "duration": "4s"}
+    return scenario_of(load=load, objective="latency", slo={"p95": "10ms"}, **changes)
+
+
+def test_a_rate_far_beyond_what_the_server_can_do_is_given_up_early():
+    found, clock, _ = run(open_loop(3000), plan_for(NO_BATCHING))
+    assert found.samples.stopped_early
+    assert clock() < 1000.0 + 4.5
+    assert not found.trial.feasible
+    assert found.trial.constraints["p95"] == 10.0
+
+
+def test_a_rate_that_the_server_can_do_is_measured_to_its_end():
+    found, _, _ = run(open_loop(300), plan_for(NO_BATCHING))
+    assert not found.samples.stopped_early
+    assert found.trial.feasible
+    assert found.trial.rate_rps == pytest.approx(300, rel=0.01)
+    assert found.trial.objective == found.trial.measurement.latency_s["p95"]
+
+
+def test_a_probe_is_short_and_has_its_own_clients():
+    found, _, fleet = run(scenario_of(), plan_for(NO_BATCHING, source="probe", concurrency=1, duration_s=1.0))
+    assert found.trial.concurrency == 1
+    assert fleet.jobs[0].arrivals.duration_s == pytest.approx(1.1)
+    assert found.trial.measurement.latency_s["p50"].value == pytest.approx(0.0013, rel=0.01)
+
+
+def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
+    found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0))
+    assert found.trial.state == "failed"
+    assert "no request was answered: 16 × UNFINISHED" in found.trial.failure
+
+
+def test_a_capacity_search_that_overwhelms_the_server_is_an_answer_not_a_failure():
+    load = {"arrivals": "poisson", "warm_up": "100ms", "duration": "1s"}
+    scenario = scenario_of(load=load, objective="capacity", slo={"p95": "10ms"})
+    found, _, _ = run(scenario, plan_for(NO_BATCHING, hint_rps=100.0), law=Law(fixed_s=60.0))
+    assert found.trial.state == "complete"
+    assert found.trial.objective is None
+    assert not found.trial.feasible
+    assert found.trial.probes
+
+
+def test_requests_are_encoded_once_for_all_trials():
+    scenario = scenario_of()
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    fleet = FakeFleet(target)
+    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock)
+    for size in (1, 8):
+        bench.run(plan_for(Configuration(batching=BatchingParameters(max_batch_size=size))))
+    assert fleet.jobs[0].requests is fleet.jobs[1].requests
+
+
+def test_a_fixed_number_of_requests_counts_from_the_start_to_the_last_answer():
+    load = {
+        "arrivals": "closed",
+        "concurrency": 1,
+        "requests": 100,
+        "warm_up": "200ms",
+        "duration": "10s",
+    }
+    found, _, fleet = run(scenario_of(load=load), plan_for(NO_BATCHING))
+    warm_up, counted = (job.arrivals for job in fleet.jobs)
+    assert (warm_up.duration_s, warm_up.requests_max) == (0.2, None)
+    assert (counted.duration_s, counted.requests_max) == (10.0, 100)
+    assert found.trial.measurement.requests == 100
+    assert found.trial.measurement.window_s == pytest.approx(100 * 0.0013, rel=0.01)
+    assert found.trial.measurement.throughput_rps.value == pytest.approx(1 / 0.0013, rel=0.01)
+    assert "requests_cut" not in {one.code for one in found.trial.measurement.caveats}
+
+
+def test_a_number_of_requests_that_the_duration_cuts_is_told():
+    load = {"arrivals": "closed", "concurrency": 1, "requests": 1000, "warm_up": "0s", "duration": "100ms"}
+    found, _, _ = run(scenario_of(load=load), plan_for(NO_BATCHING))
+    measured = found.trial.measurement
+    cut = next(one for one in measured.caveats if one.code == "requests_cut")
+    assert cut.text == f"{measured.requests} of 1000 requests were sent when load.duration ended the run"
+
+
+def test_an_answer_after_the_measured_time_is_overload_and_no_failure():
+    load = {"arrivals": "closed", "concurrency": 16, "warm_up": "100ms", "duration": "1s"}
+    found, _, _ = run(
+        scenario_of(load=load), plan_for(NO_BATCHING), law=Law(fixed_s=1.5, unbatched_threads=16)
+    )
+    assert found.trial.state == "complete"
+
+
+def test_a_run_that_waits_only_as_long_as_the_slo_cares_calls_silence_overload():
+    found, _, _ = run(open_loop(10), plan_for(NO_BATCHING), law=Law(fixed_s=30.0))
+    assert found.trial.state == "complete"
+    assert not found.trial.feasible

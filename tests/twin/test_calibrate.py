@@ -1,0 +1,370 @@
+"""A twin fitted to a server whose parameters are known finds them, says how sure it is, and when it is no good."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.errors import TwinError
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.slo import Limit
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
+from batchtune.twin.calibration.cross_validation import rank_correlation
+from batchtune.twin.calibration.least_squares import draws_around, laws_to_try
+from batchtune.twin.calibration.targets import seen_of
+from batchtune.twin.model.reading import crowding
+from batchtune.twin.model.service_time import fit_service_time
+from batchtune.twin.model.traffic import Traffic
+from batchtune.twin.model.twin import FitError, Twin, trust_of
+from batchtune.twin.simulator.replica import Device
+from tests.twin.twin_fakes import batcher_of, device_of, observed
+
+P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
+POISSON = Traffic(rate_rps=1.0)
+UNTESTED = FitError(
+    p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
+)
+
+
+def probes(device: Device, *, tells: bool = True, noise: float = 0.02, seed: int = 3) -> list[Observation]:
+    """Eight short probes, as a sweep makes them, of a server that runs up to two batches at once."""
+    rng = np.random.default_rng(seed)
+
+    def probe(size: int, threads: int, traffic: Traffic, *, timeout_ms: float = 0.0) -> Observation:
+        batcher = batcher_of(size, timeout_ms, threads)
+        return observed(batcher, traffic, device, noise=noise, tells=tells, rng=rng, requests=4000)
+
+    return [
+        probe(1, 1, Traffic(clients=1)),
+        probe(4, 1, Traffic(clients=8)),
+        probe(16, 1, Traffic(clients=32)),
+        probe(64, 1, Traffic(clients=128)),
+        probe(64, 2, Traffic(clients=128)),
+        probe(16, 2, Traffic(clients=48)),
+        probe(32, 2, Traffic(clients=24), timeout_ms=2.0),
+        probe(32, 2, Traffic(rate_rps=1500.0), timeout_ms=2.0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def serial_twin() -> Twin:
+    return calibrate(probes(device_of(serial=True)))
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["with counters", "without counters"])
+@pytest.mark.parametrize(
+    "device",
+    [device_of(serial=True), device_of(contention=0.3), device_of(0.0009, 0.0004, contention=0.6)],
+    ids=["serial", "overlapping", "like a CPU"],
+)
+def test_service_time_is_recovered(device: Device, tells: bool) -> None:
+    twin = calibrate(probes(device, tells=tells), test=False)
+    found = twin.best_fit.device(64).tau_s
+    for rows in (4, 16, 64):
+        assert found[rows] == pytest.approx(device.tau_s[rows], rel=0.08)
+
+
+def test_contention_is_recovered() -> None:
+    found = calibrate(probes(device_of(contention=0.3)), test=False).best_fit
+    assert not found.serial
+    assert found.contention == pytest.approx(0.3, abs=0.15)
+
+
+def test_laws_that_fit_about_as_well_share_the_draws() -> None:
+    seen = [seen_of(one.batcher, one.traffic or POISSON, one.measurement) for one in probes(device_of())]
+    fitted = laws_to_try(seen)
+    equal = [fitted[0], replace(fitted[1], misfit=fitted[0].misfit)]
+    for solutions, least, most in ((equal, 3, 5), (fitted, 0, 0)):
+        drawn = draws_around(solutions, UNTESTED, count=8, rng=np.random.default_rng(1))
+        other = sum(one.serial == solutions[1].law.serial for one in drawn.fits)
+        assert least <= other <= most
+
+
+def test_a_closed_loop_is_read_by_its_latency_not_by_how_many_batches_ended_in_time() -> None:
+    observation = probes(device_of())[3]
+    counted = observation.measurement.throughput_rps
+    more = Estimate(value=1.07 * counted.value, low=counted.low, high=1.1 * counted.high)
+    lucky = replace(observation, measurement=replace(observation.measurement, throughput_rps=more))
+    ours, theirs = (
+        seen_of(one.batcher, one.traffic or POISSON, one.measurement).targets["throughput"]
+        for one in (observation, lucky)
+    )
+    assert ours == theirs
+    assert ours == pytest.approx(math.log(counted.value), abs=0.02)
+
+
+def test_a_serial_device_is_told_from_one_that_overlaps(serial_twin: Twin) -> None:
+    assert serial_twin.best_fit.serial or serial_twin.best_fit.contention == pytest.approx(1.0, abs=0.1)
+
+
+def test_configurations_that_were_not_measured_are_predicted(serial_twin: Twin) -> None:
+    device = device_of(serial=True)
+    rng = np.random.default_rng(5)
+    off_p95, off_throughput = [], []
+    for number in range(12):
+        batcher = batcher_of(
+            int(rng.choice([2, 8, 32, 48])), float(rng.choice([0.0, 1.0, 5.0])), int(rng.integers(1, 3))
+        )
+        rate_rps = float(rng.uniform(0.3, 0.8)) * serial_twin.saturation_rps(batcher, POISSON)
+        traffic = Traffic(clients=int(rng.choice([4, 16, 64]))) if number % 2 else Traffic(rate_rps=rate_rps)
+        measured = observed(batcher, traffic, device).measurement
+        expected = serial_twin.predict(batcher, traffic)
+        off_p95.append(abs(math.log(expected.latency("p95").value / measured.latency_s["p95"].value)))
+        off_throughput.append(abs(math.log(expected.throughput.value / measured.throughput_rps.value)))
+    assert np.median(off_p95) <= 0.08
+    assert np.quantile(off_p95, 0.9) <= 0.2
+    assert np.median(off_throughput) <= 0.05
+
+
+def test_what_single_requests_cost_the_execution_is_found() -> None:
+    device = device_of(0.0009, 0.0004)
+    crowded = replace(device, tau_s=device.tau_s * (1.0 + 1e-4 * 1500.0))
+    observations = [*probes(device)[:-1], probes(crowded)[-1]]
+    found = calibrate(observations, test=False).best_fit
+    assert crowding(found.crowding_s, 1500.0) == pytest.approx(1.15, abs=0.06)
+
+
+def test_a_faithful_twin_leads(serial_twin: Twin) -> None:
+    assert serial_twin.error.left_out >= 6
+    assert serial_twin.trust == "leads"
+    assert "leads the search" in serial_twin.explain()
+
+
+def test_without_the_only_one_that_shows_the_largest_batches_the_rest_is_not_put_to_the_test() -> None:
+    device = device_of(serial=True)
+    largest, others = probes(device)[3], [one for one in probes(device) if one.batcher.max_batch_size != 64]
+    alone = calibrate([*others, largest])
+    assert alone.error.left_out < len(others) + 1
+    again = replace(largest, batcher=batcher_of(64, 0.5, 1))
+    assert calibrate([*others, largest, again]).error.left_out >= alone.error.left_out + 2
+
+
+def test_a_run_at_saturation_is_no_test_of_the_latency() -> None:
+    device = device_of(serial=True)
+    usual = probes(device)
+    saturation_rps = calibrate(usual, test=False).saturation_rps(batcher_of(16, 0.0, 1), POISSON)
+    crowded = observed(batcher_of(16, 0.0, 1), Traffic(rate_rps=0.98 * saturation_rps), device)
+    crowded = replace(crowded, measurement=slower(crowded.measurement, 20.0))
+    assert calibrate([*usual, crowded]).error.mape < 0.3
+
+
+def slower(measured: Measurement, factor: float) -> Measurement:
+    latency_s = {
+        name: Estimate(value=one.value * factor, low=one.low * factor, high=one.high * factor)
+        for name, one in measured.latency_s.items()
+    }
+    return replace(measured, latency_s=latency_s)
+
+
+def test_measurements_that_no_server_explains_switch_the_twin_off() -> None:
+    observations = probes(device_of(serial=True))
+    rng = np.random.default_rng(2)
+    spoilt = [
+        observed(
+            one.batcher, one.traffic or POISSON, device_of(0.002 * float(factor), 0.00005 * float(factor))
+        )
+        for one, factor in zip(observations, np.exp(rng.normal(0.0, 1.2, len(observations))), strict=True)
+    ]
+    twin = calibrate(spoilt)
+    assert twin.trust == "off"
+    assert "switched off" in twin.explain()
+
+
+@pytest.mark.parametrize(
+    ("mape", "spearman", "left_out", "trust"),
+    [
+        (0.15, 0.7, 8, "leads"),
+        (0.151, 0.9, 8, "shares"),
+        (0.05, 0.69, 8, "shares"),
+        (0.30, 0.0, 8, "shares"),
+        (0.301, 1.0, 8, "off"),
+        (math.nan, math.nan, 0, "shares"),
+    ],
+)
+def test_the_trust_gate_has_these_edges(mape: float, spearman: float, left_out: int, trust: str) -> None:
+    error = FitError(p95_ratio=0.1, throughput_ratio=0.1, mape=mape, spearman=spearman, left_out=left_out)
+    assert trust_of(error) == trust
+
+
+def test_a_twin_survives_json(serial_twin: Twin) -> None:
+    again = Twin.from_dict(json.loads(json.dumps(serial_twin.to_dict(), allow_nan=False)))
+    assert again == serial_twin
+    untested = calibrate(probes(device_of())[:3])
+    assert untested.error.left_out == 0
+    assert json.dumps(untested.to_dict(), allow_nan=False)
+
+
+def test_another_schema_is_refused(serial_twin: Twin) -> None:
+    with pytest.raises(ValueError, match="schema_version"):
+        Twin.from_dict({**serial_twin.to_dict(), "schema_version": 99})
+
+
+def test_the_same_seed_gives_the_same_twin() -> None:
+    observations = probes(device_of())[:4]
+    assert calibrate(observations, seed=4) == calibrate(observations, seed=4)
+    assert calibrate(observations, seed=4) != calibrate(observations, seed=5)
+
+
+def test_repeats_make_surer_but_never_surer_than_runs_differ() -> None:
+    once = probes(device_of(serial=True), noise=0.0)
+    few = calibrate(once, test=False)
+    many = calibrate(once * 4, test=False)
+    assert many.observations == 4 * few.observations
+    spread = [np.std(np.log([fit.device(64).tau_s[16] for fit in twin.fits])) for twin in (few, many)]
+    assert spread[1] <= 1.2 * spread[0]
+    assert spread[1] >= 0.02
+
+
+def test_measurements_that_say_nothing_are_refused_with_a_hint() -> None:
+    one = probes(device_of())[0]
+    failing = replace(one, measurement=replace(one.measurement, error_ratio=0.5))
+    assert usable(one)
+    assert not usable(failing)
+    with pytest.raises(TwinError, match="no measurement of 2") as failure:
+        calibrate([failing, failing])
+    assert "why the requests failed" in failure.value.hint
+
+
+def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
+    inside = serial_twin.predict(batcher_of(32, 1.0), Traffic(clients=32))
+    assert not inside.extrapolated
+    wide = serial_twin.predict(batcher_of(256), Traffic(clients=512))
+    assert any("rows" in reason for reason in wide.extrapolations)
+    threads = serial_twin.predict(batcher_of(32, 0.0, 8), Traffic(clients=256))
+    assert any("batch threads" in reason for reason in threads.extrapolations)
+    saturation = serial_twin.saturation_rps(batcher_of(32), POISSON)
+    near = serial_twin.predict(batcher_of(32), Traffic(rate_rps=0.95 * saturation))
+    assert any("above 90 %" in reason for reason in near.extrapolations)
+
+
+def test_capacity_is_where_the_limit_is_met(serial_twin: Twin) -> None:
+    batcher = batcher_of(32)
+    found = serial_twin.capacity(batcher, POISSON, (replace(P95, seconds=0.008),), 0.01)
+    assert found.shape == (len(serial_twin.fits),)
+    middle = float(np.median(found))
+    at = serial_twin.predict(batcher, Traffic(rate_rps=middle)).latency("p95").value
+    assert at == pytest.approx(0.008, rel=0.15)
+    tighter = serial_twin.capacity(batcher, POISSON, (replace(P95, seconds=0.005),), 0.01)
+    assert np.median(tighter) < middle
+
+
+def test_no_rate_keeps_a_limit_below_one_execution(serial_twin: Twin) -> None:
+    assert not serial_twin.capacity(batcher_of(32), POISSON, (replace(P95, seconds=0.001),), 0.01).any()
+
+
+@pytest.mark.parametrize(("threads", "rows"), [(1, 4.0), (2, 8 / 3)])
+def test_few_clients_go_round_in_parts_of_a_batch_though_threads_get_up_slowly(
+    threads: int, rows: float, serial_twin: Twin
+) -> None:
+    """Measured with the emulated parallel device: 8 clients, batches of up to 24 and 64 rows without a timeout."""
+    slow = replace(serial_twin.best_fit, serial=False, contention=0.0, wake_s=4e-4)
+    twin = replace(serial_twin, best_fit=slow)
+    found = twin.predict(batcher_of(24, 0.0, threads), Traffic(clients=8), only_best=True)
+    assert found.mean_batch_rows[0] == pytest.approx(rows, rel=0.03)
+
+
+def test_think_time_slows_a_closed_loop_and_is_no_latency(serial_twin: Twin) -> None:
+    batcher = batcher_of(1)
+    thinking = serial_twin.predict(batcher, Traffic(clients=1, think_s=0.1))
+    eager = serial_twin.predict(batcher, Traffic(clients=1))
+    assert thinking.latency("p50").value == pytest.approx(eager.latency("p50").value, rel=0.05)
+    assert thinking.throughput.value == pytest.approx(1 / (0.1 + eager.latency("p50").value), rel=0.05)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 512).map(float), st.floats(1e-5, 1.0), st.integers(1, 1000).map(float)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_service_time_never_falls_with_the_rows(timed: list[tuple[float, float, float]]) -> None:
+    found = fit_service_time(timed)
+    assert np.all(np.diff(found.seconds) >= 0.0)
+    tau = found.tau_s(2 * found.rows_max + 8)
+    assert np.all(tau[1:] > 0.0)
+    assert np.all(np.diff(tau[1:]) >= -1e-12)
+
+
+def test_beyond_the_last_size_time_goes_on_in_a_line() -> None:
+    found = fit_service_time([(rows, 0.002 + 0.0001 * rows, 100.0) for rows in (1.0, 4.0, 16.0, 64.0)])
+    assert found.rows_max == 64
+    assert found.tau_s(256)[256] == pytest.approx(0.002 + 0.0001 * 256, rel=0.01)
+
+
+SPEEDS = {
+    "50 us": (5e-5, 2e-6),
+    "2 ms": (2e-3, 5e-5),
+    "40 ms": (0.04, 1e-3),
+    "400 ms": (0.4, 0.01),
+    "250 ms a row": (0.02, 0.25),
+}
+
+
+@pytest.mark.parametrize("rounds", [4, 200])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_devices_of_any_speed_calibrate_a_twin_from_few_batches(speed: str, rounds: int) -> None:
+    """Each client is answered `rounds` times: 4 batches of a slow model, as many as its budget allows."""
+    base_s, row_s = SPEEDS[speed]
+    overheads = {"front_end_s": min(2e-5, 0.01 * base_s), "delay_s": min(2e-4, 0.4 * base_s)}
+    device = device_of(base_s, row_s, serial=True, **overheads)
+    rng = np.random.default_rng(3)
+
+    def probe(size: int, threads: int, clients: int, *, waits: float = 0.0) -> Observation:
+        batcher = batcher_of(size, waits * float(device.tau_s[1]) * 1e3, threads)
+        traffic = Traffic(clients=clients)
+        return observed(batcher, traffic, device, noise=0.02, rng=rng, requests=clients * rounds)
+
+    probed = [(1, 1, 1), (4, 1, 8), (16, 1, 32), (64, 1, 128), (64, 2, 128), (16, 2, 48)]
+    observations = [*(probe(*one) for one in probed), probe(32, 2, 24, waits=1.0)]
+    twin = calibrate(observations)
+    assert twin.observations == len(observations)
+    assert twin.trust != "off"
+    found = twin.best_fit.device(64).tau_s
+    for rows in (1, 4, 16, 64):
+        assert found[rows] == pytest.approx(device.tau_s[rows], rel=0.1)
+    for size, threads, clients in ((8, 1, 16), (32, 2, 64), (2, 1, 4)):
+        batcher, traffic = batcher_of(size, 0.0, threads), Traffic(clients=clients)
+        measured = observed(batcher, traffic, device).measurement.throughput_rps.value
+        assert twin.predict(batcher, traffic).throughput.value == pytest.approx(measured, rel=0.1)
+
+
+def test_what_is_too_short_says_what_it_needs() -> None:
+    """64 clients of a model that takes 2.5 s: 4 answers within a second are no round of theirs."""
+    lone = observed(batcher_of(16), Traffic(clients=32), device_of(2.5), requests=128)
+    short = replace(lone, measurement=replace(lone.measurement, requests=4))
+    with pytest.raises(TwinError) as caught:
+        calibrate([short, short])
+    assert "2 ended before every client was answered once" in caught.value.message
+    assert "give a load.duration of " in caught.value.hint
+    failing = replace(lone, measurement=replace(lone.measurement, error_ratio=0.2))
+    with pytest.raises(TwinError, match=r"1 had errors in more than 1 % of the requests") as caught:
+        calibrate([failing])
+    assert "request.timeout" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 2.0, 3.0], 1.0),
+        ([1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], 0.9487),
+        ([5.0, 5.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], 0.0),
+        ([4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0], -1.0),
+    ],
+)
+def test_ties_share_their_rank_wherever_they_stand(
+    ours: list[float], theirs: list[float], expected: float
+) -> None:
+    """By scipy.stats.spearmanr; a fit that predicts the same for all orders nothing."""
+    for order in permutations(range(4)):
+        pairs = [(ours[at], theirs[at]) for at in order]
+        assert rank_correlation(pairs) == pytest.approx(expected, abs=1e-3)

@@ -1,0 +1,96 @@
+"""The highest rate within a limit is that of a server that runs for long, by each reading alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from batchtune.measure.slo import Limit
+from batchtune.twin.model.capacity import highest_rates
+from batchtune.twin.model.play import play
+from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.service_time import linear_service_time
+from batchtune.twin.model.traffic import Traffic
+from tests.twin.twin_fakes import batcher_of
+
+P95 = Limit(name="p95", quantile=0.95, seconds=0.06)
+POISSON = Traffic(rate_rps=1.0)
+
+
+def reading_of(fixed_s: float = 0.008, per_row_s: float = 0.0006, *, serial: bool = True) -> Fitted:
+    return Fitted(
+        service_time=linear_service_time(fixed_s, per_row_s, [1, 2, 4, 8, 16, 32, 64]),
+        contention=0.0,
+        serial=serial,
+        jitter_ratio=1e-4,
+        delay_s=0.0,
+        front_end_s=0.0,
+        wake_s=0.0,
+    )
+
+
+def true_capacity(reading: Fitted, size: int, threads: int) -> float:
+    """Halving, with runs of many batches."""
+    batcher = batcher_of(size, threads=threads)
+    low, high = 0.0, reading.saturation_rps(batcher, POISSON)
+    while high - low > 0.004 * high:
+        rate = 0.5 * (low + high)
+        played = play(batcher, POISSON.at(rate), [reading.device(64)], quantiles=(0.95,), requests=40_000)
+        low, high = (rate, high) if played.latency_s[0, 0] <= P95.seconds else (low, rate)
+    return low
+
+
+@pytest.mark.parametrize("serial", [True, False], ids=["serial", "parallel"])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+def test_small_and_large_batches_are_judged_alike(size: int, threads: int, serial: bool) -> None:
+    reading = reading_of(serial=serial)
+    found = highest_rates(
+        batcher_of(size, threads=threads), POISSON, [reading] * 3, limits=(P95,), error_ratio=0.01
+    )
+    truth = true_capacity(reading, size, threads)
+    assert found[0] == pytest.approx(truth, rel=0.04)
+    assert found[1:] == pytest.approx(np.full(2, truth), rel=0.04)
+
+
+def test_no_rate_above_saturation_is_kept() -> None:
+    reading, batcher = reading_of(), batcher_of(16)
+    loose = Limit(name="p95", quantile=0.95, seconds=30.0)
+    found = highest_rates(batcher, POISSON, [reading, reading], limits=(loose,), error_ratio=0.01)
+    assert np.all(found <= reading.saturation_rps(batcher, POISSON))
+
+
+def test_each_reading_is_asked_even_where_the_first_keeps_the_limit_at_no_rate() -> None:
+    slow, quick, usual = reading_of(0.08), reading_of(0.004), reading_of()
+    batcher = batcher_of(16)
+    found = highest_rates(batcher, POISSON, [slow, quick, usual], limits=(P95,), error_ratio=0.01)
+    assert found[0] == 0.0
+    assert found[1] == pytest.approx(true_capacity(quick, 16, 1), rel=0.04)
+    turned = highest_rates(batcher, POISSON, [usual, quick, slow], limits=(P95,), error_ratio=0.01)
+    assert turned[1] == pytest.approx(found[1], rel=0.02)
+    assert turned[2] == 0.0
+
+
+def test_the_highest_rate_keeps_every_limit_and_is_that_of_the_tightest() -> None:
+    """A loose limit beside a tight one changes nothing; together they are kept where the first is missed."""
+    reading, batcher = reading_of(), batcher_of(16)
+    p50 = Limit(name="p50", quantile=0.5, seconds=0.02)
+    alone = [
+        highest_rates(batcher, POISSON, [reading], limits=(limit,), error_ratio=0.01)[0]
+        for limit in (p50, P95)
+    ]
+    both = highest_rates(batcher, POISSON, [reading], limits=(p50, P95), error_ratio=0.01)[0]
+    assert alone[0] < 0.95 * alone[1]
+    assert both == pytest.approx(min(alone), rel=0.02)
+
+
+def test_the_share_of_errors_is_a_limit_like_the_others() -> None:
+    """A queue of one batch refuses long before p95 is missed; who allows no refusals gets a lower rate."""
+    reading, batcher = reading_of(), replace(batcher_of(16), max_enqueued_batches=1)
+    lax, strict = (
+        highest_rates(batcher, POISSON, [reading], limits=(P95,), error_ratio=ratio)[0]
+        for ratio in (0.04, 0.0)
+    )
+    assert strict < 0.9 * lax

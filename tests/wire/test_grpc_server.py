@@ -1,0 +1,733 @@
+"""Our gRPC server connection against hyper-h2 by script and frames by hand, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+import h2.events
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.wire.grpc.request_head import known_heads
+from batchtune.wire.grpc.server_call import GrpcStream
+from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.http2.frames import PREFACE
+from batchtune.wire.http2.header_blocks import encode_block
+from batchtune.wire.status import StatusError
+from tests.wire.wire_peers import (
+    REQUEST_HEADERS,
+    H2Client,
+    ServerUnderTest,
+    frames_of,
+    grpc_message,
+    raw_frame,
+)
+
+DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+BLOCK = encode_block(REQUEST_HEADERS)
+OPENING = PREFACE + raw_frame(SETTINGS, 0, 0)
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def opened(**options: Any) -> ServerUnderTest:
+    """A server whose client is written by hand in the test."""
+    server = ServerUnderTest(**options)
+    server.connection.data_received(OPENING)
+    server.transport.take()
+    return server
+
+
+def request_frames(stream_id: int, payload: bytes = b"ping") -> bytes:
+    return raw_frame(HEADERS, 4, stream_id, BLOCK) + raw_frame(DATA, 1, stream_id, grpc_message(payload))
+
+
+def goaway_of(server: ServerUnderTest) -> tuple[int, bytes]:
+    kind, _, _, payload = frames_of(server.transport.take())[-1]
+    assert kind == GOAWAY
+    return struct.unpack_from(">I", payload, 4)[0], payload[8:]
+
+
+@in_loop
+async def test_a_call_is_dispatched_with_what_the_client_said() -> None:
+    server = ServerUnderTest()
+    client = H2Client(server)
+    before_ns = time.monotonic_ns()
+    stream_id = client.request(
+        b"hello", extra=[("grpc-timeout", "10S"), ("key", "value"), ("raw-bin", "AP8")]
+    )
+    await client.exchange()
+    (call,) = server.calls
+    assert (call.path, call.message, call.cancelled) == ("/p.S/M", b"hello", False)
+    assert call.metadata == (("key", "value"), ("raw-bin", "AP8"))
+    assert call.deadline_ns is not None
+    assert 0 <= call.deadline_ns - before_ns - 10 * 10**9 < 10**9
+    call.reply(b"world")
+    call.reply(b"ignored")
+    call.fail("INTERNAL", "ignored")
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"world")
+    assert client.status(stream_id) == {
+        ":status": "200",
+        "content-type": "application/grpc",
+        "grpc-status": "0",
+    }
+    assert client.of(h2.events.StreamEnded)
+
+
+@in_loop
+async def test_a_call_without_timeout_has_no_deadline() -> None:
+    server = opened()
+    server.connection.data_received(request_frames(1))
+    assert server.calls[0].deadline_ns is None
+
+
+@in_loop
+async def test_a_failure_is_trailers_only_and_percent_encoded() -> None:
+    server = ServerUnderTest()
+    client = H2Client(server)
+    first, second = client.request(), client.request()
+    await client.exchange()
+    server.calls[0].fail("UNAVAILABLE", "voll: 100 % ü\n")
+    server.calls[1].fail("NOT_FOUND", "x" * 30_000)
+    await client.exchange()
+    assert client.status(first)["grpc-status"] == "14"
+    assert client.status(first)["grpc-message"] == "voll: 100 %25 %C3%BC%0A"
+    assert client.status(second)["grpc-message"] == "x" * 30_000
+    assert not client.of(h2.events.DataReceived)
+
+
+@in_loop
+async def test_a_status_error_raised_by_dispatch_is_the_answer() -> None:
+    def refuse(_: Any) -> None:
+        raise StatusError("RESOURCE_EXHAUSTED", "no")
+
+    server = ServerUnderTest()
+    server.connection._dispatch = refuse
+    client = H2Client(server)
+    stream_id, pieces = client.request(), client.request(end_stream=False)
+    client.h2.send_data(pieces, b"", end_stream=True)
+    await client.exchange()
+    assert client.status(stream_id)["grpc-status"] == client.status(pieces)["grpc-status"] == "8"
+
+
+@in_loop
+async def test_answers_of_one_turn_leave_in_one_write() -> None:
+    server = opened()
+    server.connection.data_received(b"".join(request_frames(i) for i in (1, 3, 5, 7)))
+    server.transport.writes = 0
+    for call in reversed(server.calls):
+        call.reply(b"pong")
+    await asyncio.sleep(0)
+    assert server.transport.writes == 1
+    echo = opened(echo=True)
+    echo.transport.writes = 0
+    echo.connection.data_received(b"".join(request_frames(i) for i in (1, 3, 5, 7)))
+    await asyncio.sleep(0)
+    assert echo.transport.writes == 1
+
+
+@in_loop
+async def test_header_blocks_with_a_dynamic_table_are_read_until_the_client_empties_it() -> None:
+    server = ServerUnderTest(echo=True)
+    client = H2Client(server)
+    client.server.connection.data_received(client.h2.data_to_send())  # do not show it our SETTINGS yet
+    ids = [client.request(b"%d" % i, extra=[("key", f"value {i % 2}")]) for i in range(4)]
+    server.connection.data_received(client.h2.data_to_send())
+    await client.exchange()
+    ids += [client.request(b"%d" % i, extra=[("key", f"value {i % 2}")]) for i in range(4, 8)]
+    await client.exchange()
+    assert [client.data(i) for i in ids] == [grpc_message(b"%d" % i) for i in range(8)]
+    assert [call.metadata for call in server.calls] == [(("key", f"value {i % 2}"),) for i in range(8)]
+    assert server.connection._pure
+
+
+@in_loop
+async def test_a_message_in_pieces_and_padding_is_put_together() -> None:
+    server = ServerUnderTest(echo=True)
+    client = H2Client(server)
+    body = grpc_message(bytes(range(256)) * 40)
+    stream_id = client.request(raw=b"", end_stream=False)
+    for at in range(0, len(body), 1_001):
+        client.h2.send_data(stream_id, body[at : at + 1_001], pad_length=7)
+    client.h2.send_data(stream_id, b"", end_stream=True)
+    await client.exchange()
+    assert client.data(stream_id) == body
+
+
+@in_loop
+async def test_trailers_of_the_client_end_its_request() -> None:
+    server = ServerUnderTest(echo=True)
+    client = H2Client(server)
+    stream_id = client.request(end_stream=False)
+    client.h2.send_headers(stream_id, [("x", "y")], end_stream=True)
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"ping")
+
+
+@in_loop
+async def test_headers_in_continuations_with_padding_and_priority_are_read() -> None:
+    server = opened(echo=True)
+    padded = b"\x02" + b"\0\0\0\0\x10" + BLOCK[:5] + b"\0\0"
+    server.connection.data_received(
+        raw_frame(HEADERS, 0x28, 1, padded) + raw_frame(CONTINUATION, 0, 1, BLOCK[5:20])
+    )
+    server.connection.data_received(raw_frame(CONTINUATION, 4, 1, BLOCK[20:]))
+    server.connection.data_received(raw_frame(DATA, 1, 1, grpc_message(b"ping")))
+    assert server.calls[0].message == b"ping"
+
+
+@in_loop
+async def test_compressed_requests_are_inflated() -> None:
+    server = ServerUnderTest(echo=True)
+    client = H2Client(server)
+    stream_id = client.request(raw=grpc_message(b"a" * 999, compress=True), extra=[("grpc-encoding", "gzip")])
+    bomb = client.request(raw=b"\x01\x00\x00\x00\x01x", extra=[("grpc-encoding", "gzip")])
+    unknown = client.request(raw=b"\x01\x00\x00\x00\x01x", extra=[("grpc-encoding", "br")])
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"a" * 999)
+    assert client.status(bomb)["grpc-status"] == "13"
+    assert client.status(unknown)["grpc-status"] == "12"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", "12"),
+        (grpc_message(b"a") + grpc_message(b"b"), "12"),
+        (grpc_message(b"abc")[:-1], "13"),
+        (b"\x00", "13"),
+        (b"\x09\x00\x00\x00\x00", "13"),
+        (b"\x00\x00\x00\x03\xe9", "8"),
+    ],
+)
+@in_loop
+async def test_a_request_that_is_not_one_message_is_refused(body: bytes, status: str) -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_message_bytes=1_000))
+    client = H2Client(server)
+    whole, open_ended = client.request(raw=body), client.request(raw=body, end_stream=False)
+    await client.exchange()
+    assert client.status(whole)["grpc-status"] == status
+    assert not server.calls
+    if status == "8":  # refused though its request is not complete
+        assert client.status(open_ended)["grpc-status"] == status
+        (reset,) = client.of(h2.events.StreamReset)
+        assert (reset.stream_id, reset.error_code) == (open_ended, ErrorCodes.NO_ERROR)
+        server.connection.data_received(raw_frame(DATA, 0, open_ended, b"late"))
+        assert not server.transport.closed
+
+
+@in_loop
+async def test_a_request_without_body_is_refused() -> None:
+    server = opened()
+    server.connection.data_received(raw_frame(HEADERS, 5, 1, BLOCK))
+    assert b"\x0212" in server.transport.take()
+    assert not server.calls
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({":method": "GET"}, "405"),
+        ({"content-type": "text/plain"}, "415"),
+        ({"content-type": "application/grpcx"}, "415"),
+    ],
+)
+@in_loop
+async def test_what_is_no_grpc_call_gets_an_http_status(change: dict[str, str], status: str) -> None:
+    server = ServerUnderTest()
+    client = H2Client(server)
+    headers = [(name, change.get(name, value)) for name, value in REQUEST_HEADERS]
+    stream_id, open_ended = client.request(headers=headers), client.request(headers=headers, end_stream=False)
+    await client.exchange()
+    assert client.status(stream_id)[":status"] == client.status(open_ended)[":status"] == status
+    assert b"gRPC" in client.data(stream_id)
+    assert not server.calls
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        REQUEST_HEADERS[1:],
+        (*REQUEST_HEADERS, (":path", "/again")),
+        ((":method", "POST"), *REQUEST_HEADERS),
+        (*REQUEST_HEADERS, (":unknown", "x")),
+        (*REQUEST_HEADERS, ("Upper", "x")),
+        (*REQUEST_HEADERS, ("connection", "close")),
+        (*REQUEST_HEADERS, ("grpc-timeout", "soon")),
+        (*REQUEST_HEADERS[:4], ("te", "gzip"), REQUEST_HEADERS[5]),
+    ],
+)
+@in_loop
+async def test_a_malformed_request_resets_its_stream_only(fields: tuple[tuple[str, str], ...]) -> None:
+    server = opened(echo=True)
+    server.connection.data_received(raw_frame(HEADERS, 4, 1, encode_block(fields)) + request_frames(3))
+    frames = frames_of(server.transport.take())
+    assert frames[0] == (RST, 0, 1, b"\0\0\0\1")
+    assert [call.message for call in server.calls] == [b"ping"]
+
+
+@in_loop
+async def test_an_answer_larger_than_the_windows_waits_for_them() -> None:
+    server = ServerUnderTest(echo=True)
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 1_000})
+    message = bytes(range(256)) * 600
+    stream_id = client.request(b"")
+    await client.exchange()
+    server.connection._dispatch = lambda call: call.reply(message)
+    stream_id = client.request(b"")
+    small = client.request(b"")
+    client.h2.increment_flow_control_window(500, small)
+    await client.exchange()
+    for _ in range(1_000):
+        seen = len(client.data(stream_id))
+        if seen == len(message) + 5:
+            break
+        client.h2.increment_flow_control_window(997, stream_id)
+        if client.h2.inbound_flow_control_window < 2_000:
+            client.h2.increment_flow_control_window(50_000)
+        await client.exchange()
+        assert len(client.data(stream_id)) > seen  # hyper-h2 raises FlowControlError if a window is exceeded
+    assert client.data(stream_id) == grpc_message(message)
+    assert client.status(stream_id)["grpc-status"] == "0"
+    assert len(client.data(small)) == 1_500
+
+
+@in_loop
+async def test_a_window_granted_before_the_answer_counts() -> None:
+    server = ServerUnderTest()
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    stream_id = client.request()
+    client.h2.increment_flow_control_window(990, stream_id)
+    await client.exchange()
+    server.calls[0].reply(b"x" * 995)
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"x" * 995)
+
+
+@in_loop
+async def test_a_stream_window_above_the_maximum_resets_the_stream() -> None:
+    server = opened()
+    server.connection.data_received(request_frames(1) + raw_frame(WINDOW, 0, 1, b"\x7f\xff\xff\xff"))
+    assert frames_of(server.transport.take())[-1] == (RST, 0, 1, b"\0\0\0\3")
+    assert server.calls[0].cancelled
+    server.calls[0].reply(b"nobody listens")
+
+
+@in_loop
+async def test_a_reset_cancels_the_call_and_its_place_is_free_only_when_the_service_is_done() -> None:
+    server = opened(limits=ServerLimits(max_concurrent_streams=2))
+    told: list[str] = []
+    server.connection.data_received(request_frames(1) + request_frames(3))
+    server.calls[0].on_cancel = lambda: told.append("cancelled")
+    server.connection.data_received(raw_frame(RST, 0, 1, b"\0\0\0\x08") + request_frames(5))
+    assert told == ["cancelled"]
+    assert server.calls[0].cancelled
+    assert frames_of(server.transport.take()) == [(RST, 0, 5, b"\0\0\0\7")]
+    server.calls[0].fail("CANCELLED", "gone")
+    server.connection.data_received(request_frames(7))
+    assert len(server.calls) == 3
+    assert not server.transport.take()
+
+
+@in_loop
+async def test_a_lost_connection_cancels_its_calls() -> None:
+    server = opened()
+    told: list[int] = []
+    server.connection.data_received(request_frames(1) + request_frames(3))
+    for call in server.calls:
+        call.on_cancel = lambda call=call: (told.append(call.stream_id), call.fail("CANCELLED", "gone"))
+    assert server.connections == {server.connection}
+    server.connection.connection_lost(None)
+    assert sorted(told) == [1, 3]
+    assert server.connections == set()
+    server.calls[1].reply(b"late")
+    await asyncio.sleep(0)
+
+
+@in_loop
+async def test_draining_finishes_what_was_sent_and_refuses_nothing_that_crossed_it() -> None:
+    server = ServerUnderTest()
+    client = H2Client(server)
+    first = client.request(b"first")
+    await client.exchange()
+    server.connection.drain()
+    crossing = client.request(b"crossing")  # sent before our GOAWAY arrives
+    server.connection.data_received(client.h2.data_to_send())
+    received = server.transport.take()
+    assert [frame[0] for frame in frames_of(received)] == [GOAWAY, PING]
+    server.connection.data_received(raw_frame(PING, 1, 0, frames_of(received)[1][3]))
+    assert frames_of(server.transport.take())[-1] == (GOAWAY, 0, 0, crossing.to_bytes(4) + bytes(4))
+    server.connection.data_received(request_frames(crossing + 2))
+    assert frames_of(server.transport.take()) == [(RST, 0, crossing + 2, b"\0\0\0\7")]
+    assert [call.message for call in server.calls] == [b"first", b"crossing"]
+    for call in server.calls:
+        assert not server.transport.closed
+        call.reply(b"done")
+        await asyncio.sleep(0)
+    assert server.transport.closed
+    assert first < crossing
+
+
+@in_loop
+async def test_a_stream_exchanges_messages_both_ways() -> None:
+    streams: list[GrpcStream] = []
+
+    def serve(stream: GrpcStream) -> None:
+        streams.append(stream)
+        stream.on_message = lambda message: stream.send(message[::-1])
+        stream.on_end = stream.finish
+
+    server = ServerUnderTest(streams={"/p.S/M": serve})
+    client = H2Client(server)
+    stream_id = client.request(b"abc", end_stream=False)
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"cba")
+    client.h2.send_data(stream_id, grpc_message(b"de") + grpc_message(b"fg"), end_stream=True)
+    await client.exchange()
+    assert client.data(stream_id) == b"".join(grpc_message(part) for part in (b"cba", b"ed", b"gf"))
+    assert client.status(stream_id)["grpc-status"] == "0"
+    streams[0].send(b"late")
+    streams[0].finish("INTERNAL", "late")
+    assert server.connection._writer is not None
+    assert not server.connection._writer.streams
+
+
+@in_loop
+async def test_a_stream_may_fail_and_its_messages_wait_for_the_window() -> None:
+    def serve(stream: GrpcStream) -> None:
+        for _ in range(3):
+            stream.send(b"x" * 995)
+        stream.finish("ABORTED", "enough")
+
+    server = ServerUnderTest(streams={"/p.S/M": serve})
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    client.h2.send_headers(1, REQUEST_HEADERS, end_stream=True)
+    await client.exchange()
+    assert len(client.data(1)) == 100
+    client.h2.increment_flow_control_window(2_900, 1)
+    await client.exchange()
+    assert client.data(1) == grpc_message(b"x" * 995) * 3
+    assert client.status(1)["grpc-status"] == "10"
+
+
+@in_loop
+async def test_what_waits_for_a_client_that_does_not_read_is_bounded_and_its_calls_fail() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    stream_ids = [client.request() for _ in range(50)]
+    await client.exchange()
+    for call in server.calls:
+        call.reply(b"x" * 995)
+    await client.exchange()
+    refused = [one for one in stream_ids if client.status(one).get("grpc-status") == "8"]
+    assert refused == stream_ids[10:]
+    assert server.connection._writer is not None
+    assert server.connection._writer._flow.queued_bytes == 10_000
+    client.h2.increment_flow_control_window(1_000, stream_ids[0])
+    await client.exchange()
+    assert client.data(stream_ids[0]) == grpc_message(b"x" * 995)
+
+
+@in_loop
+async def test_what_waits_for_a_socket_that_is_clogged_is_bounded_whatever_the_windows_allow() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
+    client = H2Client(server)
+    stream_ids = [client.request() for _ in range(3)]
+    await client.exchange()
+    server.connection.pause_writing()
+    for call, clogged_bytes in zip(server.calls, (8_000, 9_500), strict=False):
+        server.transport.clogged_bytes = clogged_bytes
+        call.reply(b"x" * 995)
+    server.connection.resume_writing()
+    server.calls[2].reply(b"x" * 995)
+    await client.exchange()
+    assert [client.status(number)["grpc-status"] for number in stream_ids] == ["0", "8", "0"]
+
+
+@in_loop
+async def test_one_answer_may_be_larger_than_what_may_wait() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_queued_bytes=10_000))
+    client = H2Client(server)
+    stream_id = client.request()
+    await client.exchange()
+    server.calls[0].reply(b"x" * 100_000)
+    client.h2.increment_flow_control_window(100_000)
+    client.h2.increment_flow_control_window(100_000, stream_id)
+    await client.exchange()
+    assert client.data(stream_id) == grpc_message(b"x" * 100_000)
+
+
+@in_loop
+async def test_a_stream_whose_messages_nobody_reads_is_ended() -> None:
+    def serve(stream: GrpcStream) -> None:
+        for _ in range(10_000):
+            stream.send(b"x" * 995)
+
+    server = ServerUnderTest(streams={"/p.S/M": serve}, limits=ServerLimits(max_queued_stream_bytes=10_000))
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    client.h2.send_headers(1, REQUEST_HEADERS, end_stream=True)
+    client.h2.send_headers(3, REQUEST_HEADERS, end_stream=True)
+    await client.exchange()
+    assert server.connection._writer is not None
+    assert server.connection._writer._flow.queued_bytes < 12_000
+    assert client.status(3)["grpc-status"] == "8"
+    client.h2.increment_flow_control_window(20_000, 1)
+    await client.exchange()
+    assert client.data(1) == grpc_message(b"x" * 995) * 11
+    assert client.status(1)["grpc-status"] == "8"
+
+
+@in_loop
+async def test_long_heads_are_not_remembered() -> None:
+    before = len(known_heads)
+    for number in range(30):
+        server = ServerUnderTest()
+        client = H2Client(server)
+        client.request(extra=[("key", f"{number}" + "v" * 4_000)])
+        await client.exchange()
+        client.request(extra=[("key", f"{number}" + "v" * 4_000)])
+        await client.exchange()
+        assert len(server.calls) == 2
+    kept = list(known_heads.values())[before:]
+    assert sum(len(value) for head in kept for _, value in head.metadata) < 10_000
+
+
+@in_loop
+async def test_a_stream_that_is_reset_is_cancelled() -> None:
+    streams: list[GrpcStream] = []
+    server = opened(streams={"/p.S/M": streams.append})
+    server.connection.data_received(request_frames(1) + raw_frame(RST, 0, 1, b"\0\0\0\x08"))
+    assert streams[0].cancelled
+    streams[0].send(b"x")
+    streams[0].finish()
+    await asyncio.sleep(0)
+    assert not server.transport.take()
+
+
+BROKEN = {
+    "frame too large": (b"\xff\xff\xff\0\0\0\0\0\1", 6),
+    "headers on an even stream": (raw_frame(HEADERS, 4, 2, BLOCK), 1),
+    "data on stream 0": (raw_frame(DATA, 0, 0, b"abc"), 1),
+    "data on an idle stream": (raw_frame(DATA, 0, 77, b"abc"), 1),
+    "reset of an idle stream": (raw_frame(RST, 0, 77, b"\0\0\0\0"), 1),
+    "window of an idle stream": (raw_frame(WINDOW, 0, 77, b"\0\0\0\1"), 1),
+    "window update by 0": (raw_frame(WINDOW, 0, 0, b"\0\0\0\0"), 1),
+    "window overflow": (raw_frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"), 3),
+    "priority of 4 bytes": (raw_frame(PRIORITY, 0, 1, b"\0\0\0\0"), 6),
+    "settings of 5 bytes": (raw_frame(SETTINGS, 0, 0, b"\0\1\0\0\0"), 6),
+    "push enabled twice": (raw_frame(SETTINGS, 0, 0, b"\0\2\0\0\0\2"), 1),
+    "ping on a stream": (raw_frame(PING, 0, 1, b"12345678"), 1),
+    "push promise": (raw_frame(PUSH, 4, 1, b"\0\0\0\2"), 1),
+    "interrupted block": (raw_frame(HEADERS, 0, 1, BLOCK) + raw_frame(PING, 0, 0, b"12345678"), 1),
+    "continuation alone": (raw_frame(CONTINUATION, 4, 1, BLOCK), 1),
+    "garbage headers": (raw_frame(HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), 9),
+    "dynamic table after emptying it": (raw_frame(HEADERS, 4, 1, b"\x20\xbe"), 9),
+    "padding longer than the frame": (raw_frame(DATA, 8, 1, b"\xffabc"), 1),
+    "large header list": (raw_frame(HEADERS, 4, 1, encode_block([("a", "x" * 32_760)])), 11),
+    "header bomb": (raw_frame(HEADERS, 4, 1, b"\x40\x01a\x7f\x81\x1e" + b"x" * 4_000 + b"\xbe" * 10_000), 11),
+    "endless continuations": (raw_frame(HEADERS, 0, 1, BLOCK) + raw_frame(CONTINUATION, 0, 1) * 100, 11),
+    "settings flood": (raw_frame(SETTINGS, 0, 0) * 301, 11),
+    "settings acknowledged too often": (raw_frame(SETTINGS, 1, 0) * 20_001, 11),
+    "ping flood": (raw_frame(PING, 0, 0, b"12345678") * 20_001, 11),
+    "priority flood": (raw_frame(PRIORITY, 0, 1, b"\0\0\0\0\0") * 20_001, 11),
+    "empty data flood": (raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(DATA, 0, 1) * 20_001, 11),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@in_loop
+async def test_a_malformed_or_flooding_client_gets_goaway_with_the_code(name: str) -> None:
+    data, code = BROKEN[name]
+    server = opened()
+    server.connection.data_received(data)
+    assert goaway_of(server)[0] == code
+    assert server.transport.closed
+    server.connection.data_received(b"more")
+    server.connection.connection_lost(None)
+    assert not server.connections
+
+
+@in_loop
+async def test_rapid_resets_end_the_connection_and_never_pile_up_work() -> None:
+    limits = ServerLimits(max_concurrent_streams=100, max_resets_per_s=1_000)
+    server = opened(limits=limits)
+    ids = itertools.count(1, 2)
+    for _ in range(1_001):
+        stream_id = next(ids)
+        server.connection.data_received(
+            request_frames(stream_id) + raw_frame(RST, 0, stream_id, b"\0\0\0\x08")
+        )
+    assert len(server.calls) == 100
+    assert not server.transport.closed or goaway_of(server)[0] == 11
+    idle = opened(limits=limits, echo=False)
+    for _ in range(1_002):
+        stream_id = next(ids)
+        idle.connection.data_received(
+            raw_frame(HEADERS, 4, stream_id, BLOCK) + raw_frame(RST, 0, stream_id, b"\0\0\0\x08")
+        )
+    assert goaway_of(idle) == (11, b"too many streams reset")
+
+
+@in_loop
+async def test_incomplete_requests_are_bounded_together_but_one_may_be_large() -> None:
+    server = opened(limits=ServerLimits(max_buffered_bytes=10_000))
+    body = grpc_message(b"x" * 50_000)
+    server.connection.data_received(raw_frame(HEADERS, 4, 1, BLOCK) + raw_frame(DATA, 0, 1, body[:40_000]))
+    assert not server.transport.take()
+    server.connection.data_received(raw_frame(HEADERS, 4, 3, BLOCK) + raw_frame(DATA, 0, 3, body[:5]))
+    answered = {frame[2] for frame in frames_of(server.transport.take())}
+    assert answered == {3}
+    server.connection.data_received(raw_frame(DATA, 1, 1, body[40_000:]))
+    assert server.calls[0].message == b"x" * 50_000
+    assert server.connection._writer is not None
+    assert server.connection._writer.held_bytes == 0
+
+
+@in_loop
+async def test_the_account_of_held_bytes_returns_to_zero_whatever_ends_a_request() -> None:
+    server = opened(limits=ServerLimits(max_message_bytes=1_000))
+    writer = server.connection._writer
+    assert writer is not None
+    part = raw_frame(DATA, 0, 1, grpc_message(b"x" * 900)[:500])
+    endings = [
+        raw_frame(RST, 0, 1, b"\0\0\0\x08"),
+        raw_frame(DATA, 1, 1, b"x"),
+        raw_frame(HEADERS, 5, 1, BLOCK),
+        raw_frame(HEADERS, 4, 1, BLOCK),
+        raw_frame(DATA, 0, 1, b"x" * 405 + grpc_message(b"second")),
+        raw_frame(DATA, 0, 1, b"x" * 405 + b"\0\0\1\0\0"),
+    ]
+    for stream_id, ending in zip(itertools.count(1, 2), endings, strict=False):
+        frames = raw_frame(HEADERS, 4, 1, BLOCK) + part + ending
+        on_stream = b"".join(
+            raw_frame(kind, flags, stream_id, payload) for kind, flags, _, payload in frames_of(frames)
+        )
+        server.connection.data_received(on_stream)
+        assert (writer.held_bytes, len(writer.streams)) == (0, 0)
+    assert not server.calls
+
+
+@in_loop
+async def test_a_clogged_socket_stops_reading_and_a_stalled_client_is_cut_off() -> None:
+    server = opened(limits=ServerLimits(stall_s=0.01))
+    server.transport.clogged_bytes = 10
+    server.connection.pause_writing()
+    assert server.transport.reads_paused
+    server.connection.resume_writing()
+    assert not server.transport.reads_paused
+    server.connection.pause_writing()
+    for _ in range(500):
+        if server.transport.aborted:
+            break
+        await asyncio.sleep(0.005)
+    assert server.transport.aborted
+
+
+@in_loop
+async def test_an_answer_whose_window_never_opens_is_given_up() -> None:
+    server = ServerUnderTest(echo=True, limits=ServerLimits(stall_s=0.01))
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    client.request()
+    await client.exchange()
+    for _ in range(500):
+        if server.transport.aborted:
+            break
+        await asyncio.sleep(0.005)
+    assert server.transport.aborted
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"PRI * HTTP/1.1\r\n\r\n"])
+@in_loop
+async def test_who_speaks_http_1_is_told_so_in_http_1(first: bytes) -> None:
+    server = ServerUnderTest()
+    server.connection.data_received(first)
+    answer = server.transport.take()
+    assert answer.startswith(b"HTTP/1.1 505 ")
+    assert b"gRPC" in answer
+    assert server.transport.closed
+
+
+@in_loop
+async def test_another_preface_gets_goaway() -> None:
+    server = ServerUnderTest()
+    server.connection.data_received(b"\x16\x03\x01\x02\x00\x01")
+    assert goaway_of(server)[0] == 1
+    assert server.transport.closed
+
+
+def session() -> bytes:
+    """What a client says, in all the ways that a request can come."""
+    message = grpc_message(b"ping")
+    table = encode_block(REQUEST_HEADERS, opens_table=False)
+    packed = encode_block([*REQUEST_HEADERS, ("grpc-encoding", "gzip")])
+    parts = [
+        PREFACE,
+        raw_frame(SETTINGS, 0, 0, b"\0\4\0\1\0\0"),
+        raw_frame(HEADERS, 4, 1, table) + raw_frame(DATA, 1, 1, message),
+        raw_frame(HEADERS, 4, 3, BLOCK) + raw_frame(DATA, 1, 3, message),
+        raw_frame(HEADERS, 0, 5, BLOCK[:9]) + raw_frame(CONTINUATION, 4, 5, BLOCK[9:]),
+        raw_frame(DATA, 0, 5, message[:2])
+        + raw_frame(PING, 0, 0, b"12345678")
+        + raw_frame(DATA, 9, 5, b"\2" + message[2:] + b"\0\0"),
+        raw_frame(HEADERS, 4, 7, packed) + raw_frame(DATA, 1, 7, grpc_message(b"ping", compress=True)),
+        raw_frame(HEADERS, 4, 9, BLOCK) + raw_frame(DATA, 0, 9, message) + raw_frame(HEADERS, 5, 9, table),
+        raw_frame(HEADERS, 4, 11, BLOCK) + raw_frame(RST, 0, 11, bytes(4)),
+        raw_frame(WINDOW, 0, 0, b"\0\0\1\0"),
+        raw_frame(HEADERS, 5, 13, encode_block([(":method", "GET"), (":scheme", "http"), (":path", "/")])),
+    ]
+    return b"".join(parts)
+
+
+def answers_to(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
+    async def run() -> tuple[list[bytes], bytes]:
+        server = ServerUnderTest(echo=True)
+        for piece in pieces:
+            server.connection.data_received(piece)
+        return [call.message for call in server.calls], server.transport.take()
+
+    return asyncio.run(run())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1_200), max_size=60))
+def test_frames_cut_at_any_byte_give_the_same_answers(cuts: list[int]) -> None:
+    data = session()
+    edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    assert answers_to([data[a:b] for a, b in itertools.pairwise(edges)]) == answers_to([data])
+
+
+def test_a_byte_at_a_time_gives_the_same_answers() -> None:
+    data = session()
+    whole = answers_to([data])
+    assert answers_to([data[i : i + 1] for i in range(len(data))]) == whole
+    assert whole[0] == [b"ping"] * 5
+
+
+@in_loop
+async def test_an_idle_connection_is_cheap() -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    kept = []
+    for _ in range(200):
+        server = opened()
+        kept.append(server)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / len(kept) < 6_000

@@ -1,0 +1,272 @@
+"""One HTTP/1.1 answer at a time, whole or in any pieces, read the same."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.wire.http1_client import (
+    HEAD_MAX_BYTES,
+    HEADS_REMEMBERED_MAX,
+    NO_TAG,
+    Http1ClientConnection,
+    KnownHeads,
+)
+
+pytestmark = pytest.mark.smoke
+
+REQUEST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"
+
+
+class FakeTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+        self.aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@dataclass
+class Heard:
+    ready_count: int = 0
+    first_bytes: list[int] = field(default_factory=list)
+    answers: list[tuple[int, int, bytes | None]] = field(default_factory=list)
+    losses: list[tuple[int, str]] = field(default_factory=list)
+
+    def ready(self, _connection: Http1ClientConnection) -> None:
+        self.ready_count += 1
+
+    def first_byte(self, _connection: Http1ClientConnection, tag: int) -> None:
+        self.first_bytes.append(tag)
+
+    def answered(self, _connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
+        self.answers.append((tag, status, body))
+
+    def lost(self, _connection: Http1ClientConnection, tag: int, reason: str) -> None:
+        self.losses.append((tag, reason))
+
+
+@dataclass
+class Wire:
+    heard: Heard = field(default_factory=Heard)
+    heads: KnownHeads = field(default_factory=KnownHeads)
+    transport: FakeTransport = field(default_factory=FakeTransport)
+
+    def __post_init__(self) -> None:
+        self.connection = Http1ClientConnection(self.heard, self.heads)
+        self.connection.connection_made(self.transport)
+
+    def ask(self, tag: int, *pieces: bytes, keep_body: bool = True) -> None:
+        self.connection.send(REQUEST, tag, keep_body)
+        for piece in pieces:
+            self.connection.data_received(piece)
+
+
+def with_length(body: bytes, status: str = "200 OK", extra: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def chunked(body: bytes) -> bytes:
+    chunk = f"{len(body):x}\r\n".encode() + body + b"\r\n" if body else b""
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n"
+
+
+def test_a_request_is_written_whole_and_its_answer_names_its_tag() -> None:
+    wire = Wire()
+    wire.ask(7, with_length(b"abc"))
+    assert wire.heard.ready_count == 1
+    assert wire.transport.written == [REQUEST]
+    assert wire.heard.answers == [(7, 200, b"abc")]
+    assert wire.connection.tag == NO_TAG
+    assert wire.connection.reusable
+
+
+def test_a_head_is_parsed_once_and_recognised_afterwards() -> None:
+    wire = Wire()
+    wire.ask(0, with_length(b"abc"))
+    assert len(wire.heads) == 1
+    wire.ask(1, with_length(b"xyz"))
+    wire.ask(2, with_length(b"longer"))
+    assert len(wire.heads) == 2
+    assert wire.heard.answers == [(0, 200, b"abc"), (1, 200, b"xyz"), (2, 200, b"longer")]
+
+
+def test_a_body_nobody_asked_for_is_not_kept_unless_the_status_is_an_error() -> None:
+    wire = Wire()
+    for tag in (0, 1):
+        wire.ask(tag, with_length(b"fine"), keep_body=False)
+    for tag in (2, 3):
+        wire.ask(tag, with_length(b"full", "503 Service Unavailable"), keep_body=False)
+    assert wire.heard.answers == [(0, 200, None), (1, 200, None), (2, 503, b"full"), (3, 503, b"full")]
+
+
+@given(
+    body=st.binary(max_size=40),
+    build=st.sampled_from([with_length, chunked]),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+    warm=st.booleans(),
+    keep_body=st.booleans(),
+)
+def test_any_pieces_give_the_same_answer(
+    body: bytes, build: object, cuts: list[int], warm: bool, keep_body: bool
+) -> None:
+    whole = with_length(body) if build is with_length else chunked(body)
+    edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    pieces = [whole[a:b] for a, b in itertools.pairwise(edges) if a < b]
+    wire = Wire()
+    if warm:
+        wire.ask(0, whole)
+        wire.heard.answers.clear()
+        wire.heard.first_bytes.clear()
+    wire.ask(1, *pieces, keep_body=keep_body)
+    wire.ask(2, whole)
+    assert wire.heard.answers == [(1, 200, body if keep_body else None), (2, 200, body)]
+    assert wire.heard.first_bytes == ([1] if len(pieces) > 1 else [])
+    assert wire.connection.malformed == ""
+    assert wire.connection.reusable
+
+
+def test_interim_answers_are_skipped() -> None:
+    wire = Wire()
+    wire.ask(0, b"HTTP/1.1 100 Continue\r\n\r\n" + with_length(b"abc"))
+    wire.ask(1, b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", with_length(b"abc"))
+    assert wire.heard.answers == [(0, 200, b"abc"), (1, 200, b"abc")]
+
+
+def test_an_answer_without_a_body_ends_with_its_head() -> None:
+    wire = Wire()
+    wire.ask(0, b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert wire.heard.answers == [(0, 204, b"")]
+    assert wire.connection.reusable
+
+
+def test_an_announced_close_makes_the_connection_unusable_and_closes_it() -> None:
+    wire = Wire()
+    for tag in range(2):
+        wire = Wire(heads=wire.heads)
+        wire.ask(tag, with_length(b"abc", extra="Connection: close\r\n"))
+        assert wire.heard.answers == [(tag, 200, b"abc")]
+        assert not wire.connection.reusable
+        assert wire.transport.closed
+    assert not wire.heads
+
+
+def test_http_1_0_closes_unless_it_says_keep_alive() -> None:
+    wire = Wire()
+    wire.ask(0, b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\na")
+    assert wire.connection.reusable
+    wire.ask(1, b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na")
+    assert not wire.connection.reusable
+    assert [tag for tag, _, _ in wire.heard.answers] == [0, 1]
+
+
+def test_a_body_may_last_until_the_connection_ends() -> None:
+    wire = Wire()
+    wire.ask(0, b"HTTP/1.1 200 OK\r\n\r\nab", b"c")
+    assert wire.heard.answers == []
+    wire.connection.eof_received()
+    wire.connection.connection_lost(None)
+    assert wire.heard.answers == [(0, 200, b"abc")]
+    assert wire.heard.losses == [(NO_TAG, "connection closed by the server")]
+
+
+def test_a_connection_that_ends_in_mid_answer_loses_its_request() -> None:
+    wire = Wire()
+    wire.ask(5, with_length(b"abcdef")[:-3])
+    wire.connection.eof_received()
+    wire.connection.connection_lost(None)
+    assert wire.heard.answers == []
+    assert wire.heard.losses == [(5, "connection closed by the server")]
+    assert not wire.connection.reusable
+
+
+def test_a_reset_names_its_cause() -> None:
+    wire = Wire()
+    wire.ask(5)
+    wire.connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    assert wire.heard.losses == [(5, "connection lost: [Errno 104] Connection reset by peer")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 1\n\na",
+        b"HTTP/1.1 2x0 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        with_length(b"abc") + b"more",
+        with_length(b"abc") + with_length(b"abc"),
+        chunked(b"abc")[:-5] + b"zz\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_breaks_the_protocol_is_malformed_and_ends_the_connection(answer: bytes, warm: bool) -> None:
+    wire = Wire()
+    if warm:
+        wire.ask(0, with_length(b"abc"))
+    wire.ask(1, answer)
+    assert wire.transport.aborted
+    assert not wire.connection.reusable
+    wire.connection.connection_lost(None)
+    assert wire.heard.losses == [(1, wire.connection.malformed)]
+    assert wire.connection.malformed.startswith("malformed answer: ")
+    assert all(tag != 1 for tag, _, _ in wire.heard.answers)
+
+
+def test_too_many_bytes_for_a_known_head_are_malformed_in_later_pieces_too() -> None:
+    wire = Wire()
+    wire.ask(0, with_length(b"abcdef"))
+    whole = with_length(b"abcdef")
+    wire.ask(1, whole[:-2], b"efgh")
+    assert "more bytes" in wire.connection.malformed
+
+
+def test_bytes_without_a_request_end_the_connection() -> None:
+    wire = Wire()
+    wire.connection.data_received(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+    assert wire.transport.aborted
+    wire.connection.connection_lost(None)
+    assert wire.heard.losses == [(NO_TAG, "malformed answer: bytes without a request")]
+
+
+def test_a_head_without_end_is_cut_off() -> None:
+    wire = Wire()
+    wire.ask(0, b"HTTP/1.1 200 OK\r\n")
+    line = b"X: " + b"x" * 1000 + b"\r\n"
+    for _ in range(HEAD_MAX_BYTES // len(line) + 1):
+        wire.connection.data_received(line)
+    assert wire.transport.aborted
+
+
+def test_an_abandoned_request_is_not_heard_of_again() -> None:
+    wire = Wire()
+    wire.ask(3)
+    wire.connection.abandon()
+    assert wire.transport.aborted
+    wire.connection.connection_lost(None)
+    assert wire.heard.losses == [(NO_TAG, "connection closed by the server")]
+
+
+def test_the_memory_of_heads_is_bounded() -> None:
+    wire = Wire()
+    for tag in range(HEADS_REMEMBERED_MAX + 10):
+        wire.ask(tag, with_length(b"a", extra=f"Date: {tag}\r\n"))
+    assert len(wire.heads) <= HEADS_REMEMBERED_MAX
+    assert len(wire.heard.answers) == HEADS_REMEMBERED_MAX + 10

@@ -1,0 +1,373 @@
+"""KServe v2: arrays keep their values in JSON, in binary data and in gRPC; what is malformed is refused in words."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from batchtune.wire.kserve.infer import (
+    decode_infer_json,
+    decode_infer_response,
+    encode_infer_json,
+    encode_infer_request,
+    json_length,
+)
+from batchtune.wire.kserve.messages import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
+from batchtune.wire.kserve.metadata import signature_from_metadata, signature_from_response
+from batchtune.wire.kserve.tensors import datatype_of, numpy_name
+from batchtune.wire.signature import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+NUMERIC = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float32",
+    "float64",
+]
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+JSON_ARRAYS = st.sampled_from(NUMERIC).flatmap(lambda name: hnp.arrays(np.dtype(name), SHAPES))
+RAW_ARRAYS = st.sampled_from([*NUMERIC, "float16"]).flatmap(lambda name: hnp.arrays(np.dtype(name), SHAPES))
+TEXT_ARRAYS = hnp.arrays(object, SHAPES, elements=st.text(st.characters(codec="utf-8"), max_size=8))
+BYTES_ARRAYS = hnp.arrays(object, SHAPES, elements=st.binary(max_size=8), fill=st.nothing())
+
+
+def same(left: Array, right: Array) -> bool:
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and (left.tolist() == right.tolist() or left.tobytes() == right.tobytes())
+    )
+
+
+def strings(*values: Any) -> Array:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def answered(body: bytes) -> bytes:
+    """The answer of a REST server that gives back its inputs."""
+    end = json_length(body)
+    return body[:end].replace(b'"inputs"', b'"outputs"', 1) + body[end:]
+
+
+def answer(*outputs: dict[str, Any], tail: bytes = b"") -> bytes:
+    return json.dumps({"model_name": "m", "outputs": outputs}).encode() + tail
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"name": "y", "datatype": "FP32", "shape": [2], "data": [1, 2], **changes}
+
+
+def echoed(message: bytes) -> bytes:
+    """The answer of a gRPC server that gives back its inputs."""
+    request = ModelInferRequest.FromString(message)
+    return ModelInferResponse(
+        outputs=[type(one).FromString(one.SerializeToString()) for one in request.inputs],
+        raw_output_contents=request.raw_input_contents,
+    ).SerializeToString()
+
+
+@given(JSON_ARRAYS, JSON_ARRAYS)
+@settings(max_examples=200, deadline=None)
+def test_numbers_survive_the_way_through_json(first: Array, second: Array) -> None:
+    found = decode_infer_json(answered(encode_infer_json({"a": first, "b": second})))
+    assert list(found) == ["a", "b"]
+    for name, sent in (("a", first), ("b", second)):
+        assert found[name].shape == sent.shape
+        assert found[name].dtype == sent.dtype
+        assert np.array_equal(found[name], sent, equal_nan=sent.dtype.kind == "f")
+
+
+@given(RAW_ARRAYS, RAW_ARRAYS)
+@settings(max_examples=200, deadline=None)
+def test_numbers_survive_as_binary_data(first: Array, second: Array) -> None:
+    found = decode_infer_json(answered(encode_infer_json({"a": first, "b": second}, binary=True)))
+    assert same(found["a"], first)
+    assert same(found["b"], second)
+
+
+@given(RAW_ARRAYS, RAW_ARRAYS)
+@settings(max_examples=200, deadline=None)
+def test_numbers_survive_grpc(first: Array, second: Array) -> None:
+    found = decode_infer_response(echoed(encode_infer_request("m", {"a": first, "b": second})))
+    assert same(found["a"], first)
+    assert same(found["b"], second)
+
+
+@given(TEXT_ARRAYS)
+@settings(max_examples=100, deadline=None)
+def test_text_survives_json_as_utf8(array: Array) -> None:
+    found = decode_infer_json(answered(encode_infer_json({"s": array})))["s"]
+    assert found.shape == array.shape
+    assert found.ravel().tolist() == [text.encode() for text in array.ravel().tolist()]
+
+
+@given(BYTES_ARRAYS)
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_survive_as_binary_data_and_in_grpc(array: Array) -> None:
+    assert same(decode_infer_json(answered(encode_infer_json({"s": array}, binary=True)))["s"], array)
+    assert same(decode_infer_response(echoed(encode_infer_request("m", {"s": array})))["s"], array)
+
+
+def test_bfloat16_travels_as_raw_bytes() -> None:
+    array = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
+    assert datatype_of(array) == "BF16"
+    assert same(decode_infer_json(answered(encode_infer_json({"x": array}, binary=True)))["x"], array)
+    assert same(decode_infer_response(echoed(encode_infer_request("m", {"x": array})))["x"], array)
+
+
+@pytest.mark.parametrize("array", [np.zeros(2, np.float16), np.zeros(2, ml_dtypes.bfloat16)], ids=str)
+def test_what_json_has_no_numbers_for_is_sent_to_the_binary_protocol(array: Array) -> None:
+    with pytest.raises(ValueError, match="16 cannot travel as JSON, only as binary data"):
+        encode_infer_json({"x": array})
+    with pytest.raises(ValueError, match="not UTF-8"):
+        encode_infer_json({"x": strings(b"\xff")})
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(1, np.complex64), np.zeros(1, "datetime64[s]")], ids=["complex", "datetime"]
+)
+def test_an_array_without_a_datatype_is_refused(array: Array) -> None:
+    for encode in (encode_infer_json, lambda inputs: encode_infer_request("m", inputs)):
+        with pytest.raises(ValueError, match="no KServe datatype"):
+            encode({"x": array})
+
+
+def test_objects_that_are_no_strings_are_refused() -> None:
+    with pytest.raises(ValueError, match="strings are bytes or text, not int"):
+        encode_infer_request("m", {"x": strings(3)})
+
+
+def test_memory_order_and_byte_order_of_an_array_do_not_matter() -> None:
+    array = np.arange(6, dtype=">i4").reshape(2, 3).T
+    plain = np.ascontiguousarray(array, "<i4")
+    for binary in (False, True):
+        assert encode_infer_json({"x": array}, binary=binary) == encode_infer_json(
+            {"x": plain}, binary=binary
+        )
+    assert encode_infer_request("m", {"x": array}) == encode_infer_request("m", {"x": plain})
+
+
+def test_nan_and_infinity_are_written_bare_as_triton_reads_them() -> None:
+    array = np.array([math.nan, math.inf, 1.0], np.float32)
+    body = encode_infer_json({"x": array})
+    assert b"[NaN, Infinity, 1.0]" in body
+    assert np.array_equal(decode_infer_json(answered(body))["x"], array, equal_nan=True)
+
+
+def test_a_number_beyond_fp32_is_an_infinity() -> None:
+    assert decode_infer_json(answer(entry(data=[1e300, 1])))["y"].tolist() == [math.inf, 1.0]
+
+
+def test_model_and_version_are_named_in_grpc() -> None:
+    x = {"x": np.zeros(1, np.float32)}
+    request = ModelInferRequest.FromString(encode_infer_request("m", x, version=3))
+    assert (request.model_name, request.model_version) == ("m", "3")
+    assert ModelInferRequest.FromString(encode_infer_request("m", x)).model_version == ""
+
+
+def test_the_length_of_the_json_is_found_without_its_header() -> None:
+    body = encode_infer_json({"x": strings('}"é{', "")}, binary=True)
+    end = json_length(body)
+    assert json.loads(body[:end])["inputs"][0]["parameters"] == {"binary_data_size": len(body) - end}
+    assert json_length(b' {"a": "\xc3\xa9"}\n') == 12
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00\x01", b'{"outputs": [', b"[" * 100_000], ids=range(4))
+def test_what_begins_with_no_json_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="no JSON at the start"):
+        decode_infer_json(body)
+
+
+def test_a_servers_error_becomes_the_text_of_the_value_error() -> None:
+    with pytest.raises(ValueError, match=r"^unknown model$"):
+        decode_infer_json(b'{"error": "unknown model"}')
+
+
+def test_nested_data_are_read_as_their_shape_says() -> None:
+    nested = entry(shape=[2, 1, 2], data=[[[1, 2]], [[3, 4]]])
+    assert decode_infer_json(answer(nested))["y"].tolist() == [[[1, 2]], [[3, 4]]]
+
+
+def test_binary_and_listed_outputs_may_be_mixed() -> None:
+    raw = np.array([7, 8], np.int64).tobytes()
+    binary = {"name": "b", "datatype": "INT64", "shape": [2], "parameters": {"binary_data_size": 16}}
+    found = decode_infer_json(answer(entry(), binary, entry(name="z"), tail=raw))
+    assert {name: array.tolist() for name, array in found.items()} == {"y": [1, 2], "b": [7, 8], "z": [1, 2]}
+
+
+BINARY = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[]", "not a JSON object"),
+        (b"{}", "no list of 'outputs'"),
+        (answer({"name": "y"}), "lacks name, datatype, shape"),
+        (answer(entry(datatype="FLOAT")), "output 'y': 'FLOAT' is no KServe datatype"),
+        (answer(entry(shape=[3])), r"output 'y': 2 values are not a tensor with shape \[3\]"),
+        (answer(entry(shape=[-2])), "no shape"),
+        (answer(entry(shape=[2.0])), "no shape"),
+        (answer(entry(shape=["2"])), "no shape"),
+        (answer(entry(shape=[1] * 65)), "no shape"),
+        (answer(entry(data=3)), "not a list"),
+        (answer(entry(data=["1", "2"])), "FP32 data hold str"),
+        (answer(entry(data=[1, None])), "FP32 data hold NoneType"),
+        (answer(entry(data=[True, False])), "FP32 data hold bool"),
+        (answer(entry(datatype="INT8", data=[1, 128])), "outside INT8"),
+        (answer(entry(datatype="UINT64", data=[1, -1])), "outside UINT64"),
+        (answer(entry(datatype="INT32", data=[1.5, 1])), "INT32 data hold float"),
+        (answer(entry(datatype="BOOL")), "BOOL data hold int"),
+        (answer(entry(datatype="BYTES")), "BYTES data hold int"),
+        (answer(entry(shape=[2, 1], data=[[1], 2])), "nested data"),
+        (answer(entry(shape=[2, 1], data=[[1], [2, 3]])), "nested data"),
+        (answer(entry(shape=[2], data=[[1], [2]])), "FP32 data hold list"),
+        (answer(entry(shape=[2, 1], data=[[[1]], [[2]]])), "FP32 data hold list"),
+        (answer(BINARY, tail=bytes(7)), "8 bytes are announced; 7 follow"),
+        (answer(BINARY, tail=bytes(9)), "1 bytes follow that belong to no output"),
+        (answer({**BINARY, "parameters": {"binary_data_size": -8}}), "-8 bytes are announced"),
+        (answer({**BINARY, "shape": [3]}, tail=bytes(8)), "8 bytes are not a tensor of FP32"),
+        (answer({**BINARY, "datatype": "BYTES"}, tail=b"\x01\0\0\0a\x01\0\0"), "cut short"),
+        (answer({**BINARY, "datatype": "BYTES"}, tail=b"\x01\0\0\0a\x09\0\0"), "cut short"),
+        (answer({**BINARY, "datatype": "BYTES", "shape": [1]}, tail=b"\x09\0\0\0abcd"), "BYTES end at 13"),
+        (answer({**BINARY, "datatype": "BYTES", "shape": [1]}, tail=b"\x03\0\0\0abcd"), "BYTES end at 7"),
+    ],
+)
+def test_a_malformed_answer_is_refused_in_words(body: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        decode_infer_json(body)
+
+
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 255))
+@settings(max_examples=300, deadline=None)
+def test_damaged_answers_decode_or_raise_value_error(noise: bytes, place: int, byte: int) -> None:
+    inputs = {"x": np.arange(4, dtype=np.float32), "s": strings(b"ab", b"")}
+    rest = bytearray(answered(encode_infer_json(inputs, binary=True)))
+    rpc = bytearray(echoed(encode_infer_request("m", inputs)))
+    for body, decode in ((rest, decode_infer_json), (rpc, decode_infer_response)):
+        body[place % len(body)] = byte
+        for damaged in (bytes(body), bytes(body[:place]), bytes(body) + noise, noise):
+            try:
+                decode(damaged)
+            except ValueError:
+                continue
+
+
+TYPED = [
+    ("bool_contents", "BOOL", [True, False]),
+    ("int_contents", "INT8", [-1, 2]),
+    ("int_contents", "INT32", [-1, 2]),
+    ("int64_contents", "INT64", [-1, 2]),
+    ("uint_contents", "UINT16", [1, 2]),
+    ("uint64_contents", "UINT64", [1, 2**63]),
+    ("fp32_contents", "FP32", [0.5, 1]),
+    ("fp64_contents", "FP64", [0.1, 1]),
+    ("bytes_contents", "BYTES", [b"a", b"\xff"]),
+]
+
+
+@pytest.mark.parametrize(("field", "datatype", "values"), TYPED)
+def test_typed_contents_are_read_where_a_server_sends_them(
+    field: str, datatype: str, values: list[Any]
+) -> None:
+    response = ModelInferResponse()
+    output = response.outputs.add(name="y", datatype=datatype, shape=[2, 1])
+    getattr(output.contents, field).extend(values)
+    found = decode_infer_response(response.SerializeToString())["y"]
+    assert found.dtype == np.dtype(numpy_name(datatype))
+    assert found.ravel().tolist() == values
+    assert found.shape == (2, 1)
+
+
+def test_malformed_responses_are_refused_in_words() -> None:
+    def response(
+        *raws: bytes, datatype: str = "FP32", shape: tuple[int, ...] = (2,), typed: int = 0
+    ) -> bytes:
+        made = ModelInferResponse(raw_output_contents=raws)
+        output = made.outputs.add(name="y", datatype=datatype, shape=shape)
+        output.contents.fp32_contents.extend([1.0] * typed)
+        output.contents.int_contents.extend([200] * typed)
+        return bytes(made.SerializeToString())
+
+    assert decode_infer_response(response(typed=2))["y"].tolist() == [1, 1]
+    for message, words in (
+        (b"\xff\xff", "not a ModelInferResponse"),
+        (response(bytes(8), bytes(8)), "1 outputs come with 2 raw contents"),
+        (response(bytes(7)), "output 'y': 7 bytes are not a tensor of FP32"),
+        (response(bytes(8), datatype="FP8"), "'FP8' is no KServe datatype"),
+        (response(bytes(8), shape=(-1,)), "no shape"),
+        (response(), "0 fp32_contents are not a tensor"),
+        (response(typed=2, datatype="FP16"), "FP16 travels as raw contents only"),
+        (response(typed=2, datatype="INT8"), "outside INT8"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            decode_infer_response(message)
+
+
+METADATA = {
+    "name": "m",
+    "versions": ["1"],
+    "platform": "python",
+    "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "s", "datatype": "BYTES", "shape": [-1, -1]},
+    ],
+    "outputs": [{"name": "y", "datatype": "BF16", "shape": []}],
+}
+
+
+def test_metadata_become_a_signature() -> None:
+    response = ModelMetadataResponse(**METADATA).SerializeToString()
+    found = signature_from_metadata("serving_default", METADATA)
+    assert found == signature_from_response("serving_default", response)
+    assert found.name == "serving_default"
+    assert found.inputs == (
+        TensorSpec(name="s", dtype="object", shape=(None, None)),
+        TensorSpec(name="x", dtype="float32", shape=(None, 3)),
+    )
+    assert found.outputs == (TensorSpec(name="y", dtype="bfloat16", shape=()),)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "not a JSON object"),
+        ({}, "no 'inputs'"),
+        ({"error": "unknown model"}, r"^unknown model$"),
+        ({"inputs": 3}, "not a list"),
+        ({"inputs": [{"name": "x", "datatype": "FP32"}]}, "no name, datatype and shape"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": ["2"]}]}, "no name, datatype and shape"),
+        ({"inputs": [{"name": "x", "datatype": "FP12", "shape": [2]}]}, "no KServe datatype"),
+    ],
+)
+def test_metadata_that_say_nothing_are_refused_in_words(document: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        signature_from_metadata("s", document)
+    with pytest.raises(ValueError, match="not a ModelMetadataResponse"):
+        signature_from_response("s", b"\xff")
+
+
+def test_the_codec_comes_without_tensorflow() -> None:
+    code = "import sys, batchtune.wire.kserve.infer; print([m for m in sys.modules if m.startswith(('tensorflow', 'triton'))])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

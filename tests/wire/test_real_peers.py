@@ -1,0 +1,426 @@
+"""Our wire against programs that we did not write: grpcio on both sides, curl, nghttp, h2load, TLS by openssl."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent import futures
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import uvloop
+
+from batchtune.wire.grpc.client_connection import GrpcClientConnection
+from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.server import GrpcServer, serve
+from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
+from batchtune.wire.status import GRPC_CODES
+
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def answer(call: GrpcCall) -> None:
+    """Echo, or end with the status that the path names."""
+    method = call.path.rsplit("/", 1)[1]
+    if method in GRPC_CODES:
+        call.fail(method, f"as asked: {method} ü%\n")
+    elif method == "Metadata":
+        call.reply(repr((call.metadata, call.deadline_ns is not None)).encode())
+    elif method != "Hang":
+        call.reply(call.message)
+
+
+def reverse(stream: GrpcStream) -> None:
+    stream.on_message = lambda message: stream.send(message[::-1])
+    stream.on_end = stream.finish
+
+
+@asynccontextmanager
+async def our_server(
+    dispatch: Callable[[GrpcCall], None] = answer, **options: Any
+) -> AsyncIterator[GrpcServer]:
+    server = await serve("127.0.0.1", 0, dispatch, streams={"/p.S/Reverse": reverse}, **options)
+    try:
+        yield server
+    finally:
+        server.close()
+        await server.drain(5)
+
+
+@contextmanager
+def grpcio_channel(port: int) -> Iterator[grpc.Channel]:
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=UNLIMITED)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def use_grpcio(port: int) -> None:
+    with grpcio_channel(port) as channel:
+        echo = channel.unary_unary("/p.S/Echo")
+        for size in (0, 1, 1_000, 100_000, 64 * 2**20):
+            message = b"\xa5" * size
+            assert echo(message, timeout=60) == message
+        pending = [echo.future(b"%d" % i, timeout=60) for i in range(500)]
+        assert [future.result() for future in pending] == [b"%d" % i for i in range(500)]
+        for code in set(GRPC_CODES) - {"OK"}:
+            with pytest.raises(grpc.RpcError) as failure:
+                channel.unary_unary(f"/p.S/{code}")(b"", timeout=60)
+            assert failure.value.code() is grpc.StatusCode[code]
+            assert failure.value.details() == f"as asked: {code} ü%\n"
+        assert echo(b"a" * 9_999, compression=grpc.Compression.Gzip, timeout=60) == b"a" * 9_999
+        told = channel.unary_unary("/p.S/Metadata")(
+            b"", timeout=60, metadata=[("key", "v"), ("raw-bin", b"\0\xff")]
+        )
+        assert b"('key', 'v')" in told
+        assert b"('raw-bin', 'AP8')" in told
+        assert told.endswith(b", True)")
+        assert list(channel.stream_stream("/p.S/Reverse")(iter([b"abc", b"de"]), timeout=60)) == [
+            b"cba",
+            b"ed",
+        ]
+        with pytest.raises(grpc.RpcError) as failure:
+            channel.unary_unary("/p.S/Hang")(b"", timeout=0.05)
+        assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_grpcio_is_served() -> None:
+    async def main() -> None:
+        async with our_server() as server:
+            await asyncio.to_thread(use_grpcio, server.port)
+
+    uvloop.run(main())
+
+
+def test_grpcio_aio_is_served() -> None:
+    async def main() -> None:
+        async with our_server() as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            echo = channel.unary_unary("/p.S/Echo")
+            answers = await asyncio.gather(*(echo(b"%d" % i, timeout=60) for i in range(300)))
+            assert answers == [b"%d" % i for i in range(300)]
+
+    asyncio.run(main())
+
+
+def test_a_drained_server_finishes_what_grpcio_has_sent() -> None:
+    async def main() -> None:
+        calls: list[GrpcCall] = []
+        async with our_server(calls.append) as server:
+            with grpcio_channel(server.port) as channel:
+                echo = channel.unary_unary("/p.S/Echo")
+                pending = [echo.future(b"%d" % i, timeout=60) for i in range(50)]
+                await until(lambda: len(calls) == 50)
+                draining = asyncio.create_task(server.drain(60))
+                await asyncio.sleep(0.02)
+                for call in calls:
+                    call.reply(call.message)
+                assert await draining
+                assert [future.result() for future in pending] == [b"%d" % i for i in range(50)]
+
+    uvloop.run(main())
+
+
+def test_a_drain_ends_after_its_grace_though_a_call_hangs() -> None:
+    async def main() -> None:
+        async with our_server() as server:
+            with grpcio_channel(server.port) as channel:
+                hanging = channel.unary_unary("/p.S/Hang").future(b"", timeout=60)
+                await until(lambda: bool(server.connections))
+                assert not await server.drain(0.05)
+                with pytest.raises(grpc.RpcError):
+                    await asyncio.to_thread(hanging.result)
+
+    uvloop.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def run(*command: str) -> str:
+    """Run a program against the server in this loop; its output."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+def test_curl_is_told_what_this_port_speaks() -> None:
+    async def main() -> None:
+        async with our_server() as server:
+            url = f"http://127.0.0.1:{server.port}/v1/models/m"
+            assert (await run("curl", "-si", "--http2-prior-knowledge", url)).startswith("HTTP/2 405")
+            assert (await run("curl", "-si", "--http2-prior-knowledge", "-d", "{}", url)).startswith(
+                "HTTP/2 415"
+            )
+            assert (await run("curl", "-si", url)).startswith("HTTP/1.1 505")
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> str:
+    path = tmp_path / "request"
+    path.write_bytes(b"\0\0\0\3\xe8" + b"x" * 1_000)
+    return str(path)
+
+
+GRPC_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+
+
+def test_nghttp_reads_answer_and_trailers(request_file: str) -> None:
+    async def main() -> None:
+        async with our_server() as server:
+            url = f"http://127.0.0.1:{server.port}/p.S/Echo"
+            said = await run("nghttp", "-nv", "--no-dep", "-d", request_file, *GRPC_HEADERS, url)
+            assert ":status: 200" in said
+            assert re.search(r"recv DATA frame <length=1005, flags=0x00", said)
+            assert "grpc-status: 0" in said
+            said = await run(
+                "nghttp", "-nv", "-b", "200", "-d", request_file, *GRPC_HEADERS, url
+            )  # with PADDED frames
+            assert "grpc-status: 0" in said
+
+    asyncio.run(main())
+
+
+def test_h2load_finds_no_failure(request_file: str) -> None:
+    async def main() -> None:
+        async with our_server() as server:
+            url = f"http://127.0.0.1:{server.port}/p.S/Echo"
+            said = await run("h2load", "-n2000", "-c5", "-m10", "-d", request_file, *GRPC_HEADERS, url)
+            assert "2000 succeeded, 0 failed, 0 errored" in said
+
+    uvloop.run(main())
+
+
+class Client:
+    """One connection of ours with the answers that came."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, tuple[int, bytes, str]] = {}
+        self.lost: list[tuple[list[int], str]] = []
+        self.changed = asyncio.Event()
+        self.connection = GrpcClientConnection(self._done, self._lost, lambda _: self.changed.set())
+        self.prepared = 0
+
+    def _done(self, tag: int, status: int, message: bytes, text: str) -> None:
+        assert tag not in self.answers
+        self.answers[tag] = (status, message, text)
+        self.changed.set()
+
+    def _lost(self, _: GrpcClientConnection, tags: list[int], reason: str) -> None:
+        self.lost.append((tags, reason))
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def connect(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        name = "localhost" if tls is not None else None
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(
+            lambda: self.connection, "127.0.0.1", port, ssl=tls, server_hostname=name
+        )
+        await self.until(lambda: bool(self.connection.capacity or self.lost))
+
+    async def ask(self, path: str, message: bytes, **options: Any) -> tuple[int, bytes, str]:
+        self.prepared += 1
+        self.connection.call(prepare_call(path, "localhost", message, **options), self.prepared)
+        self.connection.flush()
+        await self.until(lambda: self.prepared in self.answers or bool(self.lost))
+        return self.answers[self.prepared]
+
+
+def echo(request: bytes, _: grpc.ServicerContext) -> bytes:
+    return request
+
+
+def refuse(_: bytes, context: grpc.ServicerContext) -> bytes:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "voll ü%\n")
+    raise AssertionError
+
+
+def tell(_: bytes, context: grpc.ServicerContext) -> bytes:
+    remaining = context.time_remaining()
+    timeout = remaining is not None and 40 < remaining < 60
+    return repr((sorted(context.invocation_metadata()), timeout)).encode()
+
+
+def squeeze(request: bytes, context: grpc.ServicerContext) -> bytes:
+    context.set_compression(grpc.Compression.Gzip)
+    context.send_initial_metadata([("big", "x" * 5_000)])
+    return request
+
+
+@contextmanager
+def grpcio_server() -> Iterator[tuple[grpc.Server, int]]:
+    methods = {"Echo": echo, "Refuse": refuse, "Tell": tell, "Squeeze": squeeze}
+    handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    server = grpc.server(
+        futures.ThreadPoolExecutor(4), options=[*UNLIMITED, ("grpc.max_concurrent_streams", 64)]
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("p.S", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield server, port
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_grpcio_server_answers_our_client() -> None:
+    async def main(port: int) -> None:
+        client = Client()
+        await client.connect(port)
+        assert client.connection.capacity == 64
+        for size in (0, 1, 1_000, 70_000, 20 * 2**20):
+            message = b"\x5a" * size
+            assert await client.ask("/p.S/Echo", message) == (0, message, "")
+        assert await client.ask("/p.S/Refuse", b"") == (14, b"", "voll ü%\n")
+        assert (await client.ask("/p.S/None", b""))[0] == GRPC_CODES["UNIMPLEMENTED"]
+        options: dict[str, Any] = {"metadata": [("key", "v"), ("raw-bin", b"\0\xff")], "timeout_s": 50}
+        status, told, _ = await client.ask("/p.S/Tell", b"", **options)
+        assert status == 0
+        assert b"key='key', value='v'" in told
+        assert b"value=b'\\x00\\xff'" in told
+        assert told.endswith(b", True)")
+        accepting = {"metadata": [("grpc-accept-encoding", "identity,gzip")]}
+        assert await client.ask("/p.S/Squeeze", b"a" * 50_000, **accepting) == (0, b"a" * 50_000, "")
+        client.connection.close()
+
+    with grpcio_server() as (_, port):
+        uvloop.run(main(port))
+
+
+def test_every_call_is_accounted_for_when_a_grpcio_server_stops() -> None:
+    async def main(server: grpc.Server, port: int) -> None:
+        client = Client()
+        await client.connect(port)
+        prepared = prepare_call("/p.S/Echo", "localhost", b"x" * 100)
+        sent = 0
+
+        def load() -> None:
+            nonlocal sent
+            while client.connection.capacity:
+                client.connection.call(prepared, sent)
+                sent += 1
+            client.connection.flush()
+
+        load()
+        while not client.lost and len(client.answers) < 200_000:
+            client.changed.clear()
+            await client.changed.wait()
+            if len(client.answers) > 1_000 and not client.connection.retiring:
+                server.stop(0.5)
+            load()
+        ((tags, reason),) = client.lost
+        assert reason
+        assert sorted([*client.answers, *tags]) == list(range(sent))
+        assert {status for status, _, _ in client.answers.values()} <= {0, 1, 14}
+
+    with grpcio_server() as (server, port):
+        uvloop.run(main(server, port))
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, chain = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run(
+        ["openssl", "req", "-x509", *ec, "-keyout", key, "-out", chain, *subject],
+        check=True,
+        capture_output=True,
+    )
+    return key, chain
+
+
+def test_tls_with_alpn_works_for_both_ends(certificate: tuple[str, str]) -> None:
+    key, chain = certificate
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.load_cert_chain(chain, key)
+    ours.set_alpn_protocols(["h2"])
+    theirs = ssl.create_default_context(cafile=chain)
+    theirs.set_alpn_protocols(["h2"])
+
+    def use_grpcio_tls(port: int) -> None:
+        credentials = grpc.ssl_channel_credentials(Path(chain).read_bytes())
+        with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+            assert channel.unary_unary("/p.S/Echo")(b"safe", timeout=60) == b"safe"
+
+    async def main() -> None:
+        async with our_server(tls=ours) as server:
+            client = Client()
+            await client.connect(server.port, theirs)
+            assert await client.ask("/p.S/Echo", b"x" * 10**6, scheme="https") == (0, b"x" * 10**6, "")
+            client.connection.close()
+            await asyncio.to_thread(use_grpcio_tls, server.port)
+
+    asyncio.run(main())
+
+
+def test_many_idle_connections_do_not_disturb_one_that_works() -> None:
+    async def main() -> None:
+        async with our_server() as server:
+            idle = [Client() for _ in range(300)]
+            for client in idle:
+                await client.connect(server.port)
+            assert len(server.connections) == 300
+            assert await idle[150].ask("/p.S/Echo", b"hello") == (0, b"hello", "")
+            for client in idle:
+                client.connection.close()
+            await until(lambda: not server.connections)
+
+    uvloop.run(main())
+
+
+def test_a_client_that_does_not_read_is_not_answered_without_bound() -> None:
+    async def main() -> None:
+        answered = 0
+
+        def grow(call: GrpcCall) -> None:
+            nonlocal answered
+            answered += 1
+            call.reply(b"x" * 20_000)
+
+        async with our_server(grow) as server:
+            client = Client()
+            await client.connect(server.port)
+            transport = client.connection._transport
+            assert transport is not None
+            transport.pause_reading()
+            prepared = prepare_call("/p.S/Echo", "localhost", b"")
+            for tag in range(8_000):
+                client.connection.call(prepared, tag)
+            client.connection.flush()
+            before = -1
+            while before != answered:
+                before = answered
+                await asyncio.sleep(0.05)
+            assert 0 < answered < 7_000  # of 160 MB, what sockets and one read of requests amount to
+            transport.resume_reading()
+            await client.until(lambda: len(client.answers) == 8_000)
+            client.connection.close()
+
+    uvloop.run(main())

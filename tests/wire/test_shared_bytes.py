@@ -1,0 +1,248 @@
+"""Who gives way when the clients of a port hold too much together?"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from batchtune.server.rest.parser import RestLimits
+from batchtune.wire.grpc.server import GrpcServer
+from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
+from tests.server.rest.test_connection import REQUEST, count_answers, wait_until
+from tests.server.server_fakes import FakeServable, running_rest
+from tests.wire.wire_peers import H2Client, ServerUnderTest, frames_of, grpc_message, raw_frame
+
+LIMITS = SharedLimits(
+    arriving_bytes_max=1_000,
+    slow_arriving_bytes_max=100,
+    unsent_bytes_max=1_000,
+    slow_unsent_bytes_max=100,
+    patience_s=3 * SWEEP_S,
+)
+
+
+class Client:
+    """Holds what the test says, until it is told not to."""
+
+    def __init__(self, shared: ClientBytes) -> None:
+        self.arriving_bytes = self.unsent_bytes = 0
+        self.waits_for_us = False
+        self.ended = ""
+        self._shared = shared
+
+    def hold(self, *, arriving: int = 0, unsent: int = 0) -> None:
+        self.arriving_bytes, self.unsent_bytes = arriving, unsent
+        self._shared.arriving.note(self, arriving)
+        self._shared.unsent.note(self, unsent)
+
+    def refuse_arriving(self) -> None:
+        self.ended = "refused"
+        self.hold(unsent=self.unsent_bytes)
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+        self.hold()
+
+
+def clients(count: int) -> tuple[ClientBytes, list[Client]]:
+    shared = ClientBytes(LIMITS)
+    return shared, [Client(shared) for _ in range(count)]
+
+
+def test_a_lone_client_may_hold_more_than_all_together() -> None:
+    shared, (client,) = clients(1)
+    client.hold(arriving=10_000, unsent=10_000)
+    for _ in range(2):
+        shared.sweep([client])
+    assert not client.ended
+
+
+def test_who_brought_the_least_gives_way_to_the_others() -> None:
+    shared, (slow, fast, lone) = clients(3)
+    slow.hold(arriving=300)
+    for arriving in range(0, 800, 100):
+        fast.hold(arriving=arriving)
+    lone.hold(arriving=5_000)
+    assert [client.ended for client in (slow, fast, lone)] == ["refused", "refused", ""]
+    assert shared.arriving.held_bytes == 5_000
+
+
+def test_a_slow_client_gives_way_to_one_that_is_slow_for_less_long() -> None:
+    shared, (stalled, started) = clients(2)
+    stalled.hold(unsent=90)
+    shared.sweep([stalled])
+    shared.sweep([stalled])
+    started.hold(unsent=950)
+    assert [client.ended for client in (stalled, started)] == ["aborted", ""]
+
+
+def test_slow_clients_may_hold_less_together_and_for_a_time_only() -> None:
+    shared, (large, small, new) = clients(3)
+    large.hold(unsent=90)
+    small.hold(unsent=40)
+    shared.sweep([large, small])
+    assert not large.ended
+    new.hold(unsent=300)
+    shared.sweep([large, small, new])
+    assert [client.ended for client in (large, small, new)] == ["aborted", "", ""]
+    shared.sweep([small])
+    new.hold()
+    shared.sweep([small])
+    assert small.ended == "aborted"
+    assert shared.unsent.held_bytes == 0
+
+
+def test_who_moves_or_waits_for_us_is_not_slow() -> None:
+    shared = ClientBytes(SharedLimits(slow_arriving_bytes_max=0, slow_unsent_bytes_max=0, patience_s=SWEEP_S))
+    takes, sends, waits = (Client(shared) for _ in range(3))
+    waits.waits_for_us = True
+    waits.hold(arriving=200)
+    left = 10**6
+    for sweep in range(10):
+        left -= 6_000
+        takes.hold(unsent=left)
+        sends.hold(arriving=1 + 6_000 * sweep)
+        shared.sweep([takes, sends, waits])
+    assert not takes.ended
+    assert not waits.ended
+
+
+def shared_servers(count: int, **limits: Any) -> list[ServerUnderTest]:
+    shared = ClientBytes(SharedLimits(**limits))
+    return [ServerUnderTest(client_bytes=shared) for _ in range(count)]
+
+
+def test_requests_of_several_connections_share_a_bound_and_the_slowest_is_refused() -> None:
+    async def scenario() -> None:
+        servers = shared_servers(2, arriving_bytes_max=40_000)
+        slow, fast = (H2Client(server) for server in servers)
+        body = grpc_message(b"x" * 45_000)
+        refused = slow.request(raw=body[:16_000], end_stream=False)
+        await slow.exchange()
+        taken = fast.request(raw=body[:16_000], end_stream=False)
+        for at in (16_000, 32_000):
+            fast.h2.send_data(taken, body[at : at + 16_000], end_stream=at == 32_000)
+            await fast.exchange()
+        await slow.exchange()
+        assert slow.status(refused)["grpc-status"] == "8"
+        assert servers[1].calls[0].message == b"x" * 45_000
+        assert servers[0].connection.arriving_bytes == servers[1].connection.arriving_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_frame_that_is_not_whole_counts_and_ends_its_connection() -> None:
+    async def scenario() -> None:
+        cut, other = servers = shared_servers(2, arriving_bytes_max=50_000)
+        for server in servers:
+            await H2Client(server).exchange()
+            server.connection.data_received(raw_frame(0, 1, 1, bytes(40_000))[:30_000])
+        assert cut.transport.closed
+        assert frames_of(cut.transport.take())[-1][0] == 7
+        assert not other.transport.closed
+
+    asyncio.run(scenario())
+
+
+def test_streams_that_send_nothing_count_once_there_are_many() -> None:
+    async def scenario() -> None:
+        (server,) = shared_servers(1)
+        client = H2Client(server)
+        for _ in range(1_100):
+            client.request(raw=b"", end_stream=False)
+        await client.exchange()
+        assert server.connection.arriving_bytes > 100 * 1_100
+        server.connection.refuse_arriving()
+        assert server.connection.arriving_bytes == 0
+        assert server.transport.closed
+
+    asyncio.run(scenario())
+
+
+def test_answers_that_wait_for_windows_share_a_bound() -> None:
+    async def scenario() -> None:
+        servers = shared_servers(2, unsent_bytes_max=50_000)
+        for server in servers:
+            client = H2Client(server, {4: 0})
+            client.request()
+            await client.exchange()
+            server.calls[0].reply(b"x" * 30_000)
+            await asyncio.sleep(0)
+        assert [server.transport.aborted for server in servers] == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_server_sweeps_all_its_connections() -> None:
+    async def scenario() -> None:
+        limits = ServerLimits(shared=SharedLimits(patience_s=SWEEP_S))
+        server = GrpcServer(lambda call: call.reply(b"x" * 1_000), limits, {})
+        peers = []
+        for _ in range(2):
+            peer = ServerUnderTest(client_bytes=server._client_bytes)
+            peer.connection._dispatch = lambda call: call.reply(b"x" * 1_000)
+            server.connections.add(peer.connection)
+            client = H2Client(peer, {4: 0 if not peers else 65_535})
+            client.request()
+            await client.exchange()
+            peers.append(peer)
+        server.sweep()
+        server.sweep()
+        assert [peer.transport.aborted for peer in peers] == [True, False]
+
+    asyncio.run(scenario())
+
+
+HEAD = REQUEST.partition(b"{")[0].replace(b"length: 20", b"length: 60000")
+
+
+def test_bodies_over_rest_share_a_bound_and_the_slowest_is_refused() -> None:
+    limits = RestLimits(shared=SharedLimits(arriving_bytes_max=60_000))
+    with running_rest(limits=limits) as rest:
+        slow, fast = (socket.create_connection(("127.0.0.1", rest.port), timeout=10) for _ in range(2))
+        with slow, fast:
+            slow.sendall(HEAD + b" " * 20_000)
+            wait_until(lambda: rest.server._client_bytes.arriving.held_bytes > 20_000)
+            fast.sendall(HEAD + b" " * (60_000 - 20))
+            received = b""
+            while chunk := slow.recv(1 << 16):
+                received += chunk
+            assert received.startswith(b"HTTP/1.1 503 ")
+            fast.sendall(REQUEST[-20:])
+            received = b""
+            while not count_answers(received):
+                received += fast.recv(1 << 16)
+            assert b"2.5" in received
+        wait_until(lambda: rest.server._client_bytes.arriving.held_bytes == 0)
+
+
+def test_answers_over_rest_that_nobody_reads_share_a_bound() -> None:
+    limits = RestLimits(shared=SharedLimits(unsent_bytes_max=3 << 20))
+    row = b'{"instances": [' + b"1.0, " * 20_000 + b"1.0]}"
+    request = HEAD.replace(b"60000", b"%d" % len(row)) + row
+    servable = FakeServable()
+    with running_rest(servable, limits=limits) as rest:
+        clients = []
+        for _ in range(60):
+            client = socket.create_connection(("127.0.0.1", rest.port), timeout=10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.setblocking(False)
+            clients.append(client)
+
+        def ask() -> bool:
+            for client in clients:
+                try:
+                    client.send(request)
+                except OSError:
+                    continue
+            assert rest.server._client_bytes.unsent.held_bytes <= 3 << 20
+            return rest.server.connections < 60
+
+        wait_until(ask, limit_s=60)
+        answer = socket.create_connection(("127.0.0.1", rest.port), timeout=10)
+        answer.sendall(REQUEST)
+        assert b"2.5" in answer.recv(1 << 16)
+        for client in (*clients, answer):
+            client.close()

@@ -1,0 +1,243 @@
+"""Peers for the wire tests: a socket in memory, and the hyper-h2 library at its other end."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+
+from batchtune.wire.grpc.client_connection import GrpcClientConnection
+from batchtune.wire.grpc.prepared_call import prepare_call
+from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_connection import GrpcServerConnection
+
+
+def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:
+    body = gzip.compress(payload) if compress else payload
+    return struct.pack(">BI", compress, len(body)) + body
+
+
+def raw_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream_id) + payload
+
+
+def frames_of(data: bytes) -> list[tuple[int, int, int, bytes]]:
+    """Split bytes that hold whole frames into (type, flags, stream id, payload)."""
+    frames, position = [], 0
+    while position < len(data):
+        size = int.from_bytes(data[position : position + 3])
+        kind, flags, stream_id = struct.unpack_from(">BBI", data, position + 3)
+        payload = data[position + 9 : position + 9 + size]
+        assert len(payload) == size
+        frames.append((kind, flags, stream_id, payload))
+        position += 9 + size
+    return frames
+
+
+class MemoryTransport(asyncio.Transport):
+    """What a protocol writes, without a socket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.writes = 0
+        self.closed = False
+        self.aborted = False
+        self.reads_paused = False
+        self.clogged_bytes = 0
+
+    def write(self, data: Any) -> None:
+        self.written += data
+        self.writes += 1
+
+    def take(self) -> bytes:
+        data = bytes(self.written)
+        self.written.clear()
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reads_paused = True
+
+    def resume_reading(self) -> None:
+        self.reads_paused = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return self.clogged_bytes
+
+
+class ClientUnderTest:
+    """Our client connection with everything that its callbacks said."""
+
+    def __init__(self, **options: Any) -> None:
+        self.done: list[tuple[int, int, bytes, str]] = []
+        self.lost: list[tuple[list[int], str]] = []
+        self.ready = 0
+        self.capacity_calls = 0
+        self.transport = MemoryTransport()
+        self.connection = GrpcClientConnection(
+            lambda *answer: self.done.append(answer),
+            lambda _, tags, reason: self.lost.append((tags, reason)),
+            lambda _: setattr(self, "ready", self.ready + 1),
+            on_capacity=lambda _: setattr(self, "capacity_calls", self.capacity_calls + 1),
+            **options,
+        )
+        self.connection.connection_made(self.transport)
+
+    def call(self, message: bytes = b"ping", tag: int = 0, path: str = "/p.S/M", **options: Any) -> None:
+        self.connection.call(prepare_call(path, "test:1", message, **options), tag)
+        self.connection.flush()
+
+    def receive(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.connection.data_received(piece)
+
+
+class H2Server:
+    """The hyper-h2 library as the server of our client."""
+
+    def __init__(self, client: ClientUnderTest, settings: dict[int, int] | None = None) -> None:
+        self.client = client
+        config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
+        self.h2 = h2.connection.H2Connection(config)
+        values = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 100, **(settings or {})}
+        self.h2.local_settings = h2.settings.Settings(client=False, initial_values=values)
+        self.h2.initiate_connection()
+        self.events: list[Any] = []
+        self.exchange()
+
+    def exchange(self) -> None:
+        """Carry bytes both ways until both ends are silent."""
+        for _ in range(10_000):
+            sent, received = self.h2.data_to_send(), self.client.transport.take()
+            if not sent and not received:
+                return
+            if sent:
+                self.client.connection.data_received(sent)
+            if received:
+                self.events += self.h2.receive_data(received)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def answer(
+        self,
+        stream_id: int,
+        payload: bytes = b"pong",
+        *,
+        status: str = "0",
+        head: Iterable[tuple[str, str]] = (),
+        trailers: Iterable[tuple[str, str]] = (),
+        raw: bytes | None = None,
+        **data_options: Any,
+    ) -> None:
+        """Answer a call as a gRPC server does."""
+        self.h2.send_headers(stream_id, [(":status", "200"), ("content-type", "application/grpc"), *head])
+        self.h2.send_data(stream_id, grpc_message(payload) if raw is None else raw, **data_options)
+        self.h2.send_headers(stream_id, [("grpc-status", status), *trailers], end_stream=True)
+
+
+class ServerUnderTest:
+    """Our server connection in memory; needs a running event loop. Calls are kept until the test answers them."""
+
+    def __init__(self, *, echo: bool = False, **options: Any) -> None:
+        self.calls: list[GrpcCall] = []
+        self.connections: set[GrpcServerConnection] = set()
+        self.transport = MemoryTransport()
+        self._echo = echo
+        self.connection = GrpcServerConnection(self._dispatch, connections=self.connections, **options)
+        self.connection.connection_made(self.transport)
+
+    def _dispatch(self, call: GrpcCall) -> None:
+        self.calls.append(call)
+        if self._echo:
+            call.reply(call.message)
+
+
+REQUEST_HEADERS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/p.S/M"),
+    (":authority", "test:1"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+)
+
+
+class H2Client:
+    """The hyper-h2 library as the client of our server."""
+
+    def __init__(self, server: ServerUnderTest, settings: dict[int, int] | None = None) -> None:
+        self.server = server
+        config = h2.config.H2Configuration(
+            client_side=True,
+            header_encoding="utf-8",
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self.h2 = h2.connection.H2Connection(config)
+        self.h2.local_settings = h2.settings.Settings(client=True, initial_values=settings or {})
+        self.h2.initiate_connection()
+        self.events: list[Any] = []
+
+    async def exchange(self) -> None:
+        """Carry bytes both ways until both ends are silent."""
+        for _ in range(10_000):
+            sent = self.h2.data_to_send()
+            if sent:
+                self.server.connection.data_received(sent)
+            await asyncio.sleep(0)  # answers are flushed by call_soon
+            received = self.server.transport.take()
+            if received:
+                self.events += self.h2.receive_data(received)
+            if not sent and not received:
+                return
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def request(
+        self,
+        payload: bytes = b"ping",
+        *,
+        headers: Iterable[tuple[str, str]] = REQUEST_HEADERS,
+        extra: Iterable[tuple[str, str]] = (),
+        raw: bytes | None = None,
+        end_stream: bool = True,
+    ) -> int:
+        stream_id = self.h2.get_next_available_stream_id()
+        self.h2.send_headers(stream_id, [*headers, *extra])
+        self.h2.send_data(stream_id, grpc_message(payload) if raw is None else raw, end_stream=end_stream)
+        return stream_id
+
+    def data(self, stream_id: int) -> bytes:
+        return b"".join(
+            event.data for event in self.of(h2.events.DataReceived) if event.stream_id == stream_id
+        )
+
+    def status(self, stream_id: int) -> dict[str, str]:
+        """All header fields of the answer, initial and trailing."""
+        fields: dict[str, str] = {}
+        for event in self.of(h2.events.ResponseReceived) + self.of(h2.events.TrailersReceived):
+            if event.stream_id == stream_id:
+                fields.update(event.headers)
+        return fields

@@ -113,7 +113,32 @@ def test_exit_codes_in_the_manual_are_those_of_the_errors() -> None:
     assert manual == {one.exit_code for one in kinds} | {0, 1, 130}
 
 
-def test_files_that_the_manual_links_to_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+MANUALS = [
+    ROOT / "README.md",
+    *(ROOT / "batchtune").rglob("README.md"),
+    *(ROOT / "results").rglob("README.md"),
+]
+
+
+@pytest.mark.parametrize(
+    "manual", [*MANUALS, ROOT / "scenarios" / "README.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_files_that_a_manual_links_to_exist(manual: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", manual.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (ROOT / target).exists(), target
+            assert (manual.parent / target).exists(), target
+
+
+def test_headings_that_the_manual_links_to_exist() -> None:
+    for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", README):
+        text = (ROOT / (target or "README.md")).read_text(encoding="utf-8")
+        slugs = {
+            re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
+            for line in text.splitlines()
+            if line.startswith("#")
+        }
+        assert heading in slugs, heading
+
+
+def test_a_newcomer_has_at_most_200_lines_to_read() -> None:
+    assert len(README.splitlines()) <= 200

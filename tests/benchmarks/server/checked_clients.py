@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import orjson
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
-from batchtune.wire.grpc.prepared_call import PreparedCall
+from batchtune.wire.grpc.client_connection import GrpcClientConnection
+from batchtune.wire.grpc.prepared_call import PreparedCall, prepare_call
 from batchtune.wire.http1_client import Http1ClientConnection, KnownHeads
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 

@@ -205,8 +205,9 @@ def test_a_fresh_run_is_given_its_share_of_the_budget_that_was_told():
     )
     configuration = Configuration(batching=from_dict({"max_batch_size": 8}))
     times = times_of(pace, asked, configuration, rate_rps=3.0, fresh=True, budget_s=1200.0)
-    assert times.duration_s == pytest.approx(policy.FRESH_BATCHES * 2.0)
-    assert times_of(pace, asked, configuration, rate_rps=3.0, fresh=True).duration_s == times.duration_s
+    share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * 1200.0
+    assert times.duration_s == pytest.approx(min(policy.FRESH_BATCHES * 2.0, share_s))
+    assert times_of(pace, asked, configuration, rate_rps=3.0, fresh=True).duration_s > times.duration_s
     plan = capacity_plan(asked, configuration, source="sampler", hint_rps=None, seed=1)
     told = capacity_plan(asked, configuration, source="sampler", hint_rps=None, seed=1, budget_s=100.0)
     assert (plan.seconds_max, told.seconds_max) == (policy.CAPACITY_SEARCH_S[1], 20.0)

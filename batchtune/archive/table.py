@@ -65,7 +65,7 @@ latency p95 in seconds. `caveats` are codes, divided by spaces. A server flag ha
 """
 
 HIGHER_IS_BETTER: Final = frozenset(
-    ("throughput_rps", "throughput_rows_per_s", "goodput_rps", "mean_batch_rows")
+    ("throughput_rps", "throughput_rows_per_s", "goodput_rps", "mean_batch_rows", "feasible", "requests")
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
 from batchtune.batching.parameters import to_dict
-from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
+from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
 from batchtune.recommend.prediction import Promise, Reference
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_title
@@ -23,6 +23,7 @@ GAP: Final = 2
 DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
 """Caveats that change what one would do; of a noisy host only where nothing is established."""
 
+_GAINS = {"throughput": "", "capacity": " in capacity", "latency": " in p95"}
 _NAMES = {"no_batching": "no batching", "defaults": "the server's defaults"}
 
 
@@ -75,18 +76,19 @@ def print_answer(
 def _use(chosen: Recommendation) -> str:
     """The parameters in one breath, and from what they cannot be told."""
     configuration = chosen.configuration
-    named = ", ".join(f"{name} {value}".strip() for name, value in parameters(configuration))
+    words = [f"{name} {value}" for name, value in parameters(configuration) if value]
     if configuration.batching is None:
-        named = ", ".join(["no batching", *([named] if named else [])])
+        words.insert(0, "no batching")
     elif not to_dict(configuration.batching):
-        named = "the server's defaults"
-    other = _NAMES.get(chosen.little_better_than or chosen.indistinct_from or "")
-    if other is None:
+        words.insert(0, "the server's defaults")
+    named = ", ".join(words)
+    near = chosen.little_better_than or chosen.indistinct_from
+    if near is None:
         return named
-    if named == other:
+    if any(one.name == near and one.configuration == configuration for one in chosen.references):
         return f"{named}: nothing that was tuned is worth its parameters"
     told = "hardly better than" if chosen.little_better_than is not None else "so far not to be told from"
-    return f"{named} ({told} {other})"
+    return f"{named} ({told} {_NAMES[near]})"
 
 
 def _table(chosen: Recommendation) -> list[str]:
@@ -94,7 +96,7 @@ def _table(chosen: Recommendation) -> list[str]:
     others = [one for one in chosen.references if one.configuration != chosen.configuration]
     quantile = _quantile(chosen)
     rows = [
-        ("", "requests/s", f"{quantile} ms", "gain of this"),
+        ("", "requests/s", f"{quantile} ms", f"gain of this{_GAINS[chosen.objective]}"),
         ("this", interval(chosen.throughput_rps), milliseconds(chosen.latency_s.get(quantile)), ""),
         *(_reference_row(chosen, one, quantile) for one in others),
     ]
@@ -150,7 +152,8 @@ def _why(chosen: Recommendation) -> str:
     if chosen.batching_helps == "yes":
         return f"Batching helps: {chosen.reason.split('; ')[0]}."
     told = {"no": "Batching does not help", "not distinguishable": "Whether batching helps is not known"}
-    return f"{told[chosen.batching_helps]}: {chosen.cannot_pay or chosen.reason}."
+    reason = chosen.cannot_pay if chosen.batching_helps == "no" and chosen.cannot_pay else chosen.reason
+    return f"{told[chosen.batching_helps]}: {reason}."
 
 
 def _limit(chosen: Recommendation) -> str:
@@ -183,8 +186,18 @@ def _percentage(probability: float) -> str:
 
 
 def _mind(chosen: Recommendation) -> Iterator[str]:
+    """What speaks against these figures, and against those that they are compared with."""
     codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
+    said = {caveat.code for caveat in chosen.caveats}
     for caveat in chosen.caveats:
         if caveat.code in codes:
-            advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
-            yield f"{caveat.text[:1].upper()}{caveat.text[1:]}{advice}."
+            yield _sentence(caveat, "")
+    for reference in chosen.references:
+        for caveat in reference.caveats:
+            if caveat.code in codes and caveat.code not in said:
+                yield _sentence(caveat, f" ({_NAMES[reference.name]})")
+
+
+def _sentence(caveat: Caveat, whose: str) -> str:
+    advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
+    return f"{caveat.text[:1].upper()}{caveat.text[1:]}{whose}{advice}."

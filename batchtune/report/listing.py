@@ -67,14 +67,19 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool, stream: TextIO | None
 
 
 def print_trials(
-    frame: DataFrame, *, sort: str | None, output: TableFormat, stream: TextIO | None = None
+    frame: DataFrame,
+    *,
+    sort: str | None,
+    output: TableFormat,
+    lower_is_better: bool = False,
+    stream: TextIO | None = None,
 ) -> None:
-    """The trials, sorted by a column (best first), as whatever is wanted.
+    """The trials, sorted by a column (best first), as whatever is wanted; `lower_is_better` of the objective.
 
     Raises:
         UsageError: no such column, or Parquet to a terminal.
     """
-    ordered = frame if sort is None else sorted_by(frame, sort)
+    ordered = frame if sort is None else sorted_by(frame, sort, lower_is_better=lower_is_better)
     out = stream or sys.stdout
     match output:
         case "csv":
@@ -95,7 +100,7 @@ def print_trials(
             print_table(console_on(stream), table)
 
 
-def sorted_by(frame: DataFrame, name: str) -> DataFrame:
+def sorted_by(frame: DataFrame, name: str, *, lower_is_better: bool) -> DataFrame:
     """By a column of the frame, or `p95`, `throughput`: the best first, what has no value last.
 
     Raises:
@@ -108,7 +113,9 @@ def sorted_by(frame: DataFrame, name: str) -> DataFrame:
         raise UsageError(
             f"--sort {name}: no such column", hint=f"one of: {', '.join(map(str, frame.columns))}"
         )
-    return frame.sort_values(column, ascending=column not in HIGHER_IS_BETTER, kind="stable")
+    figure = column.removesuffix("_low").removesuffix("_high")
+    descending = not lower_is_better if figure == "objective" else figure in HIGHER_IS_BETTER
+    return frame.sort_values(column, ascending=not descending, kind="stable")
 
 
 def short_label(label: str | None) -> str:

@@ -135,7 +135,10 @@ def parameters(configuration: Configuration) -> list[tuple[str, str]]:
     """Batching parameters and flags by name, in the order of the file."""
     batching = {} if configuration.batching is None else to_dict(configuration.batching)
     if configuration.batching is not None and not batching:
-        return [("(the server's defaults)", "")]
+        return [
+            ("(the server's defaults)", ""),
+            *((f"--{name}", value) for name, value in configuration.flags),
+        ]
     named = [(name, _shown(value)) for name, value in batching.items()]
     return named + [(f"--{name}", value) for name, value in configuration.flags]
 

@@ -126,6 +126,9 @@ def test_trials_are_sorted_best_first(run):
     assert column("p95_ms", "p95") == sorted(column("p95_ms", "p95"))
     rates = column("throughput_rps", "throughput")
     assert rates == sorted(rates, reverse=True)
+    for name in ("capacity", "objective"):
+        values = column("objective", name)
+        assert values == sorted(values, reverse=True)
     with pytest.raises(UsageError, match="no such column"):
         invoke("trials", str(run.path), "--sort", "beauty")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from batchtune.batching.parameters import from_dict
 from batchtune.measure.validity.caveats import caveat
 from batchtune.recommend.near_best import NearBest
 from batchtune.recommend.recommendation import Recommendation, recommend
@@ -84,7 +85,8 @@ def test_likely_better_points_are_told_as_such(chosen):
 
 
 def test_a_noisy_host_is_told_only_where_something_is_open(chosen):
-    noisy = replace(chosen, caveats=(caveat("host_busy", foreign_ratio=0.4),))
+    references = tuple(replace(reference, caveats=()) for reference in chosen.references)
+    noisy = replace(chosen, caveats=(caveat("host_busy", foreign_ratio=0.4),), references=references)
     assert "Mind" not in printed(noisy)
     open_ = replace(noisy, established=False, open_questions=("only 1 fresh run confirms it",))
     assert "Mind   Programs other than server and client used 40 % of the CPUs" in printed(open_).replace(
@@ -97,3 +99,38 @@ def test_no_batching_is_told_as_the_flag_that_is_left_out(chosen):
     told = replace(chosen, configuration=alone, batching_helps="no", reason="batches cost what they save")
     assert "Use    no batching" in printed(told)
     assert "Why    Batching does not help: batches cost what they save." in printed(told)
+
+
+def test_whether_batching_helps_is_not_denied_and_left_open_in_one_line(chosen):
+    open_ = replace(
+        chosen, batching_helps="not distinguishable", cannot_pay="batching cannot pay here", reason="noise"
+    )
+    assert "Whether batching helps is not known: noise." in said(open_)
+    assert "cannot pay" not in said(open_)
+    assert "cannot pay" in said(replace(open_, batching_helps="no"))
+
+
+def test_flags_that_were_tuned_stand_beside_the_servers_defaults(chosen):
+    flags = (("rest_api_num_threads", "8"),)
+    defaults = replace(chosen.configuration, batching=from_dict({}), flags=flags)
+    assert "Use the server's defaults, --rest_api_num_threads 8" in said(
+        replace(chosen, configuration=defaults)
+    )
+
+
+def test_no_batching_with_a_flag_is_not_compared_with_itself(chosen):
+    alone = replace(chosen.configuration, batching=None, flags=(("x", "1"),))
+    reference = replace(chosen.references[0], name="no_batching", configuration=alone)
+    same = replace(chosen, configuration=alone, references=(reference,), indistinct_from="no_batching")
+    assert "Use no batching, --x 1: nothing that was tuned is worth its parameters" in said(same)
+
+
+def test_what_speaks_against_the_run_that_it_is_compared_with_is_said(chosen):
+    limited = replace(chosen.references[0], caveats=(caveat("client_busy", cpu_ratio=0.97),))
+    text = said(replace(chosen, references=(limited, *chosen.references[1:])))
+    assert f"of the CPU that it has (no batching): {limited.caveats[0].advice}." in text
+
+
+def test_the_gain_says_in_what_where_the_columns_do_not(chosen):
+    assert "gain of this in capacity" in said(replace(chosen, objective="capacity"))
+    assert "gain of this in p95" in said(replace(chosen, objective="latency"))

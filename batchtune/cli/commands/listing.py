@@ -30,5 +30,5 @@ def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, resu
     frame = run.trials()
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)
-    print_trials(frame, sort=sort, output=output)
+    print_trials(frame, sort=sort, output=output, lower_is_better=run.scenario().objective == "latency")
     return 0

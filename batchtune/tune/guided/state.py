@@ -67,9 +67,9 @@ class Insight:
         stale = self._stale()
         before, self._predicted = self._predicted, None
         self._most = None
-        if found is not None and self._scenario.objective == "capacity":
-            self._most = most_merits(found, self._scenario, self.cells)
         if found is not None and found.trust != "off":
+            if self._scenario.objective == "capacity":
+                self._most = most_merits(found, self._scenario, self.cells)
             merits = predicted_merits(found, self._scenario, self.cells, before=before, stale=stale)
             # Where no point keeps the SLO at any rate there is no rate to try a point at: the trials find theirs.
             self._predicted = merits if np.isfinite(merits).any() else None

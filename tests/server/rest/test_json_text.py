@@ -114,6 +114,17 @@ def test_debug_text_stays_short(value: Any) -> None:
     assert len(debug_text(value)) < 2 * DEBUG_BYTES + 10
 
 
+def test_a_nest_of_any_depth_is_a_value_or_a_complaint() -> None:
+    for depth in range(950, 1051):
+        for nest in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
+            for body in (nest, nest + b" x", b'{"instances": ' + nest + b"} x"):
+                try:
+                    value = parse_json(body)
+                except StatusError as error:
+                    value = error.message
+                assert not isinstance(value, str) or value.startswith("JSON Parse error: Nested too deeply.")
+
+
 def test_half_of_a_surrogate_pair_is_complained_of() -> None:
     assert complaint(rb'["\udc00"]') == "The surrogate pair in string is invalid. at offset: 2"
 

@@ -86,6 +86,8 @@ def _parse_leniently(body: bytes) -> Any:
     spelled_out = _BARE_INFINITY.sub(lambda match: "Infinity" if match[0] == "Inf" else match[0], text)
     try:
         return _EXACT.raw_decode(spelled_out, start)[0]  # rapidjson's doubles may be off by their last bit
+    except RecursionError as error:  # a few levels before rapidjson's
+        raise _too_deep(body) from error
     except ValueError:  # -NaN
         return value
 
@@ -104,12 +106,16 @@ def _read(body: bytes, lead: int) -> Any:
     try:
         return rapidjson.loads(body[lead:], number_mode=_NUMBERS)
     except RecursionError as error:
-        raise _parse_error("Nested too deeply.", len(body)) from error
+        raise _too_deep(body) from error
     except rapidjson.JSONDecodeError as error:
         place, _, message = str(error).removeprefix("Parse error at offset ").partition(": ")
         if message.startswith("The document root must not be followed"):
             return _read(body[: lead + int(place)], lead)
         raise _parse_error(_REWORDED.get(message, message), lead + int(place)) from error
+
+
+def _too_deep(body: bytes) -> StatusError:
+    return _parse_error("Nested too deeply.", len(body))
 
 
 def _parse_error(message: str, offset: int | None) -> StatusError:

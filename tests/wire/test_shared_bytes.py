@@ -6,6 +6,8 @@ import asyncio
 import socket
 from typing import Any
 
+import pytest
+
 from batchtune.server.rest.parser import RestLimits
 from batchtune.wire.grpc.server import GrpcServer
 from batchtune.wire.grpc.server_limits import ServerLimits
@@ -142,6 +144,38 @@ def test_a_frame_that_is_not_whole_counts_and_ends_its_connection() -> None:
         assert cut.transport.closed
         assert frames_of(cut.transport.take())[-1][0] == 7
         assert not other.transport.closed
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("continued", [b"", raw_frame(9, 0, 1, bytes(16_000))[:10_000]])
+@pytest.mark.parametrize("begun", [b"", raw_frame(1, 0, 1, bytes(15_000))])
+def test_a_connection_that_holds_headers_or_a_frame_in_part_is_closed(begun: bytes, continued: bytes) -> None:
+    """What is left there belongs to no stream that could be refused, and is counted no more."""
+
+    async def scenario() -> None:
+        (server,) = shared_servers(1)
+        await H2Client(server).exchange()
+        server.connection.data_received(begun + continued)
+        held_bytes = server.connection.arriving_bytes
+        server.connection.refuse_arriving()
+        assert server.transport.closed is (held_bytes > 0)
+        assert server.connection.arriving_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_call_with_a_frame_in_part_is_refused_before_its_connection_is_closed() -> None:
+    async def scenario() -> None:
+        (server,) = shared_servers(1)
+        client = H2Client(server)
+        refused = client.request(raw=b"", end_stream=False)
+        await client.exchange()
+        server.connection.data_received(raw_frame(0, 0, refused, bytes(1_000))[:500])
+        server.connection.refuse_arriving()
+        await client.exchange()
+        assert client.status(refused)["grpc-status"] == "8"
+        assert server.transport.closed
 
     asyncio.run(scenario())
 

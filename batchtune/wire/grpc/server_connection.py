@@ -171,19 +171,19 @@ class GrpcServerConnection(asyncio.Protocol):
         return self._writer is not None and self._writer.is_paused
 
     def refuse_arriving(self) -> None:
-        """End the requests that are not whole; the connection too, where a frame is not or they are very many."""
+        """End the requests that are not whole; the connection, where they are many, or a frame or headers are not."""
         writer = self._writer
         if writer is None:
             return
         begun = [stream for stream in writer.streams.values() if not stream.half_closed]
-        if len(begun) > _FEW_STREAMS or len(self._partial.held) > h2.DEFAULT_FRAME_BYTES:
-            self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
-            return
-        for stream in begun:
+        are_few = len(begun) <= _FEW_STREAMS
+        for stream in begun if are_few else ():
             if isinstance(stream, GrpcCall):
                 stream.fail("RESOURCE_EXHAUSTED", _TOO_MUCH)
             elif stream.buffer is not None and stream.buffer.held_bytes:
                 stream.finish("RESOURCE_EXHAUSTED", _TOO_MUCH)
+        if not are_few or self._partial.held or self._block.held_bytes:
+            self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
 
     def _note_arriving(self) -> None:
         arriving_bytes = self.arriving_bytes

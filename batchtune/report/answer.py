@@ -130,10 +130,10 @@ def _slo(chosen: Recommendation) -> Iterator[str]:
         yield f"Capacity {capacity_text(chosen, chosen.capacity_rps)} requests/s."
     for promise in chosen.promises:
         limit = f"{promise.name} ≤ {rounded_duration(promise.limit_s)}"
-        yield f"{limit}: {_kept(promise, chosen)}."
+        yield f"{limit}: {kept_text(promise, chosen)}."
 
 
-def _kept(promise: Promise, chosen: Recommendation) -> str:
+def kept_text(promise: Promise, chosen: Recommendation) -> str:
     """What the fresh runs did, and how high another one may come."""
     if not math.isfinite(promise.upper_bound_s):
         return "how high a fresh run comes is not known"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
 from batchtune.cli.commands.report import run_report, write_report
 from batchtune.errors import UsageError
 from batchtune.load.record.samples import Samples
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.account import PAGE_FILE, account_of
+from batchtune.report.html.answers import answers_of
 from batchtune.report.html.forecast import Forecast
 from batchtune.report.html.page import page_of
 from batchtune.scenario.reader import format_scenario
@@ -107,6 +110,32 @@ def test_first_screen_answers_with_the_command_that_deploys(page_file):
     assert "--batching_parameters_file=" in first
     assert "max_batch_size" in first
     assert "over no batching" in first
+
+
+@pytest.mark.parametrize(
+    ("high", "promised", "words"),
+    [
+        (1490.0, True, "capacity 1,420 [1,390, 1,490] requests/s"),
+        (1490.0, False, "capacity below 1,490 requests/s"),
+        (math.inf, True, "capacity at least 1,420 requests/s"),
+    ],
+)
+def test_a_capacity_reads_as_on_the_terminal(tmp_path, high, promised, words):
+    account = account_of(kept_run(tmp_path))
+    capacity = Estimate(value=1420.0, low=1390.0, high=high)
+    promises = account.chosen.promises if promised else ()
+    chosen = replace(account.chosen, capacity_rps=capacity, promises=promises)
+    _, gain, _, _ = answers_of(replace(account, chosen=chosen))
+    assert words in gain.lines
+
+
+def test_a_limit_is_kept_only_in_fresh_runs(tmp_path):
+    account = account_of(kept_run(tmp_path))
+    _, _, sure, _ = answers_of(account)
+    assert sure.lines[0].startswith("SLO p95 ≤ 50 ms: kept in 3 fresh runs; another stays below ")
+    unproven = replace(account.chosen, established=False, confirmations=0)
+    _, _, sure, _ = answers_of(replace(account, chosen=unproven))
+    assert sure.lines[0].startswith("SLO p95 ≤ 50 ms: a fresh run stays below ")
 
 
 def test_the_command_names_a_file_only_if_that_holds_what_is_recommended(tmp_path):

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.near_best import NearBest
-from batchtune.recommend.prediction import Promise
 from batchtune.recommend.recommendation import Recommendation
+from batchtune.report.answer import kept_text
 from batchtune.report.bottleneck import limit_title
 from batchtune.report.html.account import ROLES, Account
 from batchtune.report.html.drawing import parameters_of
+from batchtune.report.statement import capacity_text
 from batchtune.report.units import interval, latency, number
 from batchtune.scenario.units import counted, percentage, rounded_duration
 
@@ -81,7 +82,7 @@ def _gain(chosen: Recommendation) -> Answer:
         headline = "Nothing to set"
         lines.append("What was tuned is not better beyond doubt.")
     if chosen.capacity_rps is not None:
-        lines.append(f"capacity {interval(chosen.capacity_rps)} requests/s")
+        lines.append(f"capacity {capacity_text(chosen, chosen.capacity_rps)} requests/s")
     else:
         lines.append(f"{interval(chosen.throughput_rps)} requests/s")
     lines.append(f"p95 {latency(chosen.latency_s.get('p95'))}")
@@ -89,7 +90,10 @@ def _gain(chosen: Recommendation) -> Answer:
 
 
 def _sure(chosen: Recommendation) -> Answer:
-    lines = [*(_promise(promise) for promise in chosen.promises)]
+    lines = [
+        f"SLO {promise.name} ≤ {rounded_duration(promise.limit_s)}: {kept_text(promise, chosen)}."
+        for promise in chosen.promises
+    ]
     if not chosen.established:
         lines += [_sentence(question) for question in chosen.open_questions[:2]]
     if chosen.near_best is not None:
@@ -116,15 +120,6 @@ def _limit(chosen: Recommendation) -> Answer:
         headline=f"{title[:1].upper()}{title[1:]}",
         lines=(_sentence(limited.text), _sentence(limited.advice)),
     )
-
-
-def _promise(promise: Promise) -> str:
-    limit = rounded_duration(promise.limit_s)
-    if not math.isfinite(promise.upper_bound_s):
-        return f"{promise.name} ≤ {limit}: how high a fresh run comes is not known."
-    bound = rounded_duration(promise.upper_bound_s)
-    kept = "kept" if promise.spare_ratio >= 0.0 else "may be missed by a single run"
-    return f"SLO {promise.name} ≤ {limit}: {kept}, at most {bound} in a fresh run."
 
 
 def _better(near: NearBest) -> str:

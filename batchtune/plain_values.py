@@ -66,7 +66,9 @@ def _read(declared: Any, value: Any, place: str) -> Any:
         return _read(declared, value, place)
     if is_dataclass(declared):
         own = getattr(declared, "from_dict", None)
-        return from_plain(declared, value, place) if own is None else own(value)  # type: ignore[arg-type]
+        if own is not None and isinstance(value, Mapping):
+            return own(value)
+        return from_plain(declared, value, place)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, tuple | list):
         kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
         if len(kinds) == len(value):

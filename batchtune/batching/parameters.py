@@ -90,10 +90,14 @@ class Configuration:
 
         Raises:
             BatchingParametersError: a name or a value that cannot be a batching parameter.
+            TypeError: batching or flags are no mapping.
         """
         batching = mapping["batching"]
         flags = mapping.get("flags") or {}
         known = batching != UNKNOWN
+        for name, values in (("batching", batching if known else None), ("flags", flags)):
+            if values is not None and not isinstance(values, Mapping):
+                raise TypeError(f"{name} is {values!r}")
         return cls(
             batching=from_dict(batching) if known and batching is not None else None,
             known=known,

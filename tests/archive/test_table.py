@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from batchtune.archive.listing import runs_under
-from batchtune.archive.run import Run, create_run, open_run
+from batchtune.archive.run import RECOMMENDATION, Run, create_run, open_run
 from batchtune.archive.table import TRIAL_COLUMNS, samples_frame
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
@@ -110,6 +110,25 @@ def test_runs_are_listed_newest_first_with_what_they_recommend(run):
     document = json.loads(invoke("runs", "--results", str(run.path.parents[1]), "--json"))
     assert [each["id"] for each in document["runs"]] == [broken.name, run.path.name]
     assert run.path.name in invoke("runs", "--results", str(run.path.parent))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"search": []},
+        {"configuration": "unknown"},
+        {"promises": [1]},
+        {"configuration": {"batching": "large"}},
+        {"configuration": {"batching": None, "flags": [1]}},
+    ],
+)
+def test_a_run_whose_recommendation_cannot_be_read_is_listed_with_its_error(run, wrong):
+    run.write_recommendation(recommend(run.ledger(), scenario=SCENARIO))
+    path = run.path / RECOMMENDATION
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    (entry,) = runs_under(run.path.parents[1])
+    assert entry.verdict.startswith("unreadable: ")
+    assert "not a recommendation" in entry.verdict
 
 
 def test_without_runs_there_is_an_error_and_an_empty_list_in_json(tmp_path):

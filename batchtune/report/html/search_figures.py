@@ -27,6 +27,7 @@ from batchtune.report.html.drawing import (
 from batchtune.report.units import interval, milliseconds
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.evidence.pooled import Pooled
+from batchtune.tune.evidence.run_noise import geometric_mean
 
 
 def pareto(account: Account) -> Section:
@@ -129,8 +130,7 @@ def _is_plotted(pooled: Pooled) -> bool:
 
 
 def _rate(pooled: Pooled) -> float:
-    rates = [run.throughput_rps.value for run in pooled.runs]
-    return sum(rates) / len(rates) if rates else math.nan
+    return geometric_mean(run.throughput_rps.value for run in pooled.runs)
 
 
 def _p95_ms(pooled: Pooled) -> float:

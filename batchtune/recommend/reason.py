@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario, SloSpec
@@ -283,9 +284,14 @@ def _batch_sizes(batched: Pooled) -> str:
         return held
     reason = max(activity.close_reasons, key=lambda one: activity.close_reasons[one])
     share = percentage(activity.close_reasons[reason] / closed)
-    if reason == "timeout" and not in_force(batched.configuration, "batch_timeout_micros"):
-        return f"{held}, {share} go as soon as a thread is free"
-    return f"{held}, {share} close {_CLOSINGS.get(reason, f'by {reason}')}"
+    return f"{held}, {share} {closing(reason, batched.configuration)}"
+
+
+def closing(reason: str, configuration: Configuration) -> str:
+    """Why batches of this configuration go, by the server's word for it: `close because they are full`."""
+    if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
+        return "go as soon as a thread is free"
+    return f"close {_CLOSINGS.get(reason, f'by {reason}')}"
 
 
 def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:

@@ -9,9 +9,11 @@ import pytest
 
 from batchtune.archive.run import create_run
 from batchtune.report.html.account import Account, account_of
+from batchtune.report.html.batch_figures import sizes
 from batchtune.report.html.search_figures import pareto
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.recommend.test_recommendation import BATCH_14, SCENARIO
 from tests.tune.tune_fakes import planted
@@ -32,3 +34,28 @@ def test_a_point_is_the_geometric_mean_of_its_runs_in_both(tmp_path):
     (trace,) = pareto(account_with(tmp_path, fresh)).figure.data
     assert trace["x"] == pytest.approx([2000.0])
     assert trace["y"] == pytest.approx([20.0])
+
+
+@pytest.mark.parametrize(
+    ("timeout_micros", "reason", "words"),
+    [
+        (2000, "full", "100 % close because they are full"),
+        (2000, "timeout", "100 % close on the timeout"),
+        (0, "timeout", "100 % go as soon as a thread is free"),
+        (2000, "no_room", "100 % close because the next request does not fit"),
+        (2000, "closed", "100 % close at the end"),
+        (2000, "of_a_later_server", "100 % close by of_a_later_server"),
+    ],
+)
+def test_why_batches_closed_is_told_as_in_the_reason(tmp_path, timeout_micros, reason, words):
+    busy = ServerActivity(
+        duration_s=1.0,
+        batches=10,
+        rows=80,
+        mean_batch_rows=8.0,
+        batches_by_rows={8: 10},
+        close_reasons={reason: 10},
+    )
+    batching = {**BATCH_14, "batch_timeout_micros": timeout_micros}
+    account = account_with(tmp_path, [planted(1, batching=batching, throughput=9.0, p95_s=0.01, server=busy)])
+    assert sizes(account).lead == f"Recommended: 8 rows on average; {words}."

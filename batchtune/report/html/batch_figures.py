@@ -7,17 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from batchtune.batching.parameters import Configuration
+from batchtune.recommend.reason import closing
 from batchtune.report.html.account import Account
 from batchtune.report.html.drawing import COLOURS, Figure, Section, Trace, axis, finite, log_axis, numbers
 from batchtune.report.units import percent
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.space import in_force
 
-_REASONS: Final = {
-    "full": "full",
-    "timeout": "the timeout passed, or a thread was free",
-    "split": "split",
-}
 _FEW: Final = 3
 """Batches of a size that fewer were run of say little of its time."""
 
@@ -60,7 +57,9 @@ def sizes(account: Account) -> Section:
     }
     return replace(
         section,
-        lead=" ".join(_closings(name, activity) for name, activity in told.items()),
+        lead=" ".join(
+            _closings(name, activity, account.roles[name].configuration) for name, activity in told.items()
+        ),
         figure=Figure(data=data, layout=layout, height_px=320),
         how="By the server's counters over the latest run of each configuration, warm-up included.",
     )
@@ -127,18 +126,13 @@ def _activities(account: Account) -> dict[str, ServerActivity]:
     }
 
 
-def _closings(name: str, activity: ServerActivity) -> str:
+def _closings(name: str, activity: ServerActivity, configuration: Configuration) -> str:
     closed = sum(activity.close_reasons.values())
     held = "" if activity.mean_batch_rows is None else f"{activity.mean_batch_rows:.3g} rows on average"
     if not closed:
         return f"{name.capitalize()}: {held}."
     shares = sorted(activity.close_reasons.items(), key=lambda item: -item[1])
-    why = ", ".join(
-        f"{percent(count / closed)} closed because {_REASONS.get(reason, reason)}"
-        if reason != "full"
-        else f"{percent(count / closed)} closed because they were full"
-        for reason, count in shares
-    )
+    why = ", ".join(f"{percent(count / closed)} {closing(reason, configuration)}" for reason, count in shares)
     return f"{name.capitalize()}: {held}; {why}."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,22 +209,28 @@ def noisy(trial: Trial) -> Trial:
 
 
 class NoisyBench:
-    """A bench whose host disturbs the trials of these numbers."""
+    """A bench whose host disturbs the trials of these numbers, and whose server dies under those of others."""
 
-    def __init__(self, disturbed: Callable[[int], bool]) -> None:
+    def __init__(self, disturbed: Callable[[int], bool], failed: Container[int] = ()) -> None:
         self._disturbed = disturbed
+        self._failed = failed
 
     def run(self, plan: Any) -> FinishedTrial:
+        failure = "the server died" if plan.number in self._failed else None
         trial = replace(
-            planted(plan.number, throughput=100.0, p95_s=0.01), reason=plan.reason, block=plan.block
+            planted(plan.number, throughput=100.0, p95_s=0.01, failure=failure),
+            reason=plan.reason,
+            block=plan.block,
         )
         return FinishedTrial(trial=noisy(trial) if self._disturbed(plan.number) else trial, samples=None)
 
 
-def run_on(disturbed: Callable[[int], bool], *, blocks: int) -> tuple[list[Trial], list[Turn], Comparison]:
+def run_on(
+    disturbed: Callable[[int], bool], *, blocks: int, failed: Container[int] = ()
+) -> tuple[list[Trial], list[Turn], Comparison]:
     variants = chosen_variants(scenarios(off=OFF, on=BATCHED))
     turns: list[Turn] = []
-    bench: Any = NoisyBench(disturbed)
+    bench: Any = NoisyBench(disturbed, failed)
     trials = [
         one.trial
         for one in compare(variants, blocks=blocks, bench_of=lambda _one: bench, on_turn=turns.append)
@@ -256,6 +262,20 @@ def test_on_a_host_that_is_always_noisy_repeats_end():
     assert len(trials) == 18
     assert sum(one.noisy for one in found.variants) == 12
     assert all(one.disturbed for one in found.variants)
+
+
+def test_a_variant_that_fails_twice_but_not_in_a_row_stays():
+    _, turns, found = run_on(lambda number: number == 2, blocks=6, failed={1, 3})
+    assert [turn.attempt for turn in turns][:5] == [1, 2, 3, 4, 1]
+    assert [one.runs for one in found.variants] == [6, 6]
+    assert not any(one.failure for one in found.variants)
+
+
+def test_a_complete_run_counts_when_its_repeat_fails():
+    _, turns, found = run_on(lambda number: number == 1, blocks=2, failed={2, 3})
+    disturbed = found.figures(turns[0].variant.name)
+    assert (disturbed.runs, disturbed.noisy, disturbed.failure) == (1, 1, "the server died")
+    assert found.pairs[0].blocks == 1
 
 
 def test_one_quiet_run_is_enough_for_a_variant_to_count():

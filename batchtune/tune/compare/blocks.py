@@ -83,7 +83,7 @@ def compare(
     on_turn: Callable[[Turn], None] = lambda _turn: None,
     paces: Mapping[str, Pace] | None = None,
 ) -> Iterator[FinishedTrial]:
-    """Run the blocks, yielding each trial as it ends, repeats included: `comparison` reads the last attempt.
+    """Run the blocks, yielding each trial as it ends, repeats included: the last complete attempt counts.
 
     `bench_of` is asked before every trial and may launch a server on first use; only the variant that runs is under
     load. `paces`, by the variants' names, say how long loads must last; without them the scenario's own times hold.
@@ -112,6 +112,7 @@ def compare(
                         continue
                     working.discard(variant.name)
                     break
+                failures = 0
                 if not is_noisy(finished.trial) or attempt > policy.REPEATS_MAX or not repeats_left:
                     break
                 repeats_left -= 1

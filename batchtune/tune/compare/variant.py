@@ -94,12 +94,14 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
 
 
 def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
-    """The trial that counts in each block: the variant's last attempt, when it is complete."""
-    last = {trial.block: trial for trial in trials if trial.reason == name}
+    """The trial that counts in each block: the variant's last complete attempt."""
     return {
-        block: trial
-        for block, trial in last.items()
-        if block is not None and trial.state == "complete" and trial.measurement is not None
+        trial.block: trial
+        for trial in trials
+        if trial.reason == name
+        and trial.block is not None
+        and trial.state == "complete"
+        and trial.measurement is not None
     }
 
 

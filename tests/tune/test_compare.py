@@ -264,6 +264,13 @@ def test_on_a_host_that_is_always_noisy_repeats_end():
     assert all(one.disturbed for one in found.variants)
 
 
+def test_a_retry_of_a_failed_trial_is_no_repeat_for_noise():
+    trials, _, found = run_on(lambda number: number == 2, blocks=6, failed={1, 6})
+    assert [trial.state for trial in trials][:3] == ["failed", "complete", "complete"]
+    assert (found.repeats, found.trials) == (1, 15)
+    assert noise_floor(trials, chosen_variants(scenarios(off=OFF, on=BATCHED))).repeats == 1
+
+
 def test_a_variant_that_fails_twice_but_not_in_a_row_stays():
     _, turns, found = run_on(lambda number: number == 2, blocks=6, failed={1, 3})
     assert [turn.attempt for turn in turns][:5] == [1, 2, 3, 4, 1]

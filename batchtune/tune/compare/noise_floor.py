@@ -19,7 +19,14 @@ from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import block_pairs
-from batchtune.tune.compare.variant import QUANTILES, figure_of, figures_of, latency_of, runs_of
+from batchtune.tune.compare.variant import (
+    QUANTILES,
+    figure_of,
+    figures_of,
+    latency_of,
+    noise_repeats,
+    runs_of,
+)
 from batchtune.tune.trials.trial import Trial
 
 BLOCKS_SHOWN: Final = (6, 10, 20)
@@ -89,7 +96,7 @@ def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
         pairs=len(first.keys() & second.keys()),
         runs=len(first) + len(second),
         noisy=sum(one.noisy for one in figures),
-        repeats=len(trials) - len({(trial.reason, trial.block) for trial in trials}),
+        repeats=noise_repeats(trials),
         client_limited=any(one.client_limited for one in figures),
         failure=next((one.failure for one in figures if one.failure is not None), None),
         caveats=tuple({one.code: one for each in figures for one in each.caveats}.values()),

@@ -20,6 +20,7 @@ from batchtune.tune.compare.variant import (
     figure_of,
     figures_of,
     latency_of,
+    noise_repeats,
     runs_of,
 )
 from batchtune.tune.trials.trial import Trial
@@ -95,7 +96,7 @@ def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Compariso
         ),
         blocks=max((trial.block or 0 for trial in trials), default=0),
         trials=len(trials),
-        repeats=len(trials) - len({(trial.reason, trial.block) for trial in trials}),
+        repeats=noise_repeats(trials),
     )
 
 

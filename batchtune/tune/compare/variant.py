@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from batchtune.batching.parameters import Configuration
@@ -103,6 +104,16 @@ def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
         and trial.state == "complete"
         and trial.measurement is not None
     }
+
+
+def noise_repeats(trials: Sequence[Trial]) -> int:
+    """Count the attempts made because the host had disturbed the one before."""
+    return sum(
+        (before.reason, before.block) == (after.reason, after.block)
+        and before.state == "complete"
+        and is_noisy(before)
+        for before, after in pairwise(trials)
+    )
 
 
 def figure_of(metric: Metric) -> Callable[[Trial], float]:

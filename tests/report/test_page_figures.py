@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from batchtune.archive.run import create_run
+from batchtune.load.record.samples import Samples, Status
 from batchtune.report.html.account import Account, account_of
 from batchtune.report.html.batch_figures import sizes
+from batchtune.report.html.latency_figures import distribution
 from batchtune.report.html.search_figures import pareto
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -19,10 +23,15 @@ from tests.recommend.test_recommendation import BATCH_14, SCENARIO
 from tests.tune.tune_fakes import planted
 
 
-def account_with(root: Path, trials: Sequence[Trial], scenario: Scenario = SCENARIO) -> Account:
+def account_with(
+    root: Path,
+    trials: Sequence[Trial],
+    scenario: Scenario = SCENARIO,
+    samples: Samples | None = None,
+) -> Account:
     run = create_run(scenario, format_scenario(scenario), root=root, provenance={})
     for trial in trials:
-        run.append(trial, None)
+        run.append(trial, samples)
     return account_of(run)
 
 
@@ -59,3 +68,31 @@ def test_why_batches_closed_is_told_as_in_the_reason(tmp_path, timeout_micros, r
     batching = {**BATCH_14, "batch_timeout_micros": timeout_micros}
     account = account_with(tmp_path, [planted(1, batching=batching, throughput=9.0, p95_s=0.01, server=busy)])
     assert sizes(account).lead == f"Recommended: 8 rows on average; {words}."
+
+
+def latencies(latency_ms: Sequence[float]) -> Samples:
+    """Good answers to requests that were due every millisecond."""
+    due_ns = np.arange(len(latency_ms)) * 1_000_000
+    done_ns = due_ns + np.round(np.array(latency_ms) * 1e6).astype(np.int64)
+    return Samples(
+        due_ns=due_ns,
+        sent_ns=due_ns,
+        first_byte_ns=done_ns,
+        done_ns=done_ns,
+        connection_wait_ns=np.zeros_like(due_ns),
+        status=np.full(len(due_ns), Status.OK, dtype=np.uint8),
+        rows=np.ones(len(due_ns), dtype=np.int32),
+        started_ns=0,
+        wall_s=1.0,
+        client_cpu_s=0.1,
+        client_cores=1,
+    )
+
+
+@pytest.mark.parametrize(("measured", "slowest_ms"), [(5, 2.0), (10, 100.0)])
+def test_the_latency_of_single_requests_is_that_of_the_measured_window(tmp_path, measured, slowest_ms):
+    trial = planted(1, batching=BATCH_14, throughput=9.0, p95_s=0.01)
+    trial = replace(trial, measurement=replace(trial.measurement, requests=measured))
+    warmed_up = latencies([100.0] * 5 + [1.0, 1.0, 2.0, 1.0, 1.0])
+    (trace,) = distribution(account_with(tmp_path, [trial], samples=warmed_up)).figure.data
+    assert max(trace["y"]) == pytest.approx(slowest_ms)

@@ -44,7 +44,9 @@ def distribution(account: Account) -> Section:
     kept = True
     for name, pooled in account.roles.items():
         samples = account.samples(pooled)
-        shares, latency_ms = _quantiles_of(samples) if samples is not None else _kept_quantiles(pooled)
+        shares, latency_ms = (
+            _quantiles_of(samples, pooled) if samples is not None else _kept_quantiles(pooled)
+        )
         kept = kept and samples is not None
         if not latency_ms:
             continue
@@ -80,7 +82,7 @@ def distribution(account: Account) -> Section:
         figure=Figure(data=data, layout=limited(account, layout)),
         how=(
             "From the instant a request was due to its last byte; a request without a good answer counts as slower "
-            "than any. The latest run of each configuration."
+            "than any. The latest run of each configuration, without its warm-up."
             + ("" if kept else " Only the quantiles that the ledger keeps, for the single requests are gone.")
         ),
     )
@@ -165,8 +167,11 @@ def limited(account: Account, layout: dict[str, Any], *, log: bool = False) -> d
     return with_limit(layout, limit_s * 1e3, f"SLO: p95 ≤ {rounded_duration(limit_s)}", log=log)
 
 
-def _quantiles_of(samples: Samples) -> tuple[list[float], list[float | None]]:
-    latency_ms = np.sort(_latencies_ms(samples))
+def _quantiles_of(samples: Samples, pooled: Pooled) -> tuple[list[float], list[float | None]]:
+    """Of as many requests as were measured, the last that became due: those before are the warm-up."""
+    measured = pooled.runs[-1].trial.measurement
+    requests = len(samples) if measured is None else min(measured.requests, len(samples))
+    latency_ms = np.sort(_latencies_ms(samples)[len(samples) - requests :])
     if not len(latency_ms):
         return [], []
     last = min(1.0 - 1.0 / len(latency_ms), 0.999)

@@ -15,11 +15,13 @@ from batchtune.report.html.account import Account, account_of
 from batchtune.report.html.batch_figures import sizes
 from batchtune.report.html.latency_figures import distribution
 from batchtune.report.html.search_figures import pareto
+from batchtune.report.html.twin_figures import rates
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.recommend.test_recommendation import BATCH_14, SCENARIO
+from tests.tune.evidence.test_pooled import CAPACITY, capacity_found, fresh_at
 from tests.tune.tune_fakes import planted
 
 
@@ -96,3 +98,19 @@ def test_the_latency_of_single_requests_is_that_of_the_measured_window(tmp_path,
     warmed_up = latencies([100.0] * 5 + [1.0, 1.0, 2.0, 1.0, 1.0])
     (trace,) = distribution(account_with(tmp_path, [trial], samples=warmed_up)).figure.data
     assert max(trace["y"]) == pytest.approx(slowest_ms)
+
+
+def test_every_rate_behind_a_claimed_capacity_is_drawn_also_that_of_fresh_runs(tmp_path):
+    ledger = [
+        capacity_found(1, 1000.0, p95_s=0.040),
+        fresh_at(2, 1000.0, 0.055),
+        fresh_at(3, 900.0, 0.045),
+    ]
+    (trace,) = rates(account_with(tmp_path, ledger, CAPACITY), None).figure.data
+    assert list(zip(trace["x"], trace["y"], strict=True)) == [(900.0, 45.0), (1000.0, 40.0), (1000.0, 55.0)]
+    assert trace["text"] == ["keeps the SLO", "keeps the SLO", "misses the SLO"]
+
+
+def test_without_a_search_for_a_capacity_no_rate_was_varied(tmp_path):
+    section = rates(account_with(tmp_path, [fresh_at(1, 900.0, 0.045)]), None)
+    assert section.missing.startswith("the rate was not varied")

@@ -36,9 +36,9 @@ RATES: Final = 9
 
 
 def rates(account: Account, forecast: Forecast | None) -> Section:
-    """p95 against the rate: the probes of a search for a capacity, else what the twin expects."""
+    """p95 against the rate: the rates that a capacity rests on, else what the twin expects."""
     section = Section(anchor="rates", title="p95 against the rate")
-    data = [trace for name, pooled in account.roles.items() for trace in _probes(name, pooled)]
+    data = [trace for name, pooled in account.roles.items() for trace in _rungs(name, pooled)]
     predicted = not data
     if predicted and forecast is not None:
         for name, pooled in account.roles.items():
@@ -52,7 +52,7 @@ def rates(account: Account, forecast: Forecast | None) -> Section:
         "yaxis": log_axis("p95, ms", [y for trace in data for y in trace["y"]]),
     }
     how = (
-        "Each rate that was tried on the way to the capacity, with the p95 it had; filled: it kept the SLO."
+        "Each rate that was tried on the way to the capacity, in fresh runs too, with its p95; filled: it kept the SLO."
         if not predicted
         else "Not measured: the twin, simulated under Poisson arrivals up to where the server "
         "saturates. The bands hold 95 % of its readings."
@@ -158,28 +158,25 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _probes(name: str, pooled: Pooled) -> list[Trace]:
-    trials = {run.trial.number: run.trial for run in (*pooled.searched, *pooled.runs)}
-    probes = sorted(
-        (probe for trial in trials.values() for probe in trial.probes), key=lambda probe: probe.rate_rps
-    )
-    probes = [probe for probe in probes if math.isfinite(probe.latency_s.get("p95", math.nan))]
-    if not probes:
+def _rungs(name: str, pooled: Pooled) -> list[Trace]:
+    tried = () if pooled.claim is None else pooled.claim.rungs
+    rungs = sorted((rung for rung in tried if math.isfinite(rung.p95_s)), key=lambda rung: rung.rate_rps)
+    if not rungs:
         return []
     symbol = SYMBOLS[name]
     return [
         {
-            "x": [finite(probe.rate_rps) for probe in probes],
-            "y": [finite(probe.latency_s["p95"], 1e3) for probe in probes],
+            "x": [finite(rung.rate_rps) for rung in rungs],
+            "y": [finite(rung.p95_s, 1e3) for rung in rungs],
             "mode": "markers+lines",
             "name": name,
             "line": {"color": COLOURS[name], "dash": DASHES[name], "width": 1.5},
             "marker": {
                 "color": COLOURS[name],
                 "size": 9,
-                "symbol": [symbol if probe.met else f"{symbol}-open" for probe in probes],
+                "symbol": [symbol if rung.held else f"{symbol}-open" for rung in rungs],
             },
-            "text": ["keeps the SLO" if probe.met else "misses the SLO" for probe in probes],
+            "text": ["keeps the SLO" if rung.held else "misses the SLO" for rung in rungs],
             "hovertemplate": "%{x:,.4~r} requests/s: p95 %{y:,.4~r} ms, %{text}<extra>" + name + "</extra>",
         }
     ]

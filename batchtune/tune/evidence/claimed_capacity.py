@@ -22,7 +22,7 @@ class Claim:
 
     `located` is where all runs together put the crossing. `refuted_rps` is the lowest rate at which fresh runs missed
     and were not outweighed (inf: none); `misses` are those fresh runs, `held` the run at the highest rate below that
-    kept the SLO. `next_rps` is where the next fresh run belongs, 0: nowhere.
+    kept the SLO. `next_rps` is where the next fresh run belongs, 0: nowhere. `rungs`: every rate tried.
     """
 
     rps: float
@@ -32,6 +32,7 @@ class Claim:
     misses: tuple[Rung, ...]
     held: Rung | None
     next_rps: float
+    rungs: tuple[Rung, ...]
 
     @property
     def missed_rps(self) -> float:
@@ -66,6 +67,7 @@ def claim_of(rungs: Sequence[Rung]) -> Claim:
         misses=misses,
         held=held,
         next_rps=claimed_rps or _next_rps(rungs, ceiling_rps),
+        rungs=tuple(rungs),
     )
 
 

@@ -26,7 +26,7 @@ class Rung:
     """One rate that was tried: the logarithm of quantile over limit (cut at MOST_MARGIN), at most 0 when kept.
 
     `weight` grows with the independent requests behind it and is 1 at most, as it is for a `fresh` run, made after the
-    choice. `trial` is the number of the trial that tried it.
+    choice. `trial` is the number of the trial that tried it; `p95_s` what it measured, NaN for none.
     """
 
     rate_rps: float
@@ -34,6 +34,7 @@ class Rung:
     weight: float = 1.0
     fresh: bool = False
     trial: int = 0
+    p95_s: float = math.nan
 
     @property
     def held(self) -> bool:
@@ -76,6 +77,7 @@ def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
                 margin=_margin(probe.latency_s, probe.error_ratio, slo),
                 weight=policy.PROBE_WEIGHT,
                 trial=trial.number,
+                p95_s=probe.latency_s.get("p95", math.nan),
             )
             for probe in trial.probes
         ]
@@ -89,6 +91,7 @@ def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
                     weight=_weight(trial),
                     fresh=trial.source == "confirm",
                     trial=trial.number,
+                    p95_s=latency_s.get("p95", math.nan),
                 )
             )
     return rungs

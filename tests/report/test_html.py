@@ -13,16 +13,18 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
-from batchtune.cli.commands.report import run_report, write_report
-from batchtune.errors import UsageError
+from batchtune.cli.commands.report import report_of_sweep, run_report, write_report
+from batchtune.errors import ArchiveError, UsageError
 from batchtune.load.record.samples import Samples
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.account import PAGE_FILE, account_of
 from batchtune.report.html.answers import answers_of
 from batchtune.report.html.forecast import Forecast
 from batchtune.report.html.page import page_of
+from batchtune.report.html.twin_figures import agreement
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.twin.model.twin import Prediction
 from tests.archive.test_table import of_three
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
 from tests.report.chromium import CHROMIUM, Page, chromium_page
@@ -186,6 +188,35 @@ def test_an_emulated_device_says_so_at_every_figure(tmp_path):
 def test_a_comparison_and_a_load_test_have_no_page_yet(tmp_path):
     with pytest.raises(UsageError, match="is no sweep"):
         run_report(REFERENCE / "imdb-benchmark", output=tmp_path / "x.html", results=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("min() of an empty list\nand more"), ArchiveError("disk is full")]
+)
+def test_a_page_that_cannot_be_written_is_a_note_at_the_end_of_a_sweep(tmp_path, monkeypatch, capsys, fault):
+    def fail(*_: object, **__: object) -> Path:
+        raise fault
+
+    monkeypatch.setattr("batchtune.cli.commands.report.write_page", fail)
+    report_of_sweep(kept_run(tmp_path))
+    told = {ValueError: "ValueError: min() of an empty list and more", ArchiveError: "disk is full"}
+    assert capsys.readouterr().err == f"note: no report: {told[type(fault)]}\n"
+
+
+@pytest.mark.parametrize("unknown", ["measured", "predicted"])
+def test_without_a_p95_both_measured_and_predicted_their_figure_is_left_out(quickstart, monkeypatch, unknown):
+    account = account_of(quickstart)
+    assert account.twin is not None
+    nothing = Estimate(value=math.inf, low=math.nan, high=math.nan)
+    if unknown == "measured":
+        for pooled in account.choice.pooled:
+            pooled.runs[-1].latency_s["p95"] = nothing
+    else:
+        monkeypatch.setattr(Prediction, "latency", lambda *_: nothing)
+    forecast = Forecast(twin=account.twin, scenario=account.scenario, budget_s=math.inf, now_s=lambda: 0.0)
+    section = agreement(account, forecast)
+    assert section.figure is None
+    assert section.missing == "no configuration has both a measured and a predicted p95"
 
 
 def test_predictions_end_when_their_time_is_spent(quickstart):

@@ -45,8 +45,11 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
 
 
 def report_of_sweep(run: Run) -> None:
-    """The page at the end of a sweep; that it cannot be written costs no recommendation."""
+    """The page at the end of a sweep; that it cannot be written costs neither the recommendation nor the exit code."""
     try:
-        print(f"report: {write_report(run)}", file=sys.stderr)
+        line = f"report: {write_report(run)}"
     except BatchtuneError as error:
-        print(f"note: no report: {error.message}", file=sys.stderr)
+        line = f"note: no report: {error.message}"
+    except Exception as error:  # noqa: BLE001 - a fault of the page is not one of the sweep before it
+        line = " ".join(f"note: no report: {type(error).__name__}: {error}".split())
+    print(line, file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.account import CHOSEN, ROLES, Account
 from batchtune.report.html.drawing import (
     COLOURS,
@@ -33,6 +34,7 @@ from batchtune.twin.model.twin import Prediction
 from batchtune.twin.simulator.replica import batcher_of
 
 RATES: Final = 9
+_PANELS: Final = (("throughput", "requests/s", 1.0), ("p95", "p95, ms", 1e3))
 
 
 def rates(account: Account, forecast: Forecast | None) -> Section:
@@ -72,7 +74,6 @@ def agreement(account: Account, forecast: Forecast | None) -> Section:
     section = Section(anchor="agreement", title="Predicted against measured")
     if forecast is None:
         return replace(section, missing=account.twin_missing)
-    panels = (("throughput", "requests/s", 1.0), ("p95", "p95, ms", 1e3))
     pairs: list[tuple[Pooled, Prediction]] = []
     for pooled in account.choice.pooled:
         measured = pooled.runs[-1].trial.measurement if pooled.runs else None
@@ -89,10 +90,13 @@ def agreement(account: Account, forecast: Forecast | None) -> Section:
         return replace(
             section, missing="the model of the server predicts none of the measured configurations"
         )
+    for name, _, _ in _PANELS:
+        if not _ends(_readings(pairs, name)):
+            return replace(section, missing=f"no configuration has both a measured and a predicted {name}")
     return replace(
         section,
         lead=f"On the line the two agree. {_sentence(account.twin.accuracy() if account.twin else '')}",
-        figure=_agreement_figure(pairs, panels),
+        figure=_agreement_figure(pairs),
         how=(
             "Across: the latest run of each configuration with its 95 % interval. Up: the best reading of the twin "
             "under that run's load. The twin was fitted to some of these; the error above is of trials that were "
@@ -101,27 +105,31 @@ def agreement(account: Account, forecast: Forecast | None) -> Section:
     )
 
 
-def _agreement_figure(
-    pairs: Sequence[tuple[Pooled, Prediction]], panels: Sequence[tuple[str, str, float]]
-) -> Figure:
+def _readings(pairs: Sequence[tuple[Pooled, Prediction]], name: str) -> list[tuple[Estimate, float]]:
+    """What was measured of each and what the twin says: requests/s, or seconds."""
+    if name == "throughput":
+        return [(pooled.runs[-1].throughput_rps, each.throughput.value) for pooled, each in pairs]
+    return [(pooled.runs[-1].latency_s[name], each.latency(name).value) for pooled, each in pairs]
+
+
+def _ends(readings: Sequence[tuple[Estimate, float]]) -> list[float]:
+    """All figures of those that a logarithmic plane can hold, measured and predicted."""
+    both = ((measured.value, expected) for measured, expected in readings)
+    return [value for pair in both if all(0.0 < value < math.inf for value in pair) for value in pair]
+
+
+def _agreement_figure(pairs: Sequence[tuple[Pooled, Prediction]]) -> Figure:
     data: list[Trace] = []
     layout: dict[str, object] = {
         "grid": {"rows": 1, "columns": 2, "pattern": "independent"},
         "showlegend": False,
     }
-    for at, (figure, title, scale) in enumerate(panels):
+    for at, (name, title, scale) in enumerate(_PANELS):
         suffix = "" if at == 0 else "2"
         place = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-        measured = [
-            pooled.runs[-1].throughput_rps if figure == "throughput" else pooled.runs[-1].latency_s["p95"]
-            for pooled, _ in pairs
-        ]
-        expected = [
-            (each.throughput if figure == "throughput" else each.latency("p95")).value for _, each in pairs
-        ]
-        ends = [
-            value * scale for value in (*(each.value for each in measured), *expected) if math.isfinite(value)
-        ]
+        readings = _readings(pairs, name)
+        measured, expected = [reading[0] for reading in readings], [reading[1] for reading in readings]
+        ends = [value * scale for value in _ends(readings)]
         low, high = 0.9 * min(ends), 1.1 * max(ends)
         for factor, width in ((1.0, 1.5), (1.15, 0.7), (1 / 1.15, 0.7)):
             line = {"color": "@muted", "width": width}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import replace
@@ -29,12 +30,15 @@ from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compar
 from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 from batchtune.tune.compare.pace_probes import (
     comparison_seconds,
+    comparison_text,
     leaves_duration_open,
     pace_text,
     probed_pace,
     probed_paces,
+    run_seconds,
 )
 from batchtune.tune.compare.result import Comparison, summarise
+from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
@@ -508,6 +512,35 @@ def test_a_quick_model_is_probed_by_a_lone_client_only_and_its_runs_stay_as_long
     jobs = [job for fleet in laboratory.fleets.values() for job in fleet.jobs]
     assert [job.arrivals.concurrency for job in jobs] == [1, 1]
     assert comparison_seconds(variants, paces, blocks=2) == pytest.approx(24.0, rel=0.05)
+
+
+def test_runs_of_a_number_of_requests_are_announced_by_the_rate_that_all_clients_got():
+    """3 minutes are where they would end at the latest; 10 million requests take longer."""
+    variants = chosen_variants(slow_scenarios(requests=4000, duration="3m", warm_up="1s"))
+    laboratory = Laboratory(Law())
+    paces = probed_paces(variants, bench_of=laboratory.bench_of)
+    trials = [done.trial for done in compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces)]
+    for variant, trial in zip(variants, sorted(trials, key=lambda trial: trial.reason), strict=True):
+        took_s = 1.0 + trial.measurement.window_s
+        assert run_seconds(variant, paces[variant.name]) == pytest.approx(took_s, rel=0.05)
+    assert re.search(r", each run 6\.\d+ s$", pace_text(variants[0], paces["off"]))
+    assert comparison_text(variants, paces, blocks=10).startswith("in all about 1 min 3")
+    endless = chosen_variants(slow_scenarios(requests=10**7, duration="4s", warm_up="1s"))
+    assert [run_seconds(one, paces[one.name]) for one in endless] == pytest.approx([5.0, 5.0], rel=0.05)
+
+
+def test_runs_of_a_number_of_requests_take_as_long_as_they_may_at_most_where_no_rate_is_known():
+    variants = chosen_variants(slow_scenarios(requests=10_000, duration="3m", warm_up="1s"))
+    paces = {variant.name: Pace(lone_s=0.001) for variant in variants}
+    assert pace_text(variants[0], paces["off"]).endswith(", each run at most 3 min 01 s")
+    text = comparison_text(variants, paces, blocks=10)
+    assert text == "in all at most 60 min 21 s, repeats on a noisy host left out"
+
+
+def test_a_think_time_slows_the_announced_rate():
+    variant = chosen_variants(slow_scenarios(requests=4000, duration="3m", warm_up="0s", think_time="1s"))[0]
+    pace = Pace(lone_s=0.001, full_rps=500.0)
+    assert run_seconds(variant, pace) == pytest.approx((4000 + 32) / 32, rel=0.01)
 
 
 def test_variants_that_differ_in_nothing_are_probed_once():

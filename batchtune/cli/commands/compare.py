@@ -20,11 +20,11 @@ from batchtune.report.live import live_line, sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.units import counted, rounded_duration
+from batchtune.scenario.units import counted
 from batchtune.target.tfserving import TfServingTarget, resolve_model
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
-from batchtune.tune.compare.pace_probes import comparison_seconds, pace_text, probed_paces
+from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def run_blocks(
             paces = probed_paces(variants, bench_of=benches.of)
             for variant in variants:
                 view.event(pace_text(variant, paces[variant.name]))
-            takes_s = comparison_seconds(variants, paces, blocks=blocks)
-            view.event(f"in all about {rounded_duration(takes_s)}, repeats on a noisy host left out")
+            view.event(comparison_text(variants, paces, blocks=blocks))
             for finished in compare(
                 variants, blocks=blocks, bench_of=benches.of, on_turn=benches.turn, paces=paces
             ):

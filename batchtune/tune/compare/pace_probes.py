@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from batchtune.batching.parameters import Configuration
@@ -27,8 +28,8 @@ class TrialBench(Protocol):
 def probed_pace(
     bench: TrialBench, scenario: Scenario, configuration: Configuration, *, clients: int | None = None
 ) -> Pace:
-    """By a lone client and, where batches may be slow, by one batch as full as so many clients (None: the scenario's
-    load) make it.
+    """By a lone client and, where batches may be slow or a number of requests is asked for, by so many clients (None:
+    as the scenario's load has, or fill a batch).
 
     The pace stays unknown where nothing was answered: the loads that follow say why.
     """
@@ -36,11 +37,16 @@ def probed_pace(
     lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=policy.PACE_PROBE_S))
     pace = pace_of([lone.trial], scenario)
     batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
-    if configuration.batching is None or policy.RUN_BATCHES * batch_s <= scenario.load.duration_s:
+    may_be_slow = (
+        configuration.batching is not None and policy.RUN_BATCHES * batch_s > scenario.load.duration_s
+    )
+    if not may_be_slow and (not _counts_requests(scenario) or math.isnan(pace.lone_s)):
         return pace
     long_s = max(policy.PACE_PROBE_S, policy.WARM_UP_BATCHES * pace.lone_s)
     full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
-    return pace_of([lone.trial, full.trial], scenario)
+    pace = pace_of([lone.trial, full.trial], scenario)
+    measured = full.trial.measurement
+    return pace if measured is None else replace(pace, full_rps=measured.throughput_rps.value)
 
 
 def leaves_duration_open(scenario: Scenario) -> bool:
@@ -67,8 +73,15 @@ def pace_text(variant: Variant, pace: Pace) -> str:
     times = times_of(pace, variant.scenario, variant.configuration)
     what = "a request" if variant.configuration.batching is None else "a batch"
     run_s = rounded_duration(run_seconds(variant, pace))
-    most = "at most " if variant.scenario.objective == "capacity" else ""
+    most = "at most " if _is_most(variant, pace) else ""
     return f"{variant.name}: {what} takes about {rounded_duration(times.batch_s)}, each run {most}{run_s}"
+
+
+def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> str:
+    """`in all about 7 min 05 s, …`, or at most so long, where that is all that is known of a variant."""
+    most = any(_is_most(variant, paces[variant.name]) for variant in variants)
+    takes = rounded_duration(comparison_seconds(variants, paces, blocks=blocks))
+    return f"in all {'at most' if most else 'about'} {takes}, repeats on a noisy host left out"
 
 
 def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
@@ -77,14 +90,34 @@ def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *
 
 
 def run_seconds(variant: Variant, pace: Pace) -> float:
-    """What one run of a variant takes; of a capacity the whole search, at most."""
+    """What one run of a variant takes; of a capacity the whole search, at most, and of a number of requests at most
+    what its duration allows."""
     scenario, configuration = variant.scenario, variant.configuration
     if scenario.objective == "capacity":
         search = capacity_plan(
             scenario, configuration, source="variant", hint_rps=None, seed=scenario.load.seed, pace=pace
         )
         return search.seconds_max
-    return times_of(pace, scenario, configuration).run_s
+    times = times_of(pace, scenario, configuration)
+    load = scenario.load
+    if load.requests is None:
+        return times.run_s
+    if _is_most(variant, pace):
+        return load.warm_up_s + load.duration_s + times.turn_s
+    clients = load.concurrency or 1
+    rate_rps = min(pace.full_rps, clients / (load.think_time_s + pace.lone_s))
+    return load.warm_up_s + clients / rate_rps + min(load.requests / rate_rps, load.duration_s)
+
+
+def _is_most(variant: Variant, pace: Pace) -> bool:
+    """Whether a run of it may end long before `run_seconds`."""
+    if variant.scenario.objective == "capacity":
+        return True
+    return _counts_requests(variant.scenario) and not pace.full_rps > 0.0
+
+
+def _counts_requests(scenario: Scenario) -> bool:
+    return scenario.load.requests is not None and scenario.objective != "capacity"
 
 
 def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:

@@ -23,11 +23,13 @@ _LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """`lone_s` is the latency of a lone request of `lone_rows` rows, NaN before one was answered; `batch_s_by_rows` the
-    least mean execution time of the batches seen, in rising order of rows."""
+    least mean execution time of the batches seen, in rising order of rows; `full_rps` the rate
+    of all the scenario's clients together, NaN where they were not tried."""
 
     lone_s: float = math.nan
     lone_rows: int = 1
     batch_s_by_rows: Mapping[int, float] = field(default_factory=dict)
+    full_rps: float = math.nan
 
     @property
     def is_known(self) -> bool:

@@ -291,7 +291,11 @@ def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
         " look(60); })"
     )
     browser.click(*place)
-    detail = browser.evaluate("document.getElementById('detail').textContent")
+    detail = browser.evaluate(
+        "new Promise((resolve) => { const look = (left) => {"
+        " const text = document.getElementById('detail').textContent;"
+        " if (text || !left) resolve(text); else setTimeout(look, 50, left - 1); }; look(60); })"
+    )
     assert "p95 ms" in detail
     assert "confirm" in detail
 

@@ -23,7 +23,7 @@ from batchtune.wire.kserve.messages import ModelStatisticsRequest, ModelStatisti
 from batchtune.wire.kserve.metadata import signature_from_response
 from batchtune.wire.kserve.tensors import datatype_of, to_raw
 
-WHY = "tritonclient is missing; the extra `triton` brings it"
+WHY = "tritonclient is missing: pip install 'tritonclient[all]'"
 triton_grpc = pytest.importorskip("tritonclient.grpc", reason=WHY)
 triton_http = pytest.importorskip("tritonclient.http", reason=WHY)
 

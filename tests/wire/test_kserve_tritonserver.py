@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         PACKAGES is None,
-        reason=f"nvidia-pytriton is missing: install the extra `triton`, or name a Python that has it in {PYTHON_VARIABLE}",
+        reason=f"nvidia-pytriton is missing: pip install nvidia-pytriton, or name a Python that has it in {PYTHON_VARIABLE}",
     ),
 ]
 

@@ -1,8 +1,11 @@
-"""What may the clients of a port together make the server keep? Counted in bytes; the slowest give way."""
+"""What may the clients of a port together make the server keep? Counted in bytes; the idlest give way."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import socket
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,19 +14,32 @@ SWEEP_S = 5.0
 """Between two looks at who moves; a look takes about 1 µs for each connection."""
 BYTES_PER_S_MIN = 1_000
 """Who moves less between two sweeps is slow; a modem moves more."""
+_IDLE_S = 0.25
+"""Without a step, while bytes are held for it, a client is idle; one that reads takes a step within a round trip."""
+_START_S = 1.0
+"""Without a step, and new since the last sweep, a client is slow."""
+_STEP_BYTES = 1_000
+"""Moved at once; a window opened by a byte at a time is no step."""
 _TRIMMED_BYTES_MIN = 2**24
 """Freed between two sweeps, before they are given back to the system, which takes about 10 ms for 100 MB."""
+_KERNEL_BYTES_MAX = 2**17
+"""Of one client's answers, not on their way yet; the default is 4 MB."""
+_LET_GO_S = 0.5
+"""After a sweep, for the transports of those cut off to close."""
+_TIGHT_SHARE = 4
+"""A quarter of what idle clients may hold is little; busy ones that read reach it for moments only."""
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps what is freed between other blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLimits:
-    """What the connections of a port may hold together; `slow_…`: those that move less than BYTES_PER_S_MIN, which are
-    cut off after `patience_s` in any case."""
+    """What the connections of a port may hold together; `idle_…`: as soon as some have not moved for a moment;
+    `slow_…`: those that move less than BYTES_PER_S_MIN, which are cut off after `patience_s` in any case."""
 
     arriving_bytes_max: int = 2**28
     slow_arriving_bytes_max: int = 2**23
     unsent_bytes_max: int = 2**29
+    idle_unsent_bytes_max: int = 2**26
     slow_unsent_bytes_max: int = 2**22
     patience_s: float = 60.0
 
@@ -55,18 +71,31 @@ class Client(Protocol):
         ...
 
 
+def bound_unsent(listener: asyncio.Server) -> None:
+    """Let the kernel take little that a client's connection cannot carry: of what it takes, nobody keeps count."""
+    for listening in listener.sockets:  # connections inherit the option
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_BYTES_MAX)
+
+
 class ClientBytes:
     """What is held for the clients of a port: of requests that arrive, and of answers that they have not taken."""
 
-    def __init__(self, limits: SharedLimits) -> None:
+    def __init__(self, limits: SharedLimits, now_s: Callable[[], float] = time.monotonic) -> None:
         sweeps = max(1, round(limits.patience_s / SWEEP_S))
-        self.arriving = SharedBytes(
-            limits.arriving_bytes_max, limits.slow_arriving_bytes_max, sweeps, _refuse, _waits_for_us
+        arriving = Bounds(
+            bytes_max=limits.arriving_bytes_max,
+            idle_bytes_max=limits.arriving_bytes_max,
+            slow_bytes_max=limits.slow_arriving_bytes_max,
+            patience_sweeps=sweeps,
         )
-        self._freed_bytes = 0  # in the interval before the last sweep; transports take a moment to let go
-        self.unsent = SharedBytes(
-            limits.unsent_bytes_max, limits.slow_unsent_bytes_max, sweeps, _abort, _never, outgoing=True
+        unsent = Bounds(
+            bytes_max=limits.unsent_bytes_max,
+            idle_bytes_max=min(limits.idle_unsent_bytes_max, limits.unsent_bytes_max),
+            slow_bytes_max=limits.slow_unsent_bytes_max,
+            patience_sweeps=sweeps,
         )
+        self.arriving = SharedBytes(arriving, _arriving_bytes, _refuse, _waits_for_us, now_s)
+        self.unsent = SharedBytes(unsent, _unsent_bytes, _abort, _never, now_s, outgoing=True)
 
     def sweep(self, clients: Iterable[Client]) -> None:
         """Look at all clients, once in SWEEP_S; cut off those that are slow for too long, or hold too much."""
@@ -75,9 +104,9 @@ class ClientBytes:
             self.unsent.note(client, client.unsent_bytes)
         self.arriving.sweep()
         self.unsent.sweep()
-        if self._freed_bytes > _TRIMMED_BYTES_MIN and _trim is not None:
-            _trim(0)
-        self._freed_bytes = self.arriving.forget_peak() + self.unsent.forget_peak()
+        freed_bytes = self.arriving.take_freed() + self.unsent.take_freed()
+        if freed_bytes > _TRIMMED_BYTES_MIN and _trim is not None:
+            asyncio.get_running_loop().call_later(_LET_GO_S, _trim, 0)
 
     def forget(self, client: Client) -> None:
         """The client is gone."""
@@ -85,96 +114,123 @@ class ClientBytes:
         self.unsent.note(client, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of the bytes of one direction."""
+
+    bytes_max: int
+    idle_bytes_max: int
+    slow_bytes_max: int
+    patience_sweeps: int
+
+
 class _Account:
-    """What one client holds; `moved_bytes` since the last sweep, `slow_sweeps` in a row since it last did."""
+    """What one client holds; `moved_bytes` since the last sweep, `slow_sweeps` in a row since it last did; it began, or
+    took its last step, at `step_s`."""
 
-    __slots__ = ("held_bytes", "is_new", "moved_bytes", "slow_sweeps")
+    __slots__ = ("held_bytes", "is_new", "moved_bytes", "slow_sweeps", "step_s")
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: float) -> None:
         self.held_bytes = self.moved_bytes = self.slow_sweeps = 0
+        self.step_s = now_s
         self.is_new = True  # no sweep has come yet
 
 
 class SharedBytes:
     """The bytes of one direction; only for the thread of one event loop.
 
-    Above `bytes_max` the slowest are cut off until the others have room; so are, above `slow_bytes_max`, those that are
-    slow. A lone client may exceed both: a single request or answer has limits of its own.
+    Above `bytes_max` those that have not moved for longest are cut off until the others have room; so are those that
+    are idle above `idle_bytes_max`, and those that are slow above `slow_bytes_max`. A lone client may exceed them all:
+    a single request or answer has limits of its own.
     """
 
     def __init__(
         self,
-        bytes_max: int,
-        slow_bytes_max: int,
-        patience_sweeps: int,
+        bounds: Bounds,
+        held_by: Callable[[Client], int],
         cut_off: Callable[[Client], None],
         is_excused: Callable[[Client], bool],
+        now_s: Callable[[], float],
         *,
         outgoing: bool = False,
     ) -> None:
         self.held_bytes = self._peak_bytes = 0
-        self._accounts: dict[Client, _Account] = {}
-        self._bytes_max = bytes_max
-        self._slow_bytes_max = slow_bytes_max
-        self._patience_sweeps = patience_sweeps
+        self._cut_bytes = 0  # held by those cut off since this was asked last
+        self._tight_bytes = bounds.idle_bytes_max // _TIGHT_SHARE
+        self._accounts: dict[Client, _Account] = {}  # in the order of their last steps
+        self._bounds = bounds
+        self._held_by = held_by
         self._cut_off = cut_off
         self._is_excused = is_excused
+        self._now_s = now_s
         self._outgoing = outgoing
 
+    @property
+    def is_tight(self) -> bool:
+        """Tell whether there is little room for more."""
+        return self.held_bytes > self._tight_bytes
+
     def note(self, client: Client, held_bytes: int) -> None:
-        """Take note of what a client holds now; where that is too much for all, the slowest end at once."""
+        """Take note of what a client holds now; where that is too much for all, the idlest end at once."""
         account = self._accounts.get(client)
         if account is None:
             if not held_bytes:
                 return
-            account = self._accounts[client] = _Account()
+            account = self._accounts[client] = _Account(self._now_s())
         growth = held_bytes - account.held_bytes
         account.held_bytes = held_bytes
         self.held_bytes += growth
         self._peak_bytes = max(self._peak_bytes, self.held_bytes)
         if (growth < 0) is self._outgoing:
             account.moved_bytes += abs(growth)
+            if abs(growth) >= _STEP_BYTES:
+                account.step_s = self._now_s()
+                del self._accounts[client]
+                self._accounts[client] = account
         if not held_bytes:
             del self._accounts[client]
-        elif growth > 0 and self.held_bytes > self._bytes_max:
-            # An eighth more than needed, or the next bytes would ask again who is slowest.
-            self._cut(list(self._accounts), self.held_bytes - self._bytes_max * 7 // 8)
+        elif growth > 0 and self.held_bytes > self._bounds.idle_bytes_max:
+            self._make_room()
 
     def sweep(self) -> None:
         """Tell the slow from the others."""
-        slow, slow_bytes = [], 0
+        slow, slow_bytes, now_s = [], 0, self._now_s()
         for client, account in list(self._accounts.items()):
-            moves = account.is_new or account.moved_bytes >= BYTES_PER_S_MIN * SWEEP_S
+            starts = account.is_new and now_s - account.step_s < _START_S
+            moves = starts or account.moved_bytes >= BYTES_PER_S_MIN * SWEEP_S
             account.moved_bytes, account.is_new = 0, False
             if moves or self._is_excused(client):
                 account.slow_sweeps = 0
                 continue
             account.slow_sweeps += 1
-            if account.slow_sweeps >= self._patience_sweeps:
+            if account.slow_sweeps >= self._bounds.patience_sweeps:
                 self._end(client)
             else:
                 slow.append(client)
                 slow_bytes += account.held_bytes
-        if slow_bytes > self._slow_bytes_max:
-            self._cut(slow, slow_bytes - self._slow_bytes_max)
-
-    def forget_peak(self) -> int:
-        """By how much less is held than at the highest since this was asked last."""
-        fallen_bytes, self._peak_bytes = self._peak_bytes - self.held_bytes, self.held_bytes
-        return fallen_bytes
-
-    def _cut(self, clients: list[Client], surplus_bytes: int) -> None:
-        """End the slowest of several, the largest of equals, until so much is free."""
-        accounts = self._accounts
-
-        def pace(client: Client) -> tuple[int, int, int]:
-            account = accounts[client]
-            return -account.slow_sweeps, account.moved_bytes, -account.held_bytes
-
-        for client in sorted(clients, key=pace)[:-1]:
-            if surplus_bytes <= 0:
+        for client in slow[:-1]:
+            if slow_bytes <= self._bounds.slow_bytes_max:
                 return
-            surplus_bytes -= self._end(client)
+            slow_bytes -= self._end(client)
+
+    def take_freed(self) -> int:
+        """How much less is held than at the highest since this was asked last, and by those cut off since."""
+        freed_bytes = self._peak_bytes - self.held_bytes + self._cut_bytes
+        self._peak_bytes, self._cut_bytes = self.held_bytes, 0
+        return freed_bytes
+
+    def _make_room(self) -> None:
+        """End those that have not moved for longest, while too much is held; only idle ones where the rest has room."""
+        bounds = self._bounds
+        while self.held_bytes > bounds.idle_bytes_max and len(self._accounts) > 1:
+            client, account = next(iter(self._accounts.items()))
+            held_bytes = self._held_by(client)
+            if held_bytes <= account.held_bytes - _STEP_BYTES:  # its socket has taken some meanwhile
+                self.note(client, held_bytes)
+                continue
+            if self.held_bytes <= bounds.bytes_max and self._now_s() - account.step_s < _IDLE_S:
+                return
+            self._end(client)
 
     def _end(self, client: Client) -> int:
         """Cut a client off; the bytes that it held."""
@@ -182,8 +238,17 @@ class SharedBytes:
         if account is None:  # it went with another
             return 0
         self.held_bytes -= account.held_bytes
+        self._cut_bytes += account.held_bytes
         self._cut_off(client)
         return account.held_bytes
+
+
+def _arriving_bytes(client: Client) -> int:
+    return client.arriving_bytes
+
+
+def _unsent_bytes(client: Client) -> int:
+    return client.unsent_bytes
 
 
 def _refuse(client: Client) -> None:

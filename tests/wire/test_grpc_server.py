@@ -22,6 +22,7 @@ from batchtune.wire.grpc.server_call import GrpcStream
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.http2.header_blocks import encode_block
+from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,
@@ -717,6 +718,167 @@ def test_a_byte_at_a_time_gives_the_same_answers() -> None:
     whole = answers_to([data])
     assert answers_to([data[i : i + 1] for i in range(len(data))]) == whole
     assert whole[0] == [b"ping"] * 5
+
+
+HOLDING = ServerLimits(max_unsent_bytes=10_000, max_buffered_bytes=50_000)
+
+
+async def behind(server: ServerUnderTest) -> H2Client:
+    """A client whose windows are closed, with 20 kB to take."""
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    client.request()
+    await client.exchange()
+    server.calls.pop().reply(b"x" * 20_000)
+    await client.exchange()
+    return client
+
+
+async def turns() -> None:
+    """Let the loop go on with what it has begun."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def take_all(client: H2Client) -> None:
+    client.h2.increment_flow_control_window(20_005, 1)
+    await client.exchange()
+    await turns()
+
+
+@in_loop
+async def test_calls_are_begun_once_the_client_has_taken_its_answers() -> None:
+    server = ServerUnderTest(limits=HOLDING)
+    client = await behind(server)
+    sent = [client.request(b"%d" % number) for number in range(40)]
+    await client.exchange()
+    assert not server.calls
+    assert server.connection.arriving_bytes > 40_000
+    client.h2.increment_flow_control_window(9_000, 1)
+    await client.exchange()
+    assert not server.calls, "11 kB wait yet"
+    client.h2.increment_flow_control_window(11_005, 1)
+    await client.exchange()
+    await turns()
+    assert [call.stream_id for call in server.calls] == sent
+    assert server.connection.arriving_bytes == 0
+    assert client.data(1)[5:] == b"x" * 20_000
+
+
+@in_loop
+async def test_held_calls_are_begun_a_few_at_a_time_and_no_more_of_them_once_answers_wait_again() -> None:
+    server = ServerUnderTest(limits=HOLDING)
+    client = await behind(server)
+    for number in range(40):
+        client.request(b"%d" % number)
+    await client.exchange()
+    server.connection._held._dispatch = lambda call: (server.calls.append(call), call.reply(b"x" * 2_000))
+    await take_all(client)
+    assert 0 < len(server.calls) < 40
+    assert server.connection.unsent_bytes <= 16 * 2_005 + 10_000
+
+
+@in_loop
+async def test_a_socket_that_takes_nothing_holds_calls_until_it_does() -> None:
+    server = ServerUnderTest(limits=HOLDING)
+    client = H2Client(server)
+    await client.exchange()
+    server.transport.clogged_bytes = 20_000
+    server.connection.pause_writing()
+    client.request()
+    await client.exchange()
+    assert not server.calls
+    server.transport.clogged_bytes = 0
+    server.connection.resume_writing()
+    await client.exchange()
+    assert len(server.calls) == 1
+
+
+@in_loop
+async def test_where_there_is_little_room_only_clients_that_take_answers_get_many_calls_at_once() -> None:
+    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=400_000))
+    new, takes, fills = (ServerUnderTest(client_bytes=shared) for _ in range(3))
+    taking = await behind(takes)
+    await take_all(taking)
+    crowd = H2Client(fills, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    crowd.request()
+    await crowd.exchange()
+    fills.calls.pop().reply(b"x" * 100_000)
+    await crowd.exchange()
+    fresh = H2Client(new, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    for client in (fresh, taking):
+        for _ in range(40):
+            client.request()
+        client.server.connection.data_received(client.h2.data_to_send())
+    assert (len(new.calls), len(takes.calls)) == (0, 40)
+    await asyncio.sleep(0)
+    assert 0 < len(new.calls) < 40
+    for call in list(new.calls):
+        call.reply(b"x" * 20_000)
+    answered = len(new.calls)
+    await turns()
+    assert len(new.calls) < 40, "the others are begun once the client has taken these"
+    assert new.connection.unsent_bytes == answered * 20_005
+
+
+@in_loop
+async def test_a_call_that_is_cancelled_while_it_waits_is_never_begun() -> None:
+    server = ServerUnderTest(limits=HOLDING)
+    client = await behind(server)
+    cancelled, kept = client.request(), client.request()
+    await client.exchange()
+    client.h2.reset_stream(cancelled)
+    await take_all(client)
+    assert [call.stream_id for call in server.calls] == [kept]
+    assert server.connection._writer is not None
+    assert server.connection._writer.zombies == 0
+
+
+@in_loop
+async def test_calls_that_wait_are_bounded_and_fail_beyond_it() -> None:
+    server = ServerUnderTest(limits=HOLDING)
+    client = await behind(server)
+    sent = [client.request(b"x" * 9_000) for _ in range(6)]
+    await client.exchange()
+    assert [client.status(number).get("grpc-status") for number in sent] == [None] * 5 + ["8"]
+    server.connection.refuse_arriving()
+    await client.exchange()
+    assert [client.status(number)["grpc-status"] for number in sent] == ["8"] * 6
+    assert server.connection.arriving_bytes == 0
+    await take_all(client)
+    assert not server.calls
+
+
+@in_loop
+async def test_a_call_that_the_service_refuses_after_all_fails() -> None:
+    def refuse(call: Any) -> None:
+        raise StatusError("UNAVAILABLE", "closing")
+
+    server = ServerUnderTest(limits=HOLDING)
+    client = await behind(server)
+    number = client.request()
+    await client.exchange()
+    server.connection._held._dispatch = refuse
+    await take_all(client)
+    assert client.status(number)["grpc-status"] == "14"
+
+
+@in_loop
+async def test_nothing_is_kept_of_a_client_that_is_gone() -> None:
+    server = ServerUnderTest(limits=HOLDING)
+    client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    client.request()
+    client.request()
+    await client.exchange()
+    answered, running = server.calls
+    answered.reply(b"x" * 20_000)
+    await client.exchange()
+    client.request()
+    await client.exchange()
+    assert server.connection._client_bytes.unsent.held_bytes == 20_005
+    server.connection.connection_lost(None)
+    assert running.sink.unsent_bytes == 0
+    assert server.connection.arriving_bytes == server.connection._held.held_bytes == 0
+    assert server.connection._client_bytes.unsent.held_bytes == 0
 
 
 @in_loop

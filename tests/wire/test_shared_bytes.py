@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.grpc.server import GrpcServer
+from batchtune.wire.grpc.server import GrpcServer, serve
 from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
 from tests.server.rest.test_connection import REQUEST, count_answers, wait_until
 from tests.server.server_fakes import FakeServable, running_rest
@@ -111,6 +112,73 @@ def test_who_moves_or_waits_for_us_is_not_slow() -> None:
     assert not waits.ended
 
 
+class Clock:
+    """Stands still unless a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def idle_clients(count: int) -> tuple[Clock, ClientBytes, list[Client]]:
+    """Clients of a port where those that are idle may hold 100,000 bytes together."""
+    clock = Clock()
+    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=100_000, unsent_bytes_max=1_000_000), clock)
+    return clock, shared, [Client(shared) for _ in range(count)]
+
+
+def test_who_takes_nothing_gives_way_at_once_where_idle_clients_hold_too_much() -> None:
+    clock, shared, (*idle, new) = idle_clients(11)
+    for client in idle:
+        client.hold(unsent=20_000)
+    assert not any(client.ended for client in idle), "a moment is no idleness"
+    clock.now_s = 0.3
+    new.hold(unsent=20_000)
+    assert [client.ended for client in idle] == ["aborted"] * 6 + [""] * 4
+    assert shared.unsent.held_bytes == 100_000
+
+
+def test_who_takes_its_answers_may_hold_more_than_idle_clients() -> None:
+    clock, _, (takes, idle) = idle_clients(2)
+    idle.hold(unsent=50_000)
+    for step in range(100):
+        clock.now_s = step / 10
+        takes.hold(unsent=400_000)
+        takes.hold(unsent=399_000)
+    assert (takes.ended, idle.ended) == ("", "aborted")
+
+
+def test_what_a_socket_has_taken_unnoted_is_a_step_too() -> None:
+    clock, shared, (downloads, asks) = idle_clients(2)
+    downloads.hold(unsent=400_000)
+    for second in range(1, 5):
+        clock.now_s = second
+        downloads.unsent_bytes -= 50_000  # as the transport says it, which tells nobody
+        asks.hold(unsent=20_000)
+        asks.hold()
+    assert not downloads.ended
+    assert shared.unsent.held_bytes == 200_000
+
+
+def test_a_byte_at_a_time_is_no_step() -> None:
+    clock, _, (drips, asks) = idle_clients(2)
+    for tenth in range(10):
+        clock.now_s = tenth / 10
+        drips.hold(unsent=100_000 - tenth)
+    asks.hold(unsent=20_000)
+    assert (drips.ended, asks.ended) == ("aborted", "")
+
+
+def test_beyond_the_bound_of_all_even_those_that_move_give_way() -> None:
+    _, shared, (first, second, third) = idle_clients(3)
+    for client in (first, second, third):
+        client.hold(unsent=400_000)
+    assert [client.ended for client in (first, second, third)] == ["aborted", "", ""]
+    assert shared.unsent.held_bytes == 800_000
+
+
 def shared_servers(count: int, **limits: Any) -> list[ServerUnderTest]:
     shared = ClientBytes(SharedLimits(**limits))
     return [ServerUnderTest(client_bytes=shared) for _ in range(count)]
@@ -209,6 +277,24 @@ def test_answers_that_wait_for_windows_share_a_bound() -> None:
     asyncio.run(scenario())
 
 
+def test_a_thousand_clients_that_read_nothing_hold_no_more_than_idle_clients_may() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=100_000), clock)
+        servers = []
+        for number in range(1_000):
+            clock.now_s = number / 100
+            server = ServerUnderTest(client_bytes=shared, echo=True)
+            client = H2Client(server, {4: 0})
+            client.request(b"x" * 10_000)
+            await client.exchange()
+            servers.append(server)
+            assert shared.unsent.held_bytes <= 26 * 10_005, "those of the last quarter of a second"
+        assert sum(not server.transport.aborted for server in servers) <= 26
+
+    asyncio.run(scenario())
+
+
 def test_a_server_sweeps_all_its_connections() -> None:
     async def scenario() -> None:
         limits = ServerLimits(shared=SharedLimits(patience_s=SWEEP_S))
@@ -225,6 +311,21 @@ def test_a_server_sweeps_all_its_connections() -> None:
         server.sweep()
         server.sweep()
         assert [peer.transport.aborted for peer in peers] == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_the_kernel_takes_little_that_a_client_does_not() -> None:
+    async def scenario() -> None:
+        server = await serve("127.0.0.1", 0, lambda call: call.reply(b""))
+        reader, client = await asyncio.open_connection("127.0.0.1", server.port)
+        client.write(PREFACE)
+        await reader.readexactly(9)  # of the server's SETTINGS
+        (connection,) = server.connections
+        accepted = connection._writer.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 17
+        client.close()
+        await server.drain(5)
 
     asyncio.run(scenario())
 

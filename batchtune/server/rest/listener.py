@@ -6,7 +6,7 @@ import asyncio
 
 from batchtune.server.rest.connection import RestConnection, RestService
 from batchtune.server.rest.parser import RestLimits
-from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes
+from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
 
 
 class RestServer:
@@ -36,6 +36,7 @@ class RestServer:
         """Begin to listen; raises OSError when the address cannot be bound."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, host, port, backlog=backlog)
+        bound_unsent(self._listener)
         self._port = int(self._listener.sockets[0].getsockname()[1])
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import Dispatch, GrpcServerConnection, StreamServices
 from batchtune.wire.grpc.server_limits import ServerLimits
-from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes
+from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
 
 
 class GrpcServer:
@@ -35,6 +35,7 @@ class GrpcServer:
         """Begin to listen; raises OSError when the port is taken."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, host, port, ssl=tls, backlog=backlog)
+        bound_unsent(self._listener)
         self._port = int(self._listener.sockets[0].getsockname()[1])
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 

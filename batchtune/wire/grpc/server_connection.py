@@ -12,17 +12,17 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import cast
 
 import hpack
 
+from batchtune.wire.grpc.held_calls import HeldCalls
 from batchtune.wire.grpc.not_grpc import HTTP1_ANSWER, refuse
 from batchtune.wire.grpc.request_data import WINDOW_UPDATE_AT, take_data
 from batchtune.wire.grpc.request_head import RequestHead, known_heads, read_head, remember_head
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_limits import RateLimit, ServerLimits, opening_frames
-from batchtune.wire.grpc.server_writer import AnswerWriter
+from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, PeerError
 from batchtune.wire.http2.header_blocks import EMPTY_TABLE, decode_block, new_decoder
@@ -38,9 +38,7 @@ _ONE_MESSAGE = struct.Struct(">IBIBI")  # a DATA frame's header and the message 
 _SHAPE = h2.END_HEADERS | h2.PADDED
 _LINGER_S = 2.0  # for a client to read our last GOAWAY
 _DRAIN_PING = b"draining"
-_FEW_STREAMS = 1_024  # as many are no burden
 _STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
-_STREAM_BYTES = 300  # of one without data; by tracemalloc
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 
 
@@ -61,12 +59,13 @@ class GrpcServerConnection(asyncio.Protocol):
         on_closed: Callable[[], None] | None = None,
         client_bytes: ClientBytes | None = None,
     ) -> None:
-        self._dispatch = dispatch
         self._limits = limits or ServerLimits()
         self._connections = connections
         self._streams = streams or {}
         self._on_closed = on_closed
         self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
+        self._held = HeldCalls(dispatch, self._limits, self._client_bytes.unsent)
+        self._dispatch = self._held.begin
         self._arriving_noted = False
         self._writer: AnswerWriter | None = None  # None before the connection and after it
         self._preface = h2.PREFACE  # what of it has not arrived
@@ -104,9 +103,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._writer.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._writer = AnswerWriter(
-            cast("asyncio.Transport", transport), self._limits, partial(self._client_bytes.unsent.note, self)
-        )
+        self._writer = AnswerWriter(cast("asyncio.Transport", transport), self._limits, self._note_unsent)
         if self._connections is not None:
             self._connections.add(self)
 
@@ -116,6 +113,7 @@ class GrpcServerConnection(asyncio.Protocol):
             self._connections.discard(self)
         if writer is not None:
             writer.abandon()
+        self._held.forget()
         self._client_bytes.forget(self)
         if self._on_closed is not None:
             self._on_closed()
@@ -141,7 +139,7 @@ class GrpcServerConnection(asyncio.Protocol):
             used = self._read_frames(writer, data)
             if used < len(data):
                 self._partial.keep(data, used)
-            if self._partial.held or writer.held_bytes or self._arriving_noted:
+            if self._partial.held or writer.held_bytes or self._held.held_bytes or self._arriving_noted:
                 self._note_arriving()
         except PeerError as error:
             self._close(writer, error)
@@ -150,15 +148,12 @@ class GrpcServerConnection(asyncio.Protocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """Count what is held of requests that are not whole."""
+        """Count what is held of requests that are not whole, and of those that wait for answers to be taken."""
         writer = self._writer
         if writer is None:
             return 0
-        streams = len(writer.streams)
-        if streams > _FEW_STREAMS:  # each takes memory before its first byte
-            streams = sum(not stream.half_closed for stream in writer.streams.values())
-        idle_bytes = streams * _STREAM_BYTES if streams > _FEW_STREAMS else 0
-        return len(self._partial.held) + self._block.held_bytes + writer.held_bytes + idle_bytes
+        cut_bytes = len(self._partial.held) + self._block.held_bytes
+        return cut_bytes + writer.held_bytes + writer.idle_bytes + self._held.held_bytes
 
     @property
     def unsent_bytes(self) -> int:
@@ -176,7 +171,8 @@ class GrpcServerConnection(asyncio.Protocol):
         if writer is None:
             return
         begun = [stream for stream in writer.streams.values() if not stream.half_closed]
-        are_few = len(begun) <= _FEW_STREAMS
+        self._held.refuse(_TOO_MUCH)
+        are_few = len(begun) <= FEW_STREAMS
         for stream in begun if are_few else ():
             if isinstance(stream, GrpcCall):
                 stream.fail("RESOURCE_EXHAUSTED", _TOO_MUCH)
@@ -184,6 +180,10 @@ class GrpcServerConnection(asyncio.Protocol):
                 stream.finish("RESOURCE_EXHAUSTED", _TOO_MUCH)
         if not are_few or self._partial.held or self._block.held_bytes:
             self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+
+    def _note_unsent(self, unsent_bytes: int) -> None:
+        self._client_bytes.unsent.note(self, unsent_bytes)
+        self._held.note_unsent(unsent_bytes)
 
     def _note_arriving(self) -> None:
         arriving_bytes = self.arriving_bytes

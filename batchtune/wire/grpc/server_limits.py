@@ -19,7 +19,8 @@ class ServerLimits:
     of a connection together; one request alone may use `max_message_bytes`, one that comes compressed
     `max_inflated_bytes`. `stall_s`: a client that takes no
     data for so long, though answers wait for it, is cut off. While answers of `max_queued_bytes` wait for the client's
-    windows, or for its socket, the next ones that have to wait fail; a single answer may be larger.
+    windows, or for its socket, the next ones that have to wait fail; a single answer may be larger. While more than
+    `max_unsent_bytes` of them wait, no further call of the client is begun.
     `max_queued_stream_bytes` is the same for the messages of streams, which a client may ask for without end. Each
     SETTINGS frame may touch every answer that waits for a window, hence their own, low `max_settings_per_s`.
     `shared` bounds what all connections hold together.
@@ -30,6 +31,7 @@ class ServerLimits:
     max_inflated_bytes: int = 2**26
     max_buffered_bytes: int = 2**28
     max_queued_bytes: int = 2**26
+    max_unsent_bytes: int = 2**20
     max_queued_stream_bytes: int = 2**20
     max_header_list_bytes: int = 32_768
     max_control_frames_per_s: int = 10_000

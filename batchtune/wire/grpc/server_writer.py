@@ -19,6 +19,9 @@ from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.flow import OutgoingFlow
 from batchtune.wire.http2.frames import STREAM_ID, ErrorCode
 
+FEW_STREAMS = 1_024
+"""As many are no burden."""
+_STREAM_BYTES = 300  # of one without data; by tracemalloc
 _WRITE_BUFFER_BYTES = 2**16
 _TOO_SLOW = "too many answers wait for the client to read them"
 
@@ -71,6 +74,14 @@ class AnswerWriter:
         """Count what waits for the socket or for the client's windows."""
         waiting = 0 if self.transport is None else self.transport.get_write_buffer_size()
         return waiting + self._flow.queued_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """Count what requests take before their first byte, where they are many."""
+        if len(self.streams) <= FEW_STREAMS:
+            return 0
+        begun = sum(not stream.half_closed for stream in self.streams.values())
+        return begun * _STREAM_BYTES if begun > FEW_STREAMS else 0
 
     @property
     def is_paused(self) -> bool:
@@ -221,6 +232,8 @@ class AnswerWriter:
     def abandon(self) -> None:
         """The connection is gone: cancel every call that was not answered."""
         self.transport = None
+        self.out.clear()
+        self._flow = OutgoingFlow()  # calls that the service still works on refer to this writer
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         streams = list(self.streams.values())

@@ -1,0 +1,110 @@
+"""Which calls wait until their client has taken answers? Those of a client that has too many of them to take.
+
+The connection is read on meanwhile: the windows that let answers go arrive on it too. While answers for all clients
+together fill much of what they may, a client that has never taken any that waited gets a few calls at a time: one that
+reads nothing is known by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.shared_bytes import SharedBytes
+from batchtune.wire.status import StatusError
+
+_CALL_BYTES = 1_000  # of a call beside its message
+_CALLS_PER_TURN = 8  # begun before other connections have their turn
+_TIGHT_UNSENT_BYTES_MAX = 2**16  # of a client, while there is little room for all
+_TOO_MANY = "too many calls wait for the client to read its answers"
+
+
+class HeldCalls:
+    """The calls of one connection that wait; `dispatch` hands a call to the service, `unsent` counts for all."""
+
+    __slots__ = (
+        "_calls",
+        "_dispatch",
+        "_has_taken",
+        "_is_behind",
+        "_is_due",
+        "_limits",
+        "_unsent",
+        "_unsent_bytes",
+        "held_bytes",
+    )
+
+    def __init__(
+        self, dispatch: Callable[[GrpcCall], None], limits: ServerLimits, unsent: SharedBytes
+    ) -> None:
+        self.held_bytes = 0
+        self._dispatch = dispatch
+        self._limits = limits
+        self._unsent = unsent
+        self._calls: deque[GrpcCall] = deque()
+        self._is_behind = False  # the client, with its answers
+        self._is_due = False  # that we go on
+        self._unsent_bytes = 0
+        self._has_taken = False  # answers that had to wait
+
+    def begin(self, call: GrpcCall) -> None:
+        """Hand a call whose message is whole to the service, now or once the client has taken answers.
+
+        Raises:
+            StatusError: too much waits, or the service refuses the call.
+        """
+        if not self._is_behind and not self._calls and (self._has_taken or not self._unsent.is_tight):
+            self._dispatch(call)
+            return
+        held_bytes = self.held_bytes + len(call.message) + _CALL_BYTES
+        if held_bytes > self._limits.max_buffered_bytes:
+            raise StatusError("RESOURCE_EXHAUSTED", _TOO_MANY)
+        self.held_bytes = held_bytes
+        self._calls.append(call)
+        self._go_on_soon()
+
+    def note_unsent(self, unsent_bytes: int) -> None:
+        """Take note of how much the client has to take; go on with its calls where it is little."""
+        bytes_max = self._limits.max_unsent_bytes
+        if unsent_bytes < self._unsent_bytes:
+            self._has_taken = True
+        elif not self._has_taken and self._unsent.is_tight:
+            bytes_max = min(bytes_max, _TIGHT_UNSENT_BYTES_MAX)
+        self._unsent_bytes = unsent_bytes
+        self._is_behind = unsent_bytes > bytes_max
+        self._go_on_soon()
+
+    def refuse(self, message: str) -> None:
+        """Fail every call that waits."""
+        calls = list(self._calls)
+        self.forget()
+        for call in calls:
+            call.fail("RESOURCE_EXHAUSTED", message)
+
+    def forget(self) -> None:
+        """Drop every call that waits: the client is gone."""
+        self._calls.clear()
+        self.held_bytes = 0
+
+    def _go_on_soon(self) -> None:
+        if self._calls and not self._is_behind and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_due = False
+        for _ in range(min(_CALLS_PER_TURN, len(self._calls))):
+            if self._is_behind:
+                return
+            call = self._calls.popleft()
+            self.held_bytes -= len(call.message) + _CALL_BYTES
+            try:
+                if call.cancelled:
+                    raise StatusError("CANCELLED", "the client is gone")
+                self._dispatch(call)
+            except StatusError as error:
+                call.fail(error.code, error.message)
+        self._go_on_soon()

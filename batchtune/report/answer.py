@@ -6,16 +6,25 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-from batchtune.batching.parameters import to_dict
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
 from batchtune.recommend.prediction import Promise, Reference
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_title
-from batchtune.report.statement import capacity_text, parameters, workload
+from batchtune.report.statement import capacity_text, workload
 from batchtune.report.tables import console_on, paragraph, text_width
 from batchtune.report.units import interval, milliseconds, ratio
+from batchtune.report.words import (
+    REFERENCES,
+    REFERENCES_IN_SENTENCES,
+    capitalised,
+    gains_of,
+    name_without_parameters,
+    other_references,
+    parameters_of,
+    sure_text,
+)
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import counted, percentage, rounded_duration
+from batchtune.scenario.units import counted, rounded_duration
 
 INDENT: Final = " " * 7
 GAP: Final = 2
@@ -24,7 +33,6 @@ DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "no
 """Caveats that change what one would do; of a noisy host only where nothing is established."""
 
 _GAINS = {"throughput": "", "capacity": " in capacity", "latency": " in p95"}
-_NAMES = {"no_batching": "no batching", "defaults": "the server's defaults"}
 
 
 def print_answer(
@@ -44,19 +52,14 @@ def print_answer(
     """
     console, width = console_on(stream), text_width(stream)
 
-    def tell(label: str, text: str) -> None:
+    def tell(label: str, text: str, style: str | None = None) -> None:
         filled = paragraph(f"{label:<{len(INDENT)}}{text}", width=width, indent=INDENT)
-        console.print(filled, markup=False, soft_wrap=True)
+        console.print(filled, markup=False, soft_wrap=True, style=style)
 
     if run is not None:
         console.print(run, markup=False, soft_wrap=True)
     tell(workload(scenario, chosen, with_slo=False), "")
-    console.print(
-        paragraph(f"{'Use':<{len(INDENT)}}{_use(chosen)}", width=width, indent=INDENT),
-        style="bold",
-        markup=False,
-        soft_wrap=True,
-    )
+    tell("Use", _use(chosen), style="bold")
     for line in _table(chosen):
         console.print(line, markup=False, soft_wrap=True)
     for label, text in (
@@ -76,29 +79,25 @@ def print_answer(
 def _use(chosen: Recommendation) -> str:
     """The parameters in one breath, and from what they cannot be told."""
     configuration = chosen.configuration
-    words = [f"{name} {value}" for name, value in parameters(configuration) if value]
-    if configuration.batching is None:
-        words.insert(0, "no batching")
-    elif not to_dict(configuration.batching):
-        words.insert(0, "the server's defaults")
-    named = ", ".join(words)
+    words = [f"{name} {value}" for name, value in parameters_of(configuration)]
+    name = name_without_parameters(configuration)
+    named = ", ".join(words if name is None else [name, *words])
     near = chosen.little_better_than or chosen.indistinct_from
     if near is None:
         return named
     if any(one.name == near and one.configuration == configuration for one in chosen.references):
         return f"{named}: nothing that was tuned is worth its parameters"
     told = "hardly better than" if chosen.little_better_than is not None else "so far not to be told from"
-    return f"{named} ({told} {_NAMES[near]})"
+    return f"{named} ({told} {REFERENCES_IN_SENTENCES[near]})"
 
 
 def _table(chosen: Recommendation) -> list[str]:
     """One line for the recommended configuration and for each reference point, in columns."""
-    others = [one for one in chosen.references if one.configuration != chosen.configuration]
     quantile = _quantile(chosen)
     rows = [
         ("", "requests/s", f"{quantile} ms", f"gain of this{_GAINS[chosen.objective]}"),
         ("this", interval(chosen.throughput_rps), milliseconds(chosen.latency_s.get(quantile)), ""),
-        *(_reference_row(chosen, one, quantile) for one in others),
+        *(_reference_row(chosen, one, quantile) for one in other_references(chosen)),
     ]
     if not any(row[3] for row in rows[1:]):
         rows = [(*row[:3], "") for row in rows]
@@ -107,8 +106,8 @@ def _table(chosen: Recommendation) -> list[str]:
 
 
 def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> tuple[str, str, str, str]:
-    gain = {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}[other.name]
-    name = {"no_batching": "no batching", "defaults": "defaults"}[other.name]
+    gain = gains_of(chosen)[other.name]
+    name = REFERENCES[other.name].removeprefix("server ")  # the table is narrow
     latency = milliseconds(other.latency_s.get(quantile))
     return name, interval(other.throughput_rps), latency, "" if gain is None else ratio(gain)
 
@@ -160,13 +159,12 @@ def _limit(chosen: Recommendation) -> str:
     if chosen.bottleneck is None:
         return ""
     title = limit_title(chosen.bottleneck)
-    return f"{title[:1].upper()}{title[1:]}: {chosen.bottleneck.text}. {_advice(chosen.bottleneck.advice)}."
+    return f"{capitalised(title)}: {chosen.bottleneck.text}. {_advice(chosen.bottleneck.advice)}."
 
 
 def _advice(advice: str) -> str:
     """What to do, without the reason behind the colon."""
-    text = advice.split(": ", maxsplit=1)[0]
-    return f"{text[:1].upper()}{text[1:]}"
+    return capitalised(advice.split(": ", maxsplit=1)[0])
 
 
 def _sure(chosen: Recommendation) -> Iterator[str]:
@@ -176,13 +174,9 @@ def _sure(chosen: Recommendation) -> Iterator[str]:
         return
     among = f"{near.count} {'tried' if near.of == 'measured' else 'points judged'}"
     if near.probability >= 0.5:
-        yield f"None of the {among} is 5 % better ({_percentage(near.probability)} sure)."
+        yield f"None of the {among} is 5 % better ({sure_text(near.probability)} sure)."
     else:
-        yield f"Of the {among} one is likely 5 % better ({_percentage(1.0 - near.probability)})."
-
-
-def _percentage(probability: float) -> str:
-    return "over 99 %" if probability > 0.99 else percentage(probability)
+        yield f"Of the {among} one is likely 5 % better ({sure_text(1.0 - near.probability)})."
 
 
 def _mind(chosen: Recommendation) -> Iterator[str]:
@@ -195,9 +189,9 @@ def _mind(chosen: Recommendation) -> Iterator[str]:
     for reference in chosen.references:
         for caveat in reference.caveats:
             if caveat.code in codes and caveat.code not in said:
-                yield _sentence(caveat, f" ({_NAMES[reference.name]})")
+                yield _sentence(caveat, f" ({REFERENCES_IN_SENTENCES[reference.name]})")
 
 
 def _sentence(caveat: Caveat, whose: str) -> str:
     advice = "" if caveat.code == "emulated_device" else f": {caveat.advice}"
-    return f"{caveat.text[:1].upper()}{caveat.text[1:]}{whose}{advice}."
+    return f"{capitalised(caveat.text)}{whose}{advice}."

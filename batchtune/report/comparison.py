@@ -13,7 +13,8 @@ from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.bottleneck import limit_title, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import PROTOCOLS, interval, milliseconds, number, percent, ratio
+from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.report.words import PROTOCOLS
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair

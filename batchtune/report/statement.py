@@ -7,16 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.alternatives import Alternative
 from batchtune.recommend.near_best import NearBest
-from batchtune.recommend.prediction import Promise, Reference
+from batchtune.recommend.prediction import Promise
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
-from batchtune.report.units import PROTOCOLS, interval, milliseconds, number, percent, ratio
+from batchtune.report.units import interval, milliseconds, number, percent, ratio
+from batchtune.report.words import (
+    PROTOCOLS,
+    REFERENCES,
+    REFERENCES_IN_SENTENCES,
+    capitalised,
+    gains_of,
+    name_without_parameters,
+    other_references,
+    parameters_of,
+    sure_text,
+)
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded_duration
@@ -34,7 +44,6 @@ _HELPS = {
     "no": "Batching does not help here",
     "not distinguishable": "Whether batching helps here cannot be told from these measurements",
 }
-_REFERENCES = {"no_batching": "no batching", "defaults": "server defaults"}
 _TRUST = {
     "leads": "the twin led the search",
     "shares": "the twin shared the search with the sampler",
@@ -65,7 +74,7 @@ def print_recommendation(
     marks = Marks(
         caveats={
             _CHOSEN: chosen.caveats,
-            **{_REFERENCES[one.name]: one.caveats for one in _others(chosen)},
+            **{REFERENCES[one.name]: one.caveats for one in other_references(chosen)},
         }
     )
     if run is not None:
@@ -73,7 +82,9 @@ def print_recommendation(
     tell(workload(scenario, chosen))
     console.print()
     console.print(paragraph(_headline(chosen), width=width, indent=""), style="bold", markup=False)
-    for name, value in parameters(chosen.configuration):
+    if name_without_parameters(chosen.configuration) == REFERENCES_IN_SENTENCES["defaults"]:
+        console.print("  (the server's defaults)", markup=False)
+    for name, value in parameters_of(chosen.configuration):
         console.print(f"  {name:<26} {value}", markup=False, soft_wrap=True)
     console.print()
     print_table(console, _figures(chosen, marks))
@@ -94,17 +105,13 @@ def print_recommendation(
 
 def _headline(chosen: Recommendation) -> str:
     """Names what is recommended where that has a name, and from what it cannot be told."""
-    configuration = chosen.configuration
-    named = "no batching" if configuration.batching is None else None
-    if configuration.batching is not None and not to_dict(configuration.batching):
-        named = "the server's defaults"
+    named = name_without_parameters(chosen.configuration)
     head = "Recommended" if named is None else f"Recommended: {named}"
-    names = {None: None, "no_batching": "no batching", "defaults": "the server's defaults"}
-    little = names[chosen.little_better_than]
+    little = REFERENCES_IN_SENTENCES.get(chosen.little_better_than or "")
     if little is not None:
         tuned = f"{head}: what was tuned is not worth its parameters"
         return tuned if named == little else f"{head}, though little better than {little}"
-    other = names[chosen.indistinct_from]
+    other = REFERENCES_IN_SENTENCES.get(chosen.indistinct_from or "")
     if other is None:
         return head
     if named == other:
@@ -131,22 +138,10 @@ def workload(scenario: Scenario, chosen: Recommendation, *, with_slo: bool = Tru
     return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"
 
 
-def parameters(configuration: Configuration) -> list[tuple[str, str]]:
-    """Batching parameters and flags by name, in the order of the file."""
-    batching = {} if configuration.batching is None else to_dict(configuration.batching)
-    if configuration.batching is not None and not batching:
-        return [
-            ("(the server's defaults)", ""),
-            *((f"--{name}", value) for name, value in configuration.flags),
-        ]
-    named = [(name, _shown(value)) for name, value in batching.items()]
-    return named + [(f"--{name}", value) for name, value in configuration.flags]
-
-
 def _figures(chosen: Recommendation, marks: Marks) -> Table:
     """One column for the recommended configuration and for each reference point, one row a figure."""
-    others = _others(chosen)
-    columns = [_CHOSEN, *(_REFERENCES[one.name] for one in others)]
+    others = other_references(chosen)
+    columns = [_CHOSEN, *(REFERENCES[one.name] for one in others)]
     table = table_of("", *map(marks.head, columns))
     if chosen.capacity_rps is not None:
         capacity = marks.marked(capacity_text(chosen, chosen.capacity_rps), _CHOSEN, "throughput", "latency")
@@ -174,8 +169,8 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
         "limited by",
         *(marks.marked(limit_word(one), name, "server") for name, one in zip(columns, limits, strict=True)),
     )
-    if any(_gains(chosen)[one.name] is not None for one in others):
-        table.add_row("gain over", "", *(ratio(_gains(chosen)[one.name]) for one in others))
+    if any(gains_of(chosen)[one.name] is not None for one in others):
+        table.add_row("gain over", "", *(ratio(gains_of(chosen)[one.name]) for one in others))
     return table
 
 
@@ -192,12 +187,12 @@ def _answer(chosen: Recommendation, latency_marks: str) -> Iterator[str]:
     """Does batching help and why, is the SLO kept, what limits now?"""
     yield f"{_HELPS[chosen.batching_helps]}: {chosen.reason}."
     if chosen.cannot_pay is not None:
-        yield f"{chosen.cannot_pay[:1].upper()}{chosen.cannot_pay[1:]}."
-    missing = [name for name in _REFERENCES if name not in {one.name for one in chosen.references}]
+        yield f"{capitalised(chosen.cannot_pay)}."
+    missing = [name for name in REFERENCES if name not in {one.name for one in chosen.references}]
     for name in missing:
         why = chosen.failed_references.get(name)
         ending = "not measured" if why is None else f"failed when it was tried ({why})"
-        yield f"{_REFERENCES[name].capitalize()}: {ending}."
+        yield f"{REFERENCES[name].capitalize()}: {ending}."
     for promise in chosen.promises:
         yield f"SLO: {_promise(promise, latency_marks, established=chosen.established)}."
     if chosen.bottleneck is not None:
@@ -250,12 +245,8 @@ def _near_best(near: NearBest) -> str:
     else:
         among = f"the {near.count} points of the space"
     if near.probability >= 0.5:
-        return f"Nothing better by 5 % or more is likely ({_sure(near.probability)}) among {among}."
-    return f"Better points may exist: +5 % or more is likely ({_sure(1.0 - near.probability)}) among {among}."
-
-
-def _sure(probability: float) -> str:
-    return "over 99 %" if probability > 0.99 else percentage(probability)
+        return f"Nothing better by 5 % or more is likely ({sure_text(near.probability)}) among {among}."
+    return f"Better points may exist: +5 % or more is likely ({sure_text(1.0 - near.probability)}) among {among}."
 
 
 def _establishment(chosen: Recommendation, next_step: str | None) -> str:
@@ -288,15 +279,3 @@ def _alternatives(chosen: Recommendation) -> Iterator[str]:
 def _alternative(other: Alternative) -> str:
     searched = "" if other.confirmations else " (by the search alone)"
     return f"{other.configuration.label()}: {other.trade}{searched}"
-
-
-def _others(chosen: Recommendation) -> list[Reference]:
-    return [one for one in chosen.references if one.configuration != chosen.configuration]
-
-
-def _gains(chosen: Recommendation) -> dict[str, Estimate | None]:
-    return {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}
-
-
-def _shown(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -10,14 +10,6 @@ from batchtune.measure.statistics.quantiles import Estimate
 TELLING: Final = 10.0
 """Of [0.0142, 795] around a p95 of 3.36 ms a reader takes the digits for knowledge."""
 
-PROTOCOLS = {
-    "grpc": "gRPC",
-    "rest": "REST",
-    "kserve_grpc": "KServe gRPC",
-    "kserve_rest": "KServe REST",
-    "kserve_rest_binary": "KServe REST with binary tensors",
-}
-
 
 def number(value: float | None) -> str:
     """Three significant digits without an exponent, thousands separated: 3123.4 -> "3,120"."""

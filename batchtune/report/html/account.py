@@ -10,6 +10,7 @@ from batchtune.archive.run import Run
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend.choice import Choice, choose
 from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.report.words import REFERENCES
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.pooled import Pooled
 from batchtune.tune.trials.ledger import without_superseded
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from batchtune.load.record.samples import Samples
 
 CHOSEN: Final = "recommended"
-ROLES: Final = {"no_batching": "no batching", "defaults": "server defaults"}
 
 PAGE_FILE: Final = "report.html"
 
@@ -113,7 +113,7 @@ def _roles(choice: Choice) -> dict[str, Pooled]:
     roles = {} if choice.chosen is None else {CHOSEN: choice.chosen}
     for name, pooled in choice.references.items():
         if choice.chosen is None or pooled.configuration != choice.chosen.configuration:
-            roles[ROLES[name]] = pooled
+            roles[REFERENCES[name]] = pooled
     return {name: pooled for name, pooled in roles.items() if pooled.runs}
 
 

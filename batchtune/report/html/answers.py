@@ -11,10 +11,10 @@ from batchtune.recommend.near_best import NearBest
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.answer import kept_text
 from batchtune.report.bottleneck import limit_title
-from batchtune.report.html.account import ROLES, Account
-from batchtune.report.html.drawing import parameters_of
+from batchtune.report.html.account import Account
 from batchtune.report.statement import capacity_text
 from batchtune.report.units import interval, latency, number
+from batchtune.report.words import REFERENCES, capitalised, gains_of, parameters_of
 from batchtune.scenario.units import counted, percentage, rounded_duration
 
 _GAINED = {"throughput": "throughput", "capacity": "capacity", "latency": "lower p95"}
@@ -68,16 +68,15 @@ def _deploy(chosen: Recommendation) -> Answer:
 
 
 def _gain(chosen: Recommendation) -> Answer:
-    over = {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}
     own = {each.name for each in chosen.references if each.configuration == chosen.configuration}
-    gains = [(name, gain) for name, gain in over.items() if gain is not None and name not in own]
+    gains = [(name, gain) for name, gain in gains_of(chosen).items() if gain is not None and name not in own]
     headline = "Not known"
     lines: list[str] = []
     if gains:
         name, gain = gains[0]
         headline = f"{_factor(gain)} {_GAINED[chosen.objective]}"
-        lines.append(f"over {ROLES[name]}{_ends(gain)}")
-        lines += [f"{_factor(gain)} over {ROLES[name]}{_ends(gain)}" for name, gain in gains[1:]]
+        lines.append(f"over {REFERENCES[name]}{_ends(gain)}")
+        lines += [f"{_factor(gain)} over {REFERENCES[name]}{_ends(gain)}" for name, gain in gains[1:]]
     elif own:
         headline = "Nothing to set"
         lines.append("What was tuned is not better beyond doubt.")
@@ -117,7 +116,7 @@ def _limit(chosen: Recommendation) -> Answer:
     title = limit_title(limited)
     return Answer(
         question="What limits it?",
-        headline=f"{title[:1].upper()}{title[1:]}",
+        headline=capitalised(title),
         lines=(_sentence(limited.text), _sentence(limited.advice)),
     )
 
@@ -140,7 +139,7 @@ def _ends(gain: Estimate) -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capitalised(text)}." if text else ""
 
 
 def notes_of(chosen: Recommendation) -> Iterator[str]:

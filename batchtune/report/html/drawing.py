@@ -12,16 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from batchtune.batching.parameters import Configuration, to_dict
+from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.html.account import CHOSEN, ROLES
+from batchtune.report.html.account import CHOSEN
 from batchtune.report.listing import short_label
+from batchtune.report.words import REFERENCES
 
 Trace = dict[str, Any]
 
-COLOURS: Final = {CHOSEN: "@chosen", ROLES["no_batching"]: "@unbatched", ROLES["defaults"]: "@defaults"}
-SYMBOLS: Final = {CHOSEN: "star", ROLES["no_batching"]: "diamond", ROLES["defaults"]: "square"}
-DASHES: Final = {CHOSEN: "solid", ROLES["no_batching"]: "dash", ROLES["defaults"]: "dot"}
+COLOURS: Final = {
+    CHOSEN: "@chosen",
+    REFERENCES["no_batching"]: "@unbatched",
+    REFERENCES["defaults"]: "@defaults",
+}
+SYMBOLS: Final = {CHOSEN: "star", REFERENCES["no_batching"]: "diamond", REFERENCES["defaults"]: "square"}
+DASHES: Final = {CHOSEN: "solid", REFERENCES["no_batching"]: "dash", REFERENCES["defaults"]: "dot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +80,6 @@ def label(configuration: Configuration, *, common: Mapping[str, Any] | None = No
     for name, value in (common or {}).items():
         text = text.replace(f" · {short_label(f'{name}={value}')}", "")
     return text
-
-
-def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
-    """Name and value of each parameter that is set, flags too."""
-    batching = {} if configuration.batching is None else to_dict(configuration.batching)
-    named = [
-        (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
-        for name, value in batching.items()
-    ]
-    return named + [(f"--{name}", value) for name, value in configuration.flags]
 
 
 def finite(value: float | None, scale: float = 1.0) -> float | None:

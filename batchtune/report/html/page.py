@@ -20,14 +20,14 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.report.html.account import PAGE_FILE, Account
 from batchtune.report.html.answers import answers_of, notes_of
 from batchtune.report.html.batch_figures import service_time, sizes
-from batchtune.report.html.drawing import Section, parameters_of
+from batchtune.report.html.drawing import Section
 from batchtune.report.html.forecast import Forecast
 from batchtune.report.html.latency_figures import distribution, split, timeline
 from batchtune.report.html.search_figures import history, pareto
 from batchtune.report.html.space_figures import heat_maps, slices
 from batchtune.report.html.trial_rows import COLUMNS, trial_rows
 from batchtune.report.html.twin_figures import agreement, rates
-from batchtune.report.units import PROTOCOLS
+from batchtune.report.words import PROTOCOLS, parameters_of
 from batchtune.scenario.units import counted, rounded_duration
 
 _HERE: Final = Path(__file__).parent

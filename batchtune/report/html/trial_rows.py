@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from batchtune.report.bottleneck import limit_word
 from batchtune.report.html.account import Account
-from batchtune.report.html.drawing import label, parameters_of
+from batchtune.report.html.drawing import label
 from batchtune.report.units import interval, milliseconds, number, percent
+from batchtune.report.words import parameters_of
 from batchtune.tune.evidence.bottleneck_of import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 

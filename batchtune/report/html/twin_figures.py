@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.html.account import CHOSEN, ROLES, Account
+from batchtune.report.html.account import CHOSEN, Account
 from batchtune.report.html.drawing import (
     COLOURS,
     DASHES,
@@ -28,6 +28,7 @@ from batchtune.report.html.drawing import (
 )
 from batchtune.report.html.forecast import Forecast
 from batchtune.report.html.latency_figures import limited
+from batchtune.report.words import REFERENCES, capitalised
 from batchtune.tune.evidence.pooled import Pooled
 from batchtune.twin.model.traffic import traffic_of
 from batchtune.twin.model.twin import Prediction
@@ -44,7 +45,7 @@ def rates(account: Account, forecast: Forecast | None) -> Section:
     predicted = not data
     if predicted and forecast is not None:
         for name, pooled in account.roles.items():
-            if name == CHOSEN or name == ROLES["no_batching"]:
+            if name == CHOSEN or name == REFERENCES["no_batching"]:
                 data += _expected_rates(name, pooled, account, forecast)
     if not data:
         why = account.twin_missing or "the model of the server cannot tell"
@@ -163,7 +164,7 @@ def _agreement_figure(pairs: Sequence[tuple[Pooled, Prediction]]) -> Figure:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capitalised(text)}." if text else ""
 
 
 def _rungs(name: str, pooled: Pooled) -> list[Trace]:

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_call import GrpcCall, hand_over
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.shared_bytes import SharedBytes
 from batchtune.wire.status import StatusError
@@ -101,10 +101,5 @@ class HeldCalls:
                 return
             call = self._calls.popleft()
             self.held_bytes -= len(call.message) + _CALL_BYTES
-            try:
-                if call.cancelled:
-                    raise StatusError("CANCELLED", "the client is gone")
-                self._dispatch(call)
-            except StatusError as error:
-                call.fail(error.code, error.message)
+            hand_over(call, self._dispatch)
         self._go_on_soon()

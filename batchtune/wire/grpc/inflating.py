@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from batchtune.wire.grpc.framing import inflate
-from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_call import GrpcCall, hand_over
 from batchtune.wire.status import StatusError
 
 _ON_LOOP_BYTES_MAX = 1 << 10  # gzip makes at most a thousand times as much of it: 1 MB, 2 ms
@@ -54,11 +54,10 @@ def _go_on(
     global _waiting_bytes
     _waiting_bytes -= waiting_bytes
     try:
-        if call.cancelled:
-            raise StatusError("CANCELLED", "the client is gone")
         call.message = future.result()
-        dispatch(call)
     except StatusError as error:
         call.fail(error.code, error.message)
     except MemoryError:
         call.fail("RESOURCE_EXHAUSTED", "there is no memory to inflate the request")
+    else:
+        hand_over(call, dispatch)

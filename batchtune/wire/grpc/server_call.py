@@ -11,7 +11,7 @@ from batchtune.wire.grpc.framing import MessageBuffer, encode_grpc_message
 from batchtune.wire.grpc.request_head import RequestHead
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.header_blocks import encode_block
-from batchtune.wire.status import GRPC_CODES
+from batchtune.wire.status import GRPC_CODES, StatusError
 
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _HEAD_BLOCK = encode_block([(":status", "200"), _CONTENT_TYPE])
@@ -118,6 +118,16 @@ class GrpcCall:
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
+
+
+def hand_over(call: GrpcCall, dispatch: Callable[[GrpcCall], None]) -> None:
+    """Dispatch a call that waited meanwhile; it ends where its client is gone or the service refuses it."""
+    try:
+        if call.cancelled:
+            raise StatusError("CANCELLED", "the client is gone")
+        dispatch(call)
+    except StatusError as error:
+        call.fail(error.code, error.message)
 
 
 class GrpcStream:

@@ -123,7 +123,11 @@ def turns(scenario: Scenario) -> Iterator[Cell]:
 
 
 def record(scenario: Scenario, left: list[Cell], table: Path, *, first: int, until_s: float) -> None:
-    with launched_target(scenario) as target, LoadFleet(processes=scenario.load.processes) as fleet:
+    load = scenario.load
+    with (
+        launched_target(scenario) as target,
+        LoadFleet(processes=load.processes, cpus=load.cpus) as fleet,
+    ):
         target.apply(reference_configurations(scenario)["no_batching"])
         bench = Bench(
             scenario,
@@ -131,7 +135,9 @@ def record(scenario: Scenario, left: list[Cell], table: Path, *, first: int, unt
             fleet,
             on_live=lambda _plan, _live: None,
             guard=HostGuard(),
-            client_max_rps=lambda requests: calibrate(fleet, requests).client_max_rps,
+            client_max_rps=lambda requests: (
+                calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
+            ),
         )
         space = Space(scenario)
         with table.open("a") as lines:

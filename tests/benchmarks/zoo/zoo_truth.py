@@ -1,7 +1,8 @@
 """How good is each configuration of a target in truth, and how much does one lose to the best?
 
 Of an emulated device exactly, by the simulator with the true device and the server's overheads (zoo_models); of a real
-model from a grid that was recorded once, cell by cell in random order, a whole pass after another.
+model from a grid that was recorded once, on the CPUs that a sweep gives it, cell by cell in random order, a whole
+pass after another.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
+from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.strategies.references import reference_configurations
@@ -213,7 +215,7 @@ def record_grid(target: ZooTarget, *, seconds: float) -> str:
     TABLES.mkdir(exist_ok=True)
     table = _packed(target).with_suffix("")
     with tempfile.TemporaryDirectory() as folder:
-        scenario = read_scenario(target.write_scenario(Path(folder), seed=1))
+        scenario, _ = placed(read_scenario(target.write_scenario(Path(folder), seed=1)))
         lines = table.read_text().splitlines() if table.exists() else []
         done = Counter(Trial.from_dict(json.loads(line)).configuration for line in lines)
         left: list[Cell] = []

@@ -181,6 +181,9 @@ def recommend(
     helps = _helps(batched, no_batching, gain, scenario=scenario) if tried else "not distinguishable"
     if helps == "no" and chosen.configuration.batching is not None:
         helps = "not distinguishable"  # by the search alone: no fresh run confirms what no batching showed
+    unable = _cannot_pay(trials, search)
+    if unable and helps == "not distinguishable" and _is_confirmed_alone(chosen, gain):
+        helps = "no"
     gains = {
         name: gain_over(chosen, one, noise=noise, scenario=scenario)
         for name, one in choice.references.items()
@@ -226,7 +229,7 @@ def recommend(
             unbatched_rows_per_s=_unbatched_rows_per_s(no_batching, scenario=scenario),
             limits_s=promised.limits(),
         ),
-        cannot_pay=None if helps == "yes" else _cannot_pay(trials, search),
+        cannot_pay=None if helps == "yes" else unable,
         near_best=_near_best(
             chosen, pooled, search=search if promised == scenario.slo else None, scenario=scenario
         ),
@@ -313,6 +316,16 @@ def _helps(
     if is_gain(gain):
         return "yes"
     return "no" if gain.high < 1.0 + policy.WORTH_GAIN else "not distinguishable"
+
+
+def _is_confirmed_alone(chosen: Pooled, gain: Estimate | None) -> bool:
+    """Whether fresh runs stand for no batching, and what batching gained in them may be nothing.
+
+    With the finding that the time of a batch is proportional to its rows that is an answer, however wide the gain's
+    interval: it would take many more runs to see a gain of nothing to 5 %.
+    """
+    alone = chosen.configuration.batching is None and chosen.confirmations >= policy.ESTABLISHED_RUNS
+    return alone and gain is not None and gain.low < 1.0
 
 
 def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> float:

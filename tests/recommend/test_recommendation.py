@@ -415,6 +415,33 @@ def test_batching_that_helps_is_not_said_to_be_unable_to():
     assert found.cannot_pay == "batching cannot pay here: says the twin"
 
 
+def noisy_ledger(server):
+    """Fresh runs of batching 15 % above and 12 % below no batching."""
+    fresh = [(BATCH_8, 1150), (None, 1000), (None, 1010), (BATCH_8, 880), (BATCH_8, 1000), (None, 990)]
+    return [
+        *no_help_ledger(server),
+        *(
+            planted(
+                3 + number,
+                batching=batching,
+                throughput=throughput,
+                p95_s=0.018,
+                source="confirm",
+                block=1 + number // 2,
+            )
+            for number, (batching, throughput) in enumerate(fresh)
+        ),
+    ]
+
+
+def test_noise_about_no_gain_is_an_answer_where_the_device_cannot_gain():
+    found = recommend(noisy_ledger(None), scenario=SCENARIO)
+    assert (found.batching_helps, found.established) == ("not distinguishable", False)
+    unable = recommend(noisy_ledger(counted({1: 0.001, 4: 0.004, 8: 0.0079})), scenario=SCENARIO)
+    assert unable.configuration.batching is None
+    assert (unable.batching_helps, unable.established) == ("no", True)
+
+
 def test_the_bound_of_a_fresh_run_is_held_against_each_limit():
     promised = SloSpec(p95_s=0.040, p99_s=0.050)
     found = recommend(helping_ledger(), scenario=SCENARIO, slo=promised)

@@ -210,7 +210,7 @@ def main() -> None:
     runs = [(workload, seed) for workload in asked.workloads.split(",") for seed in range(asked.seeds)]
     started_s = time.monotonic()
     silent: list[str] = []
-    with ProcessPoolExecutor(asked.processes, initializer=_quiet) as pool:
+    with ProcessPoolExecutor(asked.processes, initializer=be_quiet) as pool:
         usual = list(pool.map(ending, *zip(*runs, strict=True)))
         mean = 100.0 * float(np.mean([one.regret for one in usual]))
         print(
@@ -239,7 +239,7 @@ def main() -> None:
     print(f"{time.monotonic() - started_s:.0f} s")
 
 
-def _quiet() -> None:
+def be_quiet() -> None:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     random.seed(0)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
+from batchtune.scenario.examples import example_names
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import Document, parse_override, parse_yaml
 
@@ -104,14 +105,24 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        there = sorted(one.name for one in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        near = get_close_matches(path.name, there, n=1)
-        hint = f"there is {path.parent / near[0]}" if near else "README.md says what a scenario holds"
-        raise ScenarioError(f"{path}: no such file", hint=hint) from error
+        raise ScenarioError(f"{path}: no such file", hint=_instead_of(path)) from error
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _instead_of(path: Path) -> str:
+    """What there is: a file of nearly that name beside it, else the bundled examples."""
+    beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    if near:
+        return f"there is {path.parent / near[0]}"
+    names = example_names()
+    example = get_close_matches(path.stem, names, n=1, cutoff=0.8)
+    if example:
+        return f"`batchtune init --example {example[0]}` writes that example here"
+    return f"`batchtune init --example NAME` writes an example here, one of: {', '.join(names)}"
 
 
 def _overridden(document: Document, overrides: Iterable[str]) -> Document:

@@ -1,0 +1,215 @@
+"""Which words do the commands take that measure: sweep, load, compare, noise?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from batchtune.cli.arguments.options import (
+    ConcurrencyOption,
+    JsonOption,
+    LoadSetOption,
+    QuietOption,
+    RateOption,
+    RootOption,
+    ScenarioArgument,
+    SetOption,
+    Strategy,
+    WhyOption,
+    examples,
+    takes_slo,
+)
+from batchtune.errors import UsageError
+
+measuring = typer.Typer()
+
+
+@measuring.command(
+    epilog=examples(
+        "sweep scenarios/quickstart.yaml",
+        "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
+        "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
+        "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
+    )
+)
+@takes_slo
+def sweep(
+    *,
+    slo: dict[str, str],
+    scenario: ScenarioArgument,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    strategy: Annotated[
+        Strategy | None, typer.Option("--strategy", help="Replaces the scenario's search.strategy.")
+    ] = None,
+    optuna_storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Export the trials for optuna-dashboard: journal:///FILE, sqlite:///FILE, …"
+        ),
+    ] = None,
+    why: WhyOption = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Launch the server, load it, search the parameters, recommend."""
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.sweep import run_sweep
+
+    overrides = [
+        *(set_ or []),
+        *slo_overrides(slo),
+        *([] if strategy is None else [f"search.strategy={strategy}"]),
+    ]
+    raise typer.Exit(
+        run_sweep(
+            scenario,
+            overrides,
+            results=results,
+            resume=resume,
+            optuna_storage=optuna_storage,
+            why=why,
+            json=json,
+            quiet=quiet,
+        )
+    )
+
+
+@measuring.command(
+    epilog=examples(
+        "load scenarios/quickstart.yaml --concurrency 1:64:x2",
+        "load scenarios/quickstart.yaml --set max_batch_size=8 --slo-p99 50ms",
+        "load scenarios/quickstart.yaml --rate 100:1000:100 --csv",
+        "load scenarios/quickstart.yaml --batching-parameters-file batching_parameters.txt",
+        "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
+    )
+)
+@takes_slo
+def load(
+    *,
+    slo: dict[str, str],
+    scenario: ScenarioArgument,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
+    batching_parameters_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Parameters for the launched server instead of `fixed`."),
+    ] = None,
+    no_batching: Annotated[
+        bool, typer.Option("--no-batching", help="Launch the server without batching.")
+    ] = False,
+    rest_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Load this running server by REST; nothing is launched. With --grpc-url too the scenario's protocol "
+            "is loaded, and REST tells the server's statistics.",
+        ),
+    ] = None,
+    grpc_url: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Load this running server by gRPC; nothing is launched."),
+    ] = None,
+    set_: LoadSetOption = None,
+    results: RootOption = Path("results"),
+    no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing under --results.")] = False,
+    json: JsonOption = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Load-test the scenario's target, or a running server.
+
+    One point, or a range of them; each is kept under --results. --rate keeps the pattern of the scenario's arrivals.
+    Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when that cannot be told; of a range the
+    best point decides. Ends with 6 when no point is a measurement of the server: the load generator was the limit, or
+    the host stayed noisy through two repeats. Ends with 7 when a point failed.
+    """
+    if json and csv:
+        raise UsageError("--json and --csv exclude each other", hint="give one of the two")
+    from batchtune.cli.arguments.load_request import LoadRequest
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.load import run_load
+
+    wanted = LoadRequest(
+        scenario=scenario,
+        overrides=[*(set_ or []), *slo_overrides(slo)],
+        concurrency=concurrency,
+        rate=rate,
+        batching_parameters_file=batching_parameters_file,
+        no_batching=no_batching,
+        rest_url=rest_url,
+        grpc_url=grpc_url,
+    )
+    output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
+    raise typer.Exit(run_load(wanted, output=output, results=None if no_save else results, quiet=quiet))
+
+
+@measuring.command(
+    epilog=examples(
+        "compare scenarios/imdb-benchmark.yaml --blocks 6",
+        "compare scenarios/imdb-benchmark.yaml --baseline grpc_5_rows --json",
+    )
+)
+@takes_slo
+def compare(
+    *,
+    slo: dict[str, str],
+    scenario: ScenarioArgument,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variant to compare with. Default: the first.")
+    ] = None,
+    blocks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=200,
+            help="Runs of each variant, side by side; an interval needs 6, an even number is best.",
+        ),
+    ] = 10,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run the scenario's variants side by side.
+
+    Tells by which factor they differ, how sure that is, and what limits each. Ends with 6 when the load generator was
+    the limit, or the host stayed noisy in every run of a variant.
+    """
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.compare import run_compare
+
+    code = run_compare(
+        scenario,
+        [*(set_ or []), *slo_overrides(slo)],
+        baseline=baseline,
+        blocks=blocks,
+        results=results,
+        json=json,
+        quiet=quiet,
+    )
+    raise typer.Exit(code)
+
+
+@measuring.command(epilog=examples("noise scenarios/quickstart.yaml --blocks 6"))
+def noise(
+    scenario: ScenarioArgument,
+    blocks: Annotated[
+        int, typer.Option(min=6, max=200, help="Pairs of runs of the scenario's own configuration.")
+    ] = 10,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """State the smallest change that can be told on this machine.
+
+    The scenario's configuration is compared with itself. Ends with 6 when the load generator was the limit, or the host
+    stayed noisy in every run.
+    """
+    from batchtune.cli.commands.noise import run_noise
+
+    raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))

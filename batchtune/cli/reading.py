@@ -1,0 +1,171 @@
+"""Which words do the commands take that read a kept run, or all of them?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from batchtune.cli.arguments.options import (
+    ConcurrencyOption,
+    Dialect,
+    JsonOption,
+    ParameterOption,
+    QuietOption,
+    RateOption,
+    RootOption,
+    Routing,
+    RunArgument,
+    TableFormat,
+    WhyOption,
+    examples,
+    takes_slo,
+)
+from batchtune.errors import UsageError
+
+reading = typer.Typer()
+
+
+@reading.command(
+    epilog=examples(
+        "recommend --slo-p95 20ms",
+        "recommend --slo-p95 20ms --format triton --write config.pbtxt",
+        "recommend results/quickstart/20261121T205903Z-2fda2e --json",
+    )
+)
+@takes_slo
+def recommend(
+    *,
+    slo: dict[str, str],
+    run: RunArgument = None,
+    format_: Annotated[
+        Dialect,
+        typer.Option("--format", help="The dialect that --write uses, or that is shown below the statement."),
+    ] = "tfserving",
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the parameters there as well.")
+    ] = None,
+    results: RootOption = Path("results"),
+    why: WhyOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Choose from a run what to deploy for this SLO, and say why."""
+    from batchtune.cli.commands.recommend import run_recommend
+
+    raise typer.Exit(
+        run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
+    )
+
+
+@reading.command(
+    epilog=examples(
+        "simulate --set max_batch_size=16,32,64 --set batch_timeout_micros=0,2000 --rate 500",
+        "simulate --concurrency 1:64:x2",
+    )
+)
+def simulate(
+    run: RunArgument = None,
+    set_: ParameterOption = None,
+    rate: RateOption = None,
+    concurrency: ConcurrencyOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Ask the twin of a run what would be; nothing is measured.
+
+    The twin is calibrated from the run's trials. Without --set it simulates the recommended configuration, without
+    --rate and --concurrency the scenario's own load, or the capacity that was found. Exit code 5: the twin predicts
+    this server too badly.
+    """
+    from batchtune.cli.commands.simulate import SimulateRequest, run_simulate
+
+    wanted = SimulateRequest(run=run, settings=set_ or [], rate=rate, concurrency=concurrency)
+    raise typer.Exit(run_simulate(wanted, results=results, json=json, quiet=quiet))
+
+
+@reading.command(
+    epilog=examples(
+        "plan --rate 10000 --slo-p95 20ms",
+        "plan --rate 10k/s --routing least_loaded --set max_batch_size=64",
+    )
+)
+@takes_slo
+def plan(
+    *,
+    slo: dict[str, str],
+    rate: Annotated[
+        str, typer.Option(metavar="R", help="Requests/s of the whole fleet, such as 10000 or 10k/s.")
+    ],
+    run: RunArgument = None,
+    set_: ParameterOption = None,
+    routing: Annotated[Routing, typer.Option(help="How requests are dealt out.")] = "round_robin",
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say how many replicas a rate needs within a latency limit.
+
+    Each replica is a server like the one that the run measured, with the recommended parameters or those of --set. No
+    replica is planned above 90 % of its saturation. Exit code 5: the twin predicts this server too badly.
+    """
+    from batchtune.cli.commands.plan import run_plan
+
+    code = run_plan(
+        run,
+        rate=rate,
+        limits=slo,
+        settings=set_ or [],
+        routing=routing,
+        results=results,
+        json=json,
+        quiet=quiet,
+    )
+    raise typer.Exit(code)
+
+
+@reading.command(epilog=examples("runs", "runs --results results/quickstart --json"))
+def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> None:
+    """List the runs that are kept, the newest first."""
+    from batchtune.cli.commands.listing import run_runs
+
+    raise typer.Exit(run_runs(results, json=json))
+
+
+@reading.command(epilog=examples("trials --sort p95", "trials --csv > trials.csv"))
+def trials(
+    run: RunArgument = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="p95, throughput, or a column of --csv; best first.")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Every column as CSV.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a pull request.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Every column as Parquet, for a file.")] = False,
+    json: JsonOption = False,
+    results: RootOption = Path("results"),
+) -> None:
+    """Show the trials of a run as a table."""
+    from batchtune.cli.commands.listing import run_trials
+
+    wanted = {"csv": csv, "markdown": markdown, "parquet": parquet, "json": json}
+    asked: list[TableFormat] = [name for name in get_args(TableFormat) if wanted.get(name)]
+    if len(asked) > 1:
+        formats = " and ".join(f"--{name}" for name in asked)
+        raise UsageError(f"{formats} exclude each other", hint="give one of them")
+    raise typer.Exit(run_trials(run, sort=sort, output=asked[0] if asked else "table", results=results))
+
+
+@reading.command(epilog=examples("report", "report results/quickstart --output quickstart.html"))
+def report(
+    run: RunArgument = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page there. Default: report.html of the run."),
+    ] = None,
+    results: RootOption = Path("results"),
+) -> None:
+    """Write a sweep as one HTML file to show: what to deploy, what it gains, how sure, and the figures."""
+    from batchtune.cli.commands.report import run_report
+
+    raise typer.Exit(run_report(run, output=output, results=results))

@@ -21,7 +21,6 @@ TOO_LONG = {
     "archive/run.py": 395,
     "recommend/recommendation.py": 400,
     "server/rest/calls.py": 335,
-    "target/tfserving.py": 360,
     "tune/policy.py": 535,
     "tune/sweep/sweep.py": 345,
     "wire/grpc/client_connection.py": 385,

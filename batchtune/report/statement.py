@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.measure.statistics.quantiles import Estimate
@@ -30,6 +29,7 @@ from batchtune.report.words import (
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.scenario.units import counted, percentage, rounded_duration
+from batchtune.target.model_files import served_name
 from batchtune.tune.trials.search_summary import SearchSummary
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def workload(scenario: Scenario, chosen: Recommendation, *, with_slo: bool = Tru
     )
     slo = f"; SLO {limits}" if limits and with_slo else ""
     objective = f"; objective {scenario.objective}" if with_slo else ""
-    model = Path(scenario.target.model).name
+    model = served_name(scenario.target.model)
     server = scenario.target.cpus
     on = "" if server is None else f", for a server on {cpu_list(server)}"
     return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"

@@ -8,7 +8,6 @@ once.
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,13 +25,13 @@ from batchtune.scratch import ScratchFolder
 from batchtune.target.container import container_of
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.model_errors import meaning_of
-from batchtune.target.process import ServerProcess, free_port, run_to_end
+from batchtune.target.model_files import resolve_model, served_name
+from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.server_log import ServerLog
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.signature import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
-_MODEL_FILES = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
 
 DYING_S: Final = 0.2
 """A server that is killed closes its connections a moment before it has ended."""
@@ -227,7 +226,10 @@ class TfServingTarget:
             return []
         if self._base_path is None:
             self._base_path = resolve_model(
-                self._spec.model, framework=self._spec.framework, on_event=self._on_event
+                self._spec.model,
+                framework=self._spec.framework,
+                folder=self._scratch.path / "models",
+                on_event=self._on_event,
             )
         return [f"--model_base_path={self._base_path}"]
 
@@ -258,89 +260,6 @@ def launched_target(
             hint="load a running KServe v2 server with `batchtune load --rest-url` or `--grpc-url`",
         )
     return TfServingTarget(scenario.target, on_event=on_event)
-
-
-def resolve_model(
-    model: str, *, framework: str | None = None, on_event: Callable[[str], None] = lambda _text: None
-) -> Path:
-    """The model base directory for `target.model`: a path, or the name of a sample model, exported on first use.
-
-    `framework` chooses among those that a sample model is written in; None: the first that is installed.
-
-    Raises:
-        UsageError: neither a sample model nor a directory with a servable version; says what is there instead.
-    """
-    if "/" not in model and not Path(model).exists():
-        return _sample_model(model, framework, on_event)
-    base_path = Path(model).expanduser().resolve()
-    if base_path.is_file():
-        raise UsageError(
-            f"target.model: {model!r} is a file",
-            hint=f"give the directory of its version directory: {_home_of(base_path)}",
-        )
-    if not base_path.is_dir():
-        raise UsageError(
-            f"target.model: {model!r} does not exist",
-            hint="give a directory with numbered version directories, or a sample model such as imdb_transformer",
-        )
-    if framework is not None:
-        raise UsageError(
-            f"target.framework: read only with a sample model; {model!r} is a directory",
-            hint="the files of a version directory decide what runs it",
-        )
-    versions = [path for path in base_path.iterdir() if path.is_dir() and path.name.isdigit()]
-    if any(_holds_model(version) for version in versions):
-        return base_path
-    raise UsageError(
-        f"target.model: no version directory with a model in {base_path}", hint=_where_else(base_path)
-    )
-
-
-def _where_else(base_path: Path) -> str:
-    """What to give, or to do, instead of a directory without versions."""
-    if _holds_model(base_path):
-        return (
-            f"give the directory above: {base_path.parent}"
-            if base_path.name.isdigit()
-            else f"move the model into {base_path}/1/"
-        )
-    below = sorted(path.parent.parent for name in _MODEL_FILES for path in base_path.glob(f"*/[0-9]*/{name}"))
-    if below:
-        return f"did you mean {' or '.join(map(str, dict.fromkeys(below[:3])))}?"
-    return f"expected <version>/ with one of {', '.join(_MODEL_FILES)}"
-
-
-def _home_of(file: Path) -> str:
-    """The model directory for a model's file; where there is no version directory, how to make one."""
-    if file.parent.name.isdigit():
-        return str(file.parent.parent)
-    return (
-        f"move it to <model>/1/{file.name if file.name in _MODEL_FILES else _MODEL_FILES[0]} and give <model>"
-    )
-
-
-def _holds_model(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _MODEL_FILES)
-
-
-def _sample_model(name: str, framework: str | None, on_event: Callable[[str], None]) -> Path:
-    names = run_to_end([sys.executable, "-m", "batchtune.sample_models", "--list"], limit_s=30.0).split()
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        suggestion = f"did you mean {close[0]!r}? " if close else ""
-        raise UsageError(
-            f"target.model: {name!r} is neither a directory nor a sample model",
-            hint=f"{suggestion}sample models: {', '.join(names)}",
-        )
-    on_event(f"preparing the sample model {name} (exported once, then cached)")
-    chosen = [] if framework is None else [f"--framework={framework}"]
-    printed = run_to_end([sys.executable, "-m", "batchtune.sample_models", name, *chosen], limit_s=300.0)
-    return Path(printed.strip().splitlines()[-1])
-
-
-def served_name(model: str) -> str:
-    """The name under which a launched server serves `target.model`."""
-    return Path(model).name if "/" in model else model
 
 
 def _flag_text(value: object) -> str:

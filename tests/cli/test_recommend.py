@@ -208,6 +208,23 @@ def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp
     assert "batching" not in line
 
 
+def test_a_model_without_version_directory_is_copied_into_one_by_the_command(tmp_path):
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    (tmp_path / "net.onnx").touch()
+    (tmp_path / "net.onnx.data").touch()
+    line = deployment(alone, scenario_of(target={"model": str(tmp_path / "net.onnx")}), Path("FILE"))
+    assert line == (
+        f"mkdir -p served/net/1 && cp -r {tmp_path}/net.onnx served/net/1/model.onnx "
+        f"&& cp -r {tmp_path}/net.onnx.data served/net/1/net.onnx.data "
+        '&& batchtune-model-server --model_base_path="$PWD"/served/net --model_name=net --port=8500 '
+        "--rest_api_port=8501"
+    )
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "saved_model.pb").touch()
+    line = deployment(alone, scenario_of(target={"model": str(tmp_path / "bare")}), Path("FILE"))
+    assert f"cp -r {tmp_path}/bare/. served/bare/1 && tensorflow_model_server" in line
+
+
 def test_no_batching_has_no_parameters_file(tmp_path):
     run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
     run.append(planted(1, batching=None, throughput=900, p95_s=0.01, source="no_batching"), None)

@@ -16,7 +16,7 @@ from batchtune.errors import UsageError
 from batchtune.sample_models import MODELS, cache_path, framework_for
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
-from batchtune.target.tfserving import resolve_model
+from batchtune.target.model_files import resolve_model
 from batchtune.wire.signature import TensorSpec
 
 torch = pytest.importorskip("torch")

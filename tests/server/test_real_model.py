@@ -14,8 +14,9 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.target.model_files import resolve_model
 from batchtune.target.telemetry import activity
-from batchtune.target.tfserving import TfServingTarget, resolve_model
+from batchtune.target.tfserving import TfServingTarget
 
 pytestmark = pytest.mark.slow  # a small SavedModel gives the same proof in test_server_main.py
 ROWS = 5

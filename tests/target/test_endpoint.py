@@ -9,10 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, read_signature, wait_until_ready
 from batchtune.target.external import external_signature
-from batchtune.target.tfserving import resolve_model
 from tests.server.server_process import free_ports
 
 pytestmark = pytest.mark.smoke
@@ -144,24 +143,6 @@ def test_a_models_name_travels_as_a_path() -> None:
 
 def test_ipv6_hosts_are_bracketed() -> None:
     assert Endpoint(model_name="m", host="::1", grpc_port=8500).grpc_authority == "[::1]:8500"
-
-
-def test_a_model_that_does_not_exist_suggests_a_close_one() -> None:
-    with pytest.raises(UsageError, match="imdb_transfomer") as raised:
-        resolve_model("imdb_transfomer")
-    assert "imdb_transformer" in raised.value.hint
-
-
-def test_a_model_without_a_version_directory_says_where_to_move_it(tmp_path) -> None:
-    (tmp_path / "saved_model.pb").touch()
-    with pytest.raises(UsageError) as raised:
-        resolve_model(str(tmp_path))
-    assert f"{tmp_path}/1/" in raised.value.hint
-
-
-def test_a_missing_model_directory_is_named() -> None:
-    with pytest.raises(UsageError, match="/no/such/model"):
-        resolve_model("/no/such/model")
 
 
 def test_where_nobody_answers_is_told_in_words_by_both_protocols() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import TargetError
 from batchtune.scenario.spec.scenario import TargetSpec
 from batchtune.target.server_log import HEAD_BYTES, TAIL_BYTES, WRITTEN_BYTES_MAX, ServerLog
-from batchtune.target.tfserving import TfServingTarget, resolve_model
+from batchtune.target.tfserving import TfServingTarget
 from tests.server.server_process import write_emulated
 
 BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
@@ -131,23 +131,3 @@ def test_a_log_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
     log.keep_in(tmp_path / "no such folder" / "server.log")
     log.copy()
     assert log.path.read_text() == "words\n"
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("models/mnist/1", "give the directory above: {}/models/mnist"),
-        ("models", "did you mean {}/models/mnist?"),
-        ("models/mnist/1/model.onnx", "{}/models/mnist"),
-        ("empty", "saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml"),
-        ("bare", "move the model into {}/bare/1/"),
-    ],
-)
-def test_a_path_beside_the_models_own_says_what_to_give(tmp_path: Path, given: str, expected: str) -> None:
-    for folder in ("models/mnist/1", "bare"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "model.onnx").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError) as raised:
-        resolve_model(str(tmp_path / given))
-    assert expected.format(tmp_path) in raised.value.hint

@@ -21,7 +21,8 @@ from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.units import counted
-from batchtune.target.tfserving import TfServingTarget, resolve_model
+from batchtune.target.model_files import resolve_model
+from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces

@@ -36,7 +36,8 @@ from batchtune.scenario.spec.scenario import Scenario, TlsSpec
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.endpoint import TlsOptions
 from batchtune.target.external import ExternalTarget, external_endpoint
-from batchtune.target.tfserving import TfServingTarget, launched_target, served_name
+from batchtune.target.model_files import served_name
+from batchtune.target.tfserving import TfServingTarget, launched_target
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace

@@ -29,6 +29,7 @@ from batchtune.report.html.trial_rows import COLUMNS, trial_rows
 from batchtune.report.html.twin_figures import agreement, rates
 from batchtune.report.words import PROTOCOLS, parameters_of
 from batchtune.scenario.units import counted, rounded_duration
+from batchtune.target.model_files import served_name
 
 _HERE: Final = Path(__file__).parent
 
@@ -138,7 +139,7 @@ def _subtitle(account: Account) -> str:
     limits = [f"{name} ≤ {rounded_duration(limit_s)}" for name, limit_s in scenario.slo.limits().items()]
     slo = f"SLO {', '.join(limits)}" if limits else "no SLO"
     spent = "" if chosen is None else f" · {rounded_duration(chosen.seconds)} of measuring"
-    model = Path(scenario.target.model).name
+    model = served_name(scenario.target.model)
     return (
         f"{model} · {PROTOCOLS[scenario.request.protocol]} · {counted(rows, 'row')} a request · {traffic} · {slo} · "
         f"objective {scenario.objective}{spent}"

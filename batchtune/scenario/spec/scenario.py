@@ -67,8 +67,9 @@ class TargetSpec(Spec):
     kind: Literal["tfserving"] = Field(default="tfserving", description="speaks TensorFlow Serving's API")
     model: ModelName = Field(
         min_length=1,
-        description="a directory with numbered version directories (relative to this file), or a sample model",
-        examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model"],
+        description="a SavedModel directory (with version directories or without), a .onnx, .pt2 or .pt file "
+        "(relative to this file), or a sample model",
+        examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model", "./my_model.onnx"],
     )
     framework: Framework | None = Field(
         default=None, description="of a sample model; absent: the first of its frameworks that is installed"

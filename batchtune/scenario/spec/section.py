@@ -42,7 +42,7 @@ def _existing_file(value: str, info: ValidationInfo) -> str:
 def _nearby_model(value: str, info: ValidationInfo) -> str:
     if info.context:
         path = Path(info.context["directory"], Path(value).expanduser())
-        if path.is_dir():
+        if path.exists():
             return str(path.resolve())
     return value
 

@@ -1,0 +1,147 @@
+"""Any form of a model that a user has is found, and served without touching what is theirs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import UsageError
+from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.target.model_files import (
+    lies_bare,
+    located_model,
+    only_model_below,
+    resolve_model,
+    served_name,
+    version_files,
+)
+from batchtune.target.tfserving import TfServingTarget
+from tests.server.server_process import write_emulated
+
+
+def touched(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    touched(
+        tmp_path / "models/mnist/1/model.onnx",
+        tmp_path / "models/mnist/2/model.onnx",
+        tmp_path / "bare/saved_model.pb",
+        tmp_path / "nets/net.onnx",
+        tmp_path / "nets/net.onnx.data",
+        tmp_path / "nets/net_int8.onnx",
+        tmp_path / "nets/script.pt",
+        tmp_path / "weights.keras",
+        tmp_path / "weights.pth",
+        tmp_path / "notes.txt",
+    )
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "name"),
+    [
+        ("models/mnist", "models/mnist", "mnist"),
+        ("models/mnist/2", "models/mnist", "mnist"),
+        ("models/mnist/2/model.onnx", "models/mnist", "mnist"),
+        ("models/mnist/1", "models/mnist/1", "mnist"),
+        ("bare", "bare", "bare"),
+        ("bare/saved_model.pb", "bare", "bare"),
+        ("nets/net.onnx", "nets/net.onnx", "net"),
+    ],
+)
+def test_every_form_of_a_model_is_found_under_its_name(home: Path, given: str, found: str, name: str) -> None:
+    path = located_model(str(home / given))
+    assert path == home / found
+    assert served_name(str(path)) == name
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "hint"),
+    [
+        ("gone", "does not exist", "a SavedModel directory (its version directory or not)"),
+        ("models", "no model in", "did you mean {}/models/mnist?"),
+        (
+            "nets",
+            "no model in",
+            "did you mean {}/nets/net.onnx or {}/nets/net_int8.onnx or {}/nets/script.pt?",
+        ),
+        ("empty", "no model in", "saved_model.pb, model.onnx, model.pt2, model.pt, emulated.yaml"),
+        ("weights.keras", "is no model that a server loads", '.export("weights")'),
+        ("weights.pth", "is no model that a server loads", "'weights.pt2'"),
+        ("notes.txt", "is no model that a server loads", "give a SavedModel directory"),
+        ("nets/script.pt", "does not tell its inputs", "{}/nets/signature.yaml"),
+    ],
+)
+def test_what_is_no_model_says_what_to_give(home: Path, given: str, what: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=what) as raised:
+        located_model(str(home / given))
+    assert hint.replace("{}", str(home)) in raised.value.hint
+
+
+def test_the_only_model_of_a_folder_is_meant_and_of_several_none(home: Path) -> None:
+    assert only_model_below(home / "models") == home / "models/mnist"
+    assert only_model_below(home) == home / "bare"
+    touched(home / "other/saved_model.pb")
+    assert only_model_below(home) is None
+    assert only_model_below(home / "models/mnist") is None
+
+
+def test_a_sample_model_that_does_not_exist_suggests_a_close_one() -> None:
+    with pytest.raises(UsageError, match="imdb_transfomer") as raised:
+        resolve_model("imdb_transfomer")
+    assert "did you mean 'imdb_transformer'?" in raised.value.hint
+
+
+def test_a_file_is_laid_out_with_what_belongs_to_it(home: Path, tmp_path: Path) -> None:
+    base_path = resolve_model(str(home / "nets/net.onnx"), folder=tmp_path / "laid out")
+    laid_out = {path.name: path.resolve() for path in (base_path / "1").iterdir()}
+    assert base_path.name == "net"
+    assert laid_out == {"model.onnx": home / "nets/net.onnx", "net.onnx.data": home / "nets/net.onnx.data"}
+    assert resolve_model(str(home / "nets/net.onnx"), folder=tmp_path / "laid out") == base_path
+    touched(home / "nets/signature.yaml")
+    script = home / "nets/script.pt"
+    assert version_files(script) == {"model.pt": script, "signature.yaml": home / "nets/signature.yaml"}
+
+
+def test_a_bare_directory_and_an_older_version_are_laid_out_as_version_1(home: Path, tmp_path: Path) -> None:
+    for given, name in ((home / "bare", "bare"), (home / "models/mnist/1", "mnist")):
+        base_path = resolve_model(str(given), folder=tmp_path / "laid out")
+        assert (base_path.name, (base_path / "1").resolve()) == (name, given)
+        assert lies_bare(given)
+    assert resolve_model(str(home / "models/mnist"), folder=tmp_path / "none") == home / "models/mnist"
+    assert not (tmp_path / "none").exists()
+    assert not lies_bare(home / "models/mnist")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("mnist", "mnist"),
+        ("net.onnx", "net"),
+        ("model.onnx", "model"),
+        ("/gone/a.b/3", "a.b"),
+        ("./my.model", "my.model"),
+    ],
+)
+def test_the_name_of_a_model_that_is_gone_is_still_known(model: str, name: str) -> None:
+    assert served_name(model) == name
+
+
+def test_a_model_without_version_directory_is_served_and_stays_as_it_was(tmp_path: Path) -> None:
+    bare = tmp_path / "net"
+    shutil.move(write_emulated(tmp_path / "versions") / "1", bare)
+    before = sorted(bare.iterdir())
+    with TfServingTarget(TargetSpec(model=str(bare))) as target:
+        target.apply(Configuration(batching=None))
+        assert target.endpoint.model_name == "net"
+        assert [spec.name for spec in target.signature("serving_default").inputs] == ["x"]
+    assert sorted(bare.iterdir()) == before

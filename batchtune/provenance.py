@@ -91,7 +91,7 @@ def collect(
         "cpu": _cpu(root),
         "memory_bytes": psutil.virtual_memory().total,
         "memory_cgroup_limit_bytes": _memory_limit_bytes(root),
-        "gpu": _gpu(root),
+        "gpu": gpus(root),
         "python": {
             "version": platform.python_version(),
             "series": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -167,11 +167,11 @@ def _in_container(root: Path) -> bool:
 
 def gpu_names() -> list[str]:
     """The names of the NVIDIA GPUs of this machine; empty without one."""
-    names: list[str] = _gpu(Path("/"))["names"]
+    names: list[str] = gpus()["names"]
     return names
 
 
-def _gpu(root: Path) -> dict[str, Any]:
+def gpus(root: Path = Path("/")) -> dict[str, Any]:
     """The NVIDIA GPUs by NVML (extra `gpu`), by the driver's own program, or by the files of its kernel module."""
     return (
         _gpu_by_nvml()

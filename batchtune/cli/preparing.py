@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from batchtune.cli.arguments.options import examples
+from batchtune.cli.arguments.options import JsonOption, QuietOption, RootOption, examples
 
 preparing = typer.Typer()
 
@@ -29,6 +29,20 @@ def init(
     from batchtune.cli.commands.init import run_init
 
     raise typer.Exit(run_init(name, example=example, output=output))
+
+
+@preparing.command(epilog=examples("doctor", "doctor --json"))
+def doctor(
+    results: RootOption = Path("results"), json: JsonOption = False, quiet: QuietOption = False
+) -> None:
+    """Say what is installed and usable here, and what to do about the rest.
+
+    Ends with 7 when something is broken without which the quickstart cannot be swept: no framework for its model, no
+    simulator, no room for results.
+    """
+    from batchtune.cli.commands.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(results=results, json=json, quiet=quiet))
 
 
 @preparing.command(

@@ -42,13 +42,14 @@ class View(Protocol):
     ) -> None: ...
 
 
-def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO = sys.stderr) -> View:
-    """The view that fits the stream: live on a terminal, plain lines elsewhere, nothing when quiet.
+def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO | None = None) -> View:
+    """The view that fits the stream (default: stderr): live on a terminal, plain lines elsewhere, nothing when quiet.
 
     `scenario` is that of its trials, as of `trial_line`.
     """
     if quiet:
         return _SilentView()
+    stream = stream or sys.stderr
     return _LiveView(scenario) if stream.isatty() else _PlainView(stream, scenario)
 
 

@@ -36,6 +36,12 @@ def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def ending_with_us() -> tuple[str, ...]:
+    """What goes before a command so that the kernel ends it with the thread that starts it; () without setpriv."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
+
+
 class ServerProcess:
     """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
 
@@ -66,8 +72,6 @@ class ServerProcess:
         Raises:
             TargetError: the program does not exist or may not be executed.
         """
-        setpriv = shutil.which("setpriv")
-        prefix = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
         if shutil.which(self.command[0]) is None:
             raise TargetError(
                 f"cannot start {self.command[0]!r}: no such program", hint="check target.command"
@@ -75,7 +79,7 @@ class ServerProcess:
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
                 self._process = subprocess.Popen(
-                    [*prefix, *self.command],
+                    [*ending_with_us(), *self.command],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -1,0 +1,108 @@
+"""`batchtune doctor`: what is installed and usable here, and what to do about the rest?"""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from batchtune.cli.checks.backends import BACKENDS, IMPORT_LIMIT_S, backend, simulator
+from batchtune.cli.checks.check import Check, Question, answers
+from batchtune.cli.checks.machine import (
+    WATCHED_WINDOWS,
+    WINDOW_S,
+    cpus,
+    memory,
+    open_files,
+    pressure,
+    room_for_results,
+    watch_host,
+)
+from batchtune.cli.checks.programs import container_engine, gpu, tensorflow_model_server, tritonserver
+from batchtune.errors import TargetError
+from batchtune.plain_values import to_plain
+from batchtune.report.live import sweep_view
+from batchtune.report.tables import console_on, paragraph, text_width
+
+LIMIT_S: Final = IMPORT_LIMIT_S + 5.0
+"""For all checks together, but the host's noise."""
+
+QUICKSTART_BACKENDS: Final = ("TensorFlow", "PyTorch")
+"""The quickstart's model is written in either."""
+SIMULATOR: Final = "numba"
+RESULTS: Final = "results"
+
+
+def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
+    """The exit code: 0, or 7 when something is broken without which the quickstart cannot be swept."""
+    with sweep_view(quiet=quiet) as view:
+        watched_s = WATCHED_WINDOWS * WINDOW_S
+        view.event(f"watching this machine for {watched_s:g} s")
+        noise = watch_host(lambda count: view.live(f"watched for {count * WINDOW_S:g} of {watched_s:g} s"))
+        view.event(f"asking frameworks and programs, for {LIMIT_S:g} s at most")
+        checks = {"host noise": noise}
+        for name, check in answers(_questions(results), limit_s=LIMIT_S):
+            checks[name] = check
+            view.live(f"{len(checks)} asked, {name} last")
+    lacking = lacking_for_quickstart(checks)
+    if json:
+        listed = [{"name": name, **to_plain(check)} for name, check in checks.items()]
+        print(json_text.dumps({"ready": not lacking, "lacking": lacking, "checks": listed}, indent=2))
+    else:
+        _print(checks, lacking)
+    return TargetError.exit_code if lacking else 0
+
+
+def _questions(results: Path) -> dict[str, Question]:
+    """In the order of the answer."""
+    return {
+        "CPUs": cpus,
+        "pressure": pressure,
+        "memory": memory,
+        RESULTS: partial(room_for_results, results),
+        "open files": open_files,
+        **{name: partial(backend, wanted) for name, wanted in BACKENDS.items()},
+        SIMULATOR: simulator,
+        "GPU": gpu,
+        "docker": container_engine,
+        "TensorFlow Serving": tensorflow_model_server,
+        "Triton": tritonserver,
+    }
+
+
+def lacking_for_quickstart(checks: Mapping[str, Check]) -> list[str]:
+    """The names of what must be mended before the quickstart can be swept."""
+    lacking = [name for name in (RESULTS, SIMULATOR) if not _works(checks[name])]
+    if not any(_works(checks[name]) for name in QUICKSTART_BACKENDS):
+        lacking += QUICKSTART_BACKENDS[:1]
+    return lacking
+
+
+def _works(check: Check) -> bool:
+    """Whether it does, perhaps badly: what tells its version could be imported."""
+    return check.state == "ok" or check.version is not None
+
+
+def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
+    console, width = console_on(), text_width()
+    names = max(len(name) for name in checks)
+    indent = " " * (len("problem") + 2 + names + 2)
+    styles = {"ok": "green", "missing": "dim", "problem": "red"}
+    for name, check in checks.items():
+        head = f"{check.state:<7}  {name:<{names}}  "
+        console.print(head, style=styles[check.state], end="", markup=False, soft_wrap=True)
+        told = paragraph(f"{head}{check.text}", width=width, indent=indent)[len(head) :]
+        console.print(told, markup=False, soft_wrap=True)
+        if check.advice:
+            console.print(
+                paragraph(f"{indent}→ {check.advice}", width=width, indent=f"{indent}  "),
+                markup=False,
+                soft_wrap=True,
+            )
+    if lacking:
+        told = f"Not ready for a sweep: mend {' and '.join(lacking)}."
+    else:
+        told = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
+    console.print(told, markup=False, soft_wrap=True)

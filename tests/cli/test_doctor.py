@@ -1,0 +1,310 @@
+"""Does the doctor say of each thing whether it works and what to do, within its time and without a traceback?"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from batchtune.cli.app import app
+from batchtune.cli.checks import backends, machine, programs
+from batchtune.cli.checks.backends import Backend, backend, simulator
+from batchtune.cli.checks.check import Check, answers
+from batchtune.cli.commands import doctor
+from batchtune.measure.validity.host import HostNoise
+
+QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
+BUSY = HostNoise(steal_ratio=0.0, pressure_ratio=0.9, canary_change=0.0, foreign_ratio=0.43)
+STOLEN = HostNoise(steal_ratio=0.04, pressure_ratio=0.0, canary_change=0.12)
+FAKE = Backend(module="fake_framework", gpus="module.gpus()", install="pip install fake")
+OK = Check(state="ok", text="1.0", version="1.0")
+MISSING = Check(state="missing", text="not installed")
+PROBLEM = Check(state="problem", text="import fails")
+
+
+def write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def program(path: Path, script: str) -> str:
+    write(path, f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Backend]:
+    """Installs a module that a process of its own imports."""
+
+    def install(code: str) -> Backend:
+        write(tmp_path / "site" / "fake_framework.py", code)
+        return FAKE
+
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return install
+
+
+def test_answers_keep_their_order_and_nothing_that_hangs_is_waited_for() -> None:
+    never = threading.Event()
+
+    def hangs() -> Check:
+        never.wait(60)
+        return OK
+
+    def breaks() -> Check:
+        raise OSError("no such device")
+
+    found = dict(answers({"slow": hangs, "broken": breaks, "good": lambda: OK}, limit_s=0.05))
+    never.set()
+    assert list(found) == ["slow", "broken", "good"]
+    assert found["slow"] == Check(state="problem", text="no answer within 0.05 s")
+    assert found["broken"].text == "could not be checked: OSError: no such device"
+    assert found["good"] == OK
+
+
+def test_a_framework_that_is_not_installed_is_missing() -> None:
+    check = backend(Backend(module="no_such_framework", gpus="0", install="pip install it"))
+    assert (check.state, check.text) == ("missing", "not installed")
+    assert check.advice.endswith("pip install it")
+
+
+@pytest.mark.parametrize(("count", "device"), [(0, "the CPU"), (2, "the GPU")])
+def test_a_framework_that_works_tells_version_and_device(
+    framework: Callable[[str], Backend], tmp_path: Path, count: int, device: str
+) -> None:
+    wanted = framework(f"print('hello')\n__version__ = '1.2'\ndef gpus():\n    return {count}\n")
+    assert backend(wanted, root=tmp_path) == Check(state="ok", text=f"1.2, on {device}", version="1.2")
+
+
+def test_a_framework_that_does_not_see_the_gpu_is_a_problem(
+    framework: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "")
+    check = backend(framework("__version__ = '1.2'\ndef gpus():\n    return 0\n"), root=tmp_path)
+    assert check.state == "problem"
+    assert check.version == "1.2"  # it serves, though slowly
+    assert "CUDA" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            "raise ImportError('libfake.so: cannot open')",
+            "import fails: ImportError: libfake.so: cannot open",
+        ),
+        ("import os; os.abort()", "import fails: ended by SIGABRT"),
+        ("import os; os._exit(0)", "import fails: it printed ''"),
+    ],
+)
+def test_a_framework_whose_import_fails_tells_why(
+    framework: Callable[[str], Backend], code: str, text: str
+) -> None:
+    check = backend(framework(code))
+    assert (check.state, check.text) == ("problem", text)
+    assert "pip install fake" in check.advice
+
+
+def test_an_import_that_hangs_is_given_up(framework: Callable[[str], Backend]) -> None:
+    wanted = framework("import time; time.sleep(1000)")
+    assert backend(wanted, limit_s=0.1).text == "import fails: no answer within 0.1 s"
+
+
+@pytest.mark.parametrize(
+    ("printed", "state", "words"),
+    [
+        ('{"version": "0.62", "cache": null}', "problem", "keeps nothing"),
+        ('{"version": "0.62", "cache": "CACHE"}', "ok", "the first search compiles"),
+        ("nonsense", "problem", "nonsense"),
+    ],
+)
+def test_the_simulator_tells_whether_it_is_compiled(
+    tmp_path: Path, printed: str, state: str, words: str
+) -> None:
+    python = program(tmp_path / "python", f"echo '{printed.replace('CACHE', str(tmp_path))}'")
+    check = simulator(python=python)
+    assert check.state == state
+    assert words in check.text
+    write(tmp_path / "event_kernel.simulate-21.py311.1.nbc", "")
+    assert ("is compiled" in simulator(python=python).text) == (state == "ok")
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "state"),
+    [({0, 1, 2, 3}, None, "ok"), ({5}, None, "problem"), ({0, 1, 2, 3}, 250_000, "problem")],
+)
+def test_cpus_are_those_of_the_affinity_and_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int], quota: int | None, state: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: affinity)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    write(tmp_path / "sys/fs/cgroup/cpu.max", f"{quota or 'max'} 100000")
+    check = machine.cpus(tmp_path)
+    assert check.state == state
+    assert check.text.startswith(f"{len(affinity)} of 16 may be used, ")
+    assert check.text.endswith("a quota of 2.5" if quota else "no quota")
+    assert bool(check.advice) == (state == "problem")
+
+
+def test_one_disturbed_half_second_is_no_noise() -> None:
+    check = machine.host_noise([QUIET] * 7 + [BUSY])
+    assert check == Check(state="ok", text="quiet for 4 s: others used at most 43.0 % of these CPUs")
+
+
+def test_noise_is_told_by_its_worst_half_seconds() -> None:
+    check = machine.host_noise([QUIET] * 5 + [BUSY, STOLEN, STOLEN])
+    assert check.state == "problem"
+    assert check.text == (
+        "noisy in 3 of 8 half seconds: others used up to 43.0 % of these CPUs; the hypervisor took up to 4.00 % of their "
+        "time; they were up to 12.0 % slower than usual"
+    )
+    assert "batchtune noise" in check.advice
+
+
+def test_the_host_is_watched_window_by_window() -> None:
+    slept: list[float] = []
+    watched: list[int] = []
+    assert machine.watch_host(watched.append, sleep=slept.append).state in ("ok", "problem")
+    assert slept == [machine.WINDOW_S] * machine.WATCHED_WINDOWS
+    assert watched == list(range(machine.WATCHED_WINDOWS))
+
+
+@pytest.mark.parametrize(("limit", "state"), [(3 * 2**30, "ok"), (2**30, "problem")])
+def test_free_memory_is_that_of_the_control_group(tmp_path: Path, limit: int, state: str) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    write(group / "memory.max", str(limit))
+    write(group / "memory.current", str(2**30))
+    write(group / "memory.stat", f"anon 1\ninactive_file {2**29}\n")
+    check = machine.memory(tmp_path)
+    assert check.text == f"{(limit - 2**29) / 2**30:.1f} GiB free"
+    assert check.state == state
+
+
+def test_results_need_a_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.room_for_results(tmp_path / "not" / "yet").text.endswith(f"GiB free in {tmp_path}")
+    write(tmp_path / "file", "")
+    assert machine.room_for_results(tmp_path / "file").text == f"{tmp_path / 'file'} is a file"
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    check = machine.room_for_results(tmp_path)
+    assert (check.state, check.text) == ("problem", f"{tmp_path} cannot be written")
+    assert "--results" in check.advice
+
+
+@pytest.mark.parametrize(("free", "state"), [(2**40, "ok"), (2**28, "ok"), (2**20, "problem")])
+def test_results_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": free}))
+    check = machine.room_for_results(tmp_path)
+    assert check.state == state
+    assert bool(check.advice) == (free < machine.DISK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("hard", "state"), [(resource.RLIM_INFINITY, "ok"), (65_536, "ok"), (1024, "problem")]
+)
+def test_open_files_are_those_of_the_hard_limit(
+    monkeypatch: pytest.MonkeyPatch, hard: int, state: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, hard))
+    assert machine.open_files().state == state
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "text"),
+    [
+        ("echo 27.1", "ok", "27.1"),
+        ("echo 'permission denied' >&2; exit 1", "problem", "its engine cannot be used: permission denied"),
+        ("exec sleep 1000", "problem", "its engine cannot be used: no answer within 0.2 s"),
+    ],
+)
+def test_a_container_program_needs_an_engine_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: str, text: str
+) -> None:
+    engine = program(tmp_path / "docker", script)
+    check = programs.container_engine(engine, limit_s=0.2)
+    assert (check.state, check.text) == (state, text)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert programs.container_engine().state == "missing"
+    assert programs.tritonserver().advice == programs.tensorflow_model_server().advice
+
+
+def test_another_server_is_told_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = program(tmp_path / "tensorflow_model_server", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = programs.tensorflow_model_server()
+    assert (check.state, check.text) == ("ok", path)
+    assert "target: {command: [tensorflow_model_server]}" in check.advice
+
+
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program(tmp_path / "nvidia-smi", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+
+
+def test_a_gpu_is_told_with_what_its_measuring_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch, "echo 'NVIDIA H200, 580.1, 143771'; echo 'NVIDIA H200, 580.1, 143771'")
+    monkeypatch.setattr(programs, "find_spec", lambda _name: None)
+    check = programs.gpu(tmp_path)
+    assert (check.state, check.text) == ("problem", "2 × NVIDIA H200, whose use cannot be measured")
+    assert "batchtune[gpu]" in check.advice
+    monkeypatch.setattr(programs, "find_spec", lambda _name: object())
+    assert programs.gpu(tmp_path) == Check(state="ok", text="2 × NVIDIA H200, driver 580.1")
+
+
+def test_a_gpu_whose_driver_is_silent_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch, "exit 9")
+    assert programs.gpu(tmp_path).state == "missing"
+    write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA A100\n")
+    check = programs.gpu(tmp_path)
+    assert (check.state, check.text) == ("problem", "1 × NVIDIA A100: the driver does not answer")
+
+
+@pytest.mark.parametrize(
+    ("changed", "lacking"),
+    [
+        ({}, []),
+        ({"TensorFlow": MISSING}, []),
+        ({"TensorFlow": MISSING, "PyTorch": PROBLEM}, ["TensorFlow"]),
+        ({"TensorFlow": Check(state="problem", text="no GPU", version="2.21"), "PyTorch": MISSING}, []),
+        ({"results": PROBLEM}, ["results"]),
+        ({"numba": PROBLEM}, ["numba"]),
+        ({"numba": Check(state="problem", text="keeps nothing", version="0.62")}, []),
+        ({"docker": MISSING, "GPU": MISSING, "memory": PROBLEM}, []),
+    ],
+)
+def test_only_what_the_quickstart_needs_is_lacking(changed: dict[str, Check], lacking: list[str]) -> None:
+    names = ("results", "numba", "TensorFlow", "PyTorch", "docker", "GPU", "memory")
+    assert doctor.lacking_for_quickstart({**dict.fromkeys(names, OK), **changed}) == lacking
+
+
+def test_the_whole_check_is_a_table_and_a_document(
+    framework: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "WINDOW_S", 0.0)
+    wanted = framework("__version__ = '1.2'\ndef gpus():\n    return 0\n")
+    kept = dict.fromkeys(backends.BACKENDS, wanted)
+    monkeypatch.setattr(doctor, "BACKENDS", kept)
+    shown = CliRunner().invoke(app, ["doctor", "--results", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line), lines
+    assert any(line.split() == ["ok", "TensorFlow", "1.2,", "on", "the", "CPU"] for line in lines)
+    assert lines[-1].startswith("Ready: ")
+    assert "watching this machine" in shown.stderr
+
+    monkeypatch.setattr(doctor, "BACKENDS", dict.fromkeys(kept, Backend(module="none", gpus="", install="x")))
+    asked = CliRunner().invoke(app, ["doctor", "--json", "--quiet", "--results", str(tmp_path)])
+    assert asked.exit_code == 7
+    document = json.loads(asked.stdout)
+    assert document["lacking"] == ["TensorFlow"]
+    assert not document["ready"]
+    assert {check["state"] for check in document["checks"]} <= {"ok", "missing", "problem"}
+    assert asked.stderr == ""

@@ -60,7 +60,7 @@ def _nothing(seen: Seen) -> str:
     if seen.is_met:
         return "the rate offered is met; nothing is used up"
     return (
-        f"{rounded(seen.run.throughput_rps.value)} of {rounded(seen.run.offered_rps or 0.0)} requests/s are answered, "
+        f"{rounded(seen.run.throughput_rps.value)} of {rounded(seen.due_rps or 0.0)} requests/s are answered, "
         "but nothing is used up"
     )
 

@@ -106,9 +106,19 @@ class Seen:
 
     @property
     def is_met(self) -> bool:
-        """Whether an open loop is answered as fast as it is offered; a closed one always is."""
-        offered_rps = self.run.offered_rps
-        return offered_rps is None or self.run.throughput_rps.value >= MET_RATIO * offered_rps
+        """Whether an open loop is answered as fast as requests are due; a closed one always is."""
+        due_rps = self.due_rps
+        return due_rps is None or self.run.throughput_rps.value >= MET_RATIO * due_rps
+
+    @property
+    def due_rps(self) -> float | None:
+        """Requests that were due in the window, a second: what the draw of random arrivals put there, not their rate.
+
+        None: a closed loop, in which nothing is due.
+        """
+        if self.run.offered_rps is None or self.run.window_s <= 0.0:
+            return None
+        return self.run.requests / self.run.window_s
 
     @property
     def disturbed(self) -> bool:

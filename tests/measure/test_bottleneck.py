@@ -140,7 +140,7 @@ def test_an_open_loop_that_is_met_by_half_empty_batches_has_room() -> None:
     busy = replace(PLAIN, device_busy_ratio=0.95, emulated=True, execution_s_by_rows=gains)
     met = measure(samples, warm_up_s=1.0, slo=None, activity=busy)
     assert named(met) == "none"
-    assert named(replace(met, offered_rps=1000.0)) == "device"
+    assert named(replace(met, requests=2 * met.requests)) == "device"
     assert named(met, max_batch_size=4) == "device"
 
 
@@ -255,6 +255,17 @@ def test_nothing_limits_an_open_loop_that_is_met() -> None:
     found = find_bottleneck(run(concurrency=None), SETTINGS)
     assert found.kind == "none"
     assert found.advice
+
+
+def test_arrivals_that_the_draw_left_out_of_the_window_are_not_missed() -> None:
+    """500/s were due where 540/s was the rate: all are answered."""
+    drawn = measure(
+        make_samples(EVENLY, np.full(len(EVENLY), 0.005), offered_rps=540.0),
+        warm_up_s=1.0,
+        slo=None,
+        activity=PLAIN,
+    )
+    assert find_bottleneck(drawn, SETTINGS).text == "the rate offered is met; nothing is used up"
 
 
 def test_a_server_that_tells_nothing_leaves_it_open() -> None:

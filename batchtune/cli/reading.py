@@ -165,7 +165,7 @@ def report(
     ] = None,
     results: RootOption = Path("results"),
 ) -> None:
-    """Write a sweep as one HTML file to show: what to deploy, what it gains, how sure, and the figures."""
+    """Write a run as one HTML file to show: the answers first, then the figures. The latest sweep, or any RUN."""
     from batchtune.cli.commands.report import run_report
 
     raise typer.Exit(run_report(run, output=output, results=results))

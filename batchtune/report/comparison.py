@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from batchtune.measure.statistics.quantiles import Estimate
     from batchtune.tune.compare.noise_floor import NoiseFloor
 
-_METRICS = {
+METRICS = {
     "throughput": "throughput",
     "rows": "throughput in rows",
     "p95": "p95",
     "capacity": "capacity",
 }
-_PAYS = {
+PAYS = {
     "yes": "pays",
     "hardly": "hardly pays",
     "no": "costs",
@@ -48,9 +48,9 @@ def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | Non
     """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
     console = console_on(stream)
     marks = Marks(caveats={one.name: one.caveats for one in comparison.variants})
-    print_table(console, _table(comparison, marks))
+    print_table(console, _table(comparison_rows(comparison, marks)))
     lines = [
-        *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *_small_print(comparison), *marks.lines(),
+        *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *small_print(comparison), *marks.lines(),
         f"Kept in {path}",
     ]  # fmt: skip
     _tell(console, lines, width=text_width(stream))
@@ -60,19 +60,24 @@ def print_noise(floor: NoiseFloor, *, path: Path, stream: TextIO | None = None) 
     """The spread of one configuration against itself, and the smallest change that blocks can tell."""
     console = console_on(stream)
     marks = Marks(caveats={"A/A": floor.caveats})
-    shown = next(iter(floor.floors.values())).smallest
-    table = table_of(
-        marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown)
-    )
-    for name, one in floor.floors.items():
-        table.add_row(
-            marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
-            interval(one.spread, scale=100),
-            ratio(_bounded(one.ratio)),
-            *(number(change * 100) for change in one.smallest.values()),
-        )
-    print_table(console, table)
+    print_table(console, _table(noise_rows(floor, marks)))
     _tell(console, [*noise_lines(floor), *marks.lines(), f"Kept in {path}"], width=text_width(stream))
+
+
+def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
+    """The headings, then a row a figure; `marks` are of "A/A"."""
+    shown = next(iter(floor.floors.values())).smallest
+    rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown)]]
+    for name, one in floor.floors.items():
+        rows.append(
+            [
+                marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
+                interval(one.spread, scale=100),
+                ratio(bounded(one.ratio)),
+                *(number(change * 100) for change in one.smallest.values()),
+            ]
+        )
+    return rows
 
 
 def noise_lines(floor: NoiseFloor) -> list[str]:
@@ -90,7 +95,7 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
         )
     if floor.client_limited:
         lines.append("invalid: client-limited; this is the spread of the load generator, not of the server")
-    return [*lines, *_host_lines(floor.repeats, floor.noisy, floor.runs)]
+    return [*lines, *host_lines(floor.repeats, floor.noisy, floor.runs)]
 
 
 def variant_line(trial: Trial) -> str:
@@ -111,7 +116,7 @@ def variant_line(trial: Trial) -> str:
 
 def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
     """One variant against the baseline: `B: ×1.83 [1.79, 1.88] throughput`, or why no factor can be given."""
-    what = _METRICS[pair.metric]
+    what = METRICS[pair.metric]
     match pair.outcome:
         case "different":
             return f"{pair.variant}: {ratio(pair.ratio)} {what}"
@@ -121,7 +126,7 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
             return f"{pair.variant}: not measured{'' if failure is None else f': {failure}'}"
         case "not distinguishable":
             if pair.blocks < BLOCKS_NEEDED:
-                so_far = ratio(_bounded(pair.ratio))
+                so_far = ratio(bounded(pair.ratio))
                 return (
                     f"{pair.variant}: not distinguishable: {counted(pair.blocks, 'block')}, and an interval needs "
                     f"{BLOCKS_NEEDED} ({so_far} {what} so far)"
@@ -134,8 +139,8 @@ def answer_lines(comparison: Comparison) -> list[str]:
     lines = [_answer(one, comparison) for one in comparison.answers]
     by_rows: dict[str, dict[str, list[str]]] = {}
     for one in comparison.answers:
-        verdicts = by_rows.setdefault(_rows(one.rows_per_request), {})
-        verdicts.setdefault(_PAYS[one.helps], []).append(PROTOCOLS[one.protocol])
+        verdicts = by_rows.setdefault(requests_text(one.rows_per_request), {})
+        verdicts.setdefault(PAYS[one.helps], []).append(PROTOCOLS[one.protocol])
     if len(by_rows) > 1:
         told = "; ".join(f"for {rows} it {_verdicts(verdicts)}" for rows, verdicts in by_rows.items())
         lines.append(f"In short, batching here: {told}.")
@@ -144,13 +149,13 @@ def answer_lines(comparison: Comparison) -> list[str]:
 
 def _answer(answer: BatchingAnswer, comparison: Comparison) -> str:
     off, on = comparison.figures(answer.pair.baseline), comparison.figures(answer.pair.variant)
-    head = f"{PROTOCOLS[answer.protocol]}, {_rows(answer.rows_per_request)}:"
+    head = f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}:"
     return " ".join([head, _gain(answer), *_limits(off, on)])
 
 
 def _gain(answer: BatchingAnswer) -> str:
     pair = answer.pair
-    gain = f"{ratio(_bounded(pair.ratio))} {_METRICS[pair.metric]}"
+    gain = f"{ratio(bounded(pair.ratio))} {METRICS[pair.metric]}"
     match answer.helps:
         case "yes":
             return f"batching helps: {gain}."
@@ -179,9 +184,10 @@ def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
     ]
 
 
-def _table(comparison: Comparison, marks: Marks) -> Table:
+def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
+    """The headings, then a row a variant."""
     timed = any(one.wall_s is not None for one in comparison.variants)
-    rows_differ = len({_rows(one.rows_per_request) for one in comparison.variants}) > 1
+    rows_differ = len({requests_text(one.rows_per_request) for one in comparison.variants}) > 1
     headings = ["variant"]
     if timed:
         headings.append("wall time s")
@@ -189,7 +195,7 @@ def _table(comparison: Comparison, marks: Marks) -> Table:
     if rows_differ:
         headings.append("rows/s")
     headings += [f"{name} ms" for name in QUANTILES]
-    table = table_of(*headings, "mean batch rows", "errors", "limited by")
+    rows = [[*headings, "mean batch rows", "errors", "limited by"]]
     for one in comparison.variants:
         cells = [marks.head(one.name)]
         if timed:
@@ -198,10 +204,17 @@ def _table(comparison: Comparison, marks: Marks) -> Table:
         if rows_differ:
             rows_per_s = None if one.throughput_rows_per_s is None else one.throughput_rows_per_s.value
             cells.append(marks.marked(number(rows_per_s), one.name, "throughput"))
-        latencies = [milliseconds(_bounded(one.latency_s.get(name))) for name in QUANTILES]
+        latencies = [milliseconds(bounded(one.latency_s.get(name))) for name in QUANTILES]
         cells += [marks.marked(text, one.name, "latency") for text in latencies]
         cells += [marks.marked(number(one.mean_batch_rows), one.name, "server"), percent(one.error_ratio)]
-        table.add_row(*cells, "failed" if one.failure else limit_word(one.bottleneck))
+        rows.append([*cells, "failed" if one.failure else limit_word(one.bottleneck)])
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    table = table_of(*rows[0])
+    for row in rows[1:]:
+        table.add_row(*row)
     return table
 
 
@@ -223,7 +236,8 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
     return lines
 
 
-def _small_print(comparison: Comparison) -> list[str]:
+def small_print(comparison: Comparison) -> list[str]:
+    """What limits which variants, what the wall time is of, and how noisy the host was."""
     lines = []
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
     for one in comparison.variants:
@@ -239,10 +253,11 @@ def _small_print(comparison: Comparison) -> list[str]:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")
     runs = sum(one.runs for one in comparison.variants)
     noisy = sum(one.noisy for one in comparison.variants)
-    return lines + _host_lines(comparison.repeats, noisy, runs)
+    return lines + host_lines(comparison.repeats, noisy, runs)
 
 
-def _host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
+def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
+    """How often the host disturbed the runs; nothing where it did not."""
     if not repeats and not noisy:
         return []
     told = (
@@ -264,10 +279,10 @@ def _verdicts(verdicts: dict[str, list[str]]) -> str:
 
 
 def _figure(estimate: Estimate | None) -> str:
-    return interval(_bounded(estimate))
+    return interval(bounded(estimate))
 
 
-def _bounded(estimate: Estimate | None) -> Estimate | None:
+def bounded(estimate: Estimate | None) -> Estimate | None:
     """Without the ends that too few blocks cannot give."""
     if estimate is None or math.isfinite(estimate.high):
         return estimate
@@ -278,7 +293,8 @@ def _within(estimate: Estimate | None, share: float) -> bool:
     return estimate is not None and estimate.low > 1.0 - share and estimate.high < 1.0 + share
 
 
-def _rows(rows: float | None) -> str:
+def requests_text(rows: float | None) -> str:
+    """How large the requests are."""
     if rows is None:
         return "requests"
     told = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)

@@ -31,7 +31,7 @@ from batchtune.tune.trials.trial import Trial
 
 QUANTILES_OF_CSV: Final = ("p50", "p90", "p95", "p99", "p99.9")
 
-_SPOILT = {
+SPOILT = {
     "client": "INVALID: the load generator was the limit here, not the server",
     "host": "NOISY: the host was disturbed, also when the point was repeated",
 }
@@ -81,7 +81,7 @@ def print_points(
 ) -> None:
     """One row a load point, with the columns that perf_analyzer's users know, then limits and caveats."""
     console, width = console_on(stream), text_width(stream)
-    measured = _by_load(points)
+    measured = points_by_load(points)
     named = "clients" if any(point.concurrency for point in measured.values()) else "rate"
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
     marks = Marks(caveats={load: _measurement(point).caveats for load, point in measured.items()})
@@ -123,6 +123,14 @@ def print_points_csv(
     )
     for point in points:
         writer.writerow(_csv_row(point, scenario))
+
+
+def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> list[list[str]]:
+    """The headings, then a row for each point that was measured, without letters for caveats."""
+    measured = points_by_load(points)
+    named = "clients" if any(point.concurrency for point in measured.values()) else "offered /s"
+    limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
+    return _rows(measured, named=named, limits=limits, marks=Marks(caveats=dict.fromkeys(measured, ())))
 
 
 def spoilt_message(points: Sequence[Trial]) -> str | None:
@@ -176,7 +184,7 @@ def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
         if cause is not None:
             by_cause.setdefault(cause, []).append(load)
     for spoiler, loads in by_cause.items():
-        yield f"{_SPOILT[spoiler]} ({named} {', '.join(loads)})."
+        yield f"{SPOILT[spoiler]} ({named} {', '.join(loads)})."
 
 
 def _csv_row(point: Trial, scenario: Scenario | None) -> list[object]:
@@ -219,17 +227,17 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
     }
 
 
-def _by_load(points: Sequence[Trial]) -> dict[str, Trial]:
+def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
     """The points that were measured, by their clients or rate; of two alike the second is told apart by a mark."""
-    by_load: dict[str, Trial] = {}
+    measured: dict[str, Trial] = {}
     for point in points:
         if point.measurement is not None:
             rate = point.measurement.offered_rps or 0.0
             load = str(point.measurement.concurrency or f"{rate:,.6g}")
-            while load in by_load:
+            while load in measured:
                 load += "'"
-            by_load[load] = point
-    return by_load
+            measured[load] = point
+    return measured
 
 
 def _measurement(point: Trial) -> Measurement:

@@ -66,6 +66,18 @@ def read_kept_scenario(path: Path) -> Scenario:
     return _validated(document, path.parent, files_exist=False)
 
 
+def read_kept_variants(path: Path) -> dict[str, Scenario]:
+    """Each variant of the scenario that a run keeps, as `read_kept_scenario` reads it.
+
+    Raises:
+        ScenarioError: as `read_scenario`.
+    """
+    document = parse_yaml(_text(path), source=str(path))
+    return _variants(
+        document, _validated(document, path.parent, files_exist=False), path.parent, files_exist=False
+    )
+
+
 def read_variants(path: Path | str, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
     """Each variant of the scenario in a file as a scenario of its own, in the order of the file.
 
@@ -131,12 +143,16 @@ def _overridden(document: Document, overrides: Iterable[str]) -> Document:
     return document
 
 
-def _variants(document: Document, scenario: Scenario, directory: Path | None) -> dict[str, Scenario]:
+def _variants(
+    document: Document, scenario: Scenario, directory: Path | None, *, files_exist: bool = True
+) -> dict[str, Scenario]:
     """Variants are compared, not searched: what the scenario searches may be fixed in one."""
     compared = {key: value for key, value in document.data.items() if key != "search"}
     base = Document(data={**compared, "variants": {}}, places=document.places)
     return {
-        name: _validated(base.overlaid(document.under("variants", name)), directory, variant=name)
+        name: _validated(
+            base.overlaid(document.under("variants", name)), directory, variant=name, files_exist=files_exist
+        )
         for name in scenario.variants
     }
 

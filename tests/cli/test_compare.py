@@ -66,6 +66,7 @@ def test_a_comparison_says_that_batching_helps_an_emulated_device(scenario: Path
     run = scenario.parent / document["run"]
     assert run.name.endswith("-compare")
     assert json.loads((run / "comparison.json").read_text())["pairs"] == document["pairs"]
+    assert "Does batching help?" in (run / "report.html").read_text()
     trials = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     assert len(trials) == document["trials"]
     assert {trial["source"] for trial in trials} == {"variant"}
@@ -152,6 +153,9 @@ def test_noise_states_the_smallest_change_that_can_be_told(scenario: Path) -> No
     assert document["pairs"] == 6
     smallest = document["figures"]["throughput"]["smallest_change"]
     assert smallest["6"] > smallest["10"] > smallest["20"] > 0.0
+    page = scenario.parent / document["run"] / "report.html"
+    assert "How small a change can be told?" in page.read_text()
+    assert f"report: {page.relative_to(scenario.parent)}" in done.stderr
     assert batchtune("noise", scenario, "--blocks", "5", cwd=scenario.parent).returncode == 2
 
 

@@ -100,6 +100,8 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     assert run.scenario().name == "emulated"
     assert len(run.requests(2).status) >= run.ledger()[1].measurement.requests
     assert run.provenance()
+    assert "How many clients are best?" in (run.path / "report.html").read_text()
+    assert "report" not in done.stderr
     latest = batchtune("recommend", cwd=scenario.parent)
     assert (latest.returncode, "no run under results" in latest.stderr) == (2, True)
     resumed = batchtune("sweep", scenario, "--resume", run.path, cwd=scenario.parent)

@@ -64,14 +64,7 @@ class Page:
 
     def open(self, path: Path, *, width: int = 1280, height: int = 800) -> float:
         """Load a file and wait until all its figures are drawn; seconds from the start of the page until then."""
-        mobile = width < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=mobile,
-        )
+        self.resize(width=width, height=height)
         for address in ("about:blank", path.as_uri()):
             self.call("Page.navigate", url=address)
         end = time.monotonic() + PATIENCE_S
@@ -80,6 +73,24 @@ class Page:
                 return float(self.evaluate("performance.now()")) / 1e3
             self.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
         raise AssertionError(f"the page was not drawn: {self.problems}")
+
+    def resize(self, *, width: int, height: int) -> None:
+        """The window; below 600 px that of a phone."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+
+    def waited(self, expression: str) -> Any:
+        """The expression's value as soon as it is true, else what it is after three seconds."""
+        return self.evaluate(
+            "new Promise((resolve) => { const look = (left) => {"
+            f" const value = {expression}; if (value || !left) resolve(value); else setTimeout(look, 50, left - 1); }};"
+            " look(60); })"
+        )
 
     def click(self, x: float, y: float) -> None:
         """Move there, press and release."""

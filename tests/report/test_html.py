@@ -1,36 +1,29 @@
-"""The page of a sweep: what is in the file, and what a browser makes of it."""
+"""The page of a sweep: what is in the file. What a browser makes of it is in test_browser.py."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batchtune.archive.run import BATCHING_PARAMETERS, LEDGER, Run, create_run
-from batchtune.cli.commands.report import report_of_sweep, run_report, write_report
-from batchtune.errors import ArchiveError, UsageError
-from batchtune.load.record.samples import Samples
+from batchtune.cli.commands.report import report_at_end, write_report
+from batchtune.errors import ArchiveError
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.html.account import PAGE_FILE, account_of
-from batchtune.report.html.answers import answers_of
-from batchtune.report.html.forecast import Forecast
-from batchtune.report.html.page import page_of
-from batchtune.report.html.twin_figures import agreement
+from batchtune.report.html.shell.document import PAGE_FILE
+from batchtune.report.html.sweep.account import account_of
+from batchtune.report.html.sweep.answers import answers_of
+from batchtune.report.html.sweep.forecast import Forecast
+from batchtune.report.html.sweep.twin_figures import agreement
 from batchtune.scenario.reader import format_scenario
-from batchtune.scenario.spec.scenario import Scenario
 from batchtune.twin.model.twin import Prediction
-from tests.archive.test_table import of_three
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
-from tests.report.chromium import CHROMIUM, Page, chromium_page
+from tests.report.pages import document_of, evil_page, first_screen_of, kept_run, quickstart_run
 
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "results/reference/2026-11-21-epyc-2-cores"
 FIGURES = {
     "pareto",
     "space",
@@ -44,36 +37,16 @@ FIGURES = {
     "rates",
     "history",
 }
-EVIL = "<script>window.hacked=1</script>"
-
-
-def kept_run(
-    root: Path, scenario: Scenario = SCENARIO, *, samples: Samples | None = None, repeat: int = 1
-) -> Run:
-    run = create_run(scenario, format_scenario(scenario), root=root, provenance={"cpu": {"model": EVIL}})
-    trials = helping_ledger()
-    for at in range(repeat):
-        for trial in trials:
-            run.append(replace(trial, number=at * len(trials) + trial.number), samples)
-    return run
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The reference run, whose requests are not kept, with those of three requests for each trial."""
-    path = tmp_path_factory.mktemp("runs") / "quickstart" / "20261121T213251Z-5e8892"
-    shutil.copytree(REFERENCE / "quickstart", path)
-    return Run(path)
+    return quickstart_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def page_file(quickstart: Run) -> Path:
     return write_report(quickstart)
-
-
-def document_of(text: str) -> dict[str, object]:
-    found = re.search(r'<script type="application/json" id="document">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found.group(1))
 
 
 def test_the_page_is_one_file_below_five_megabytes_that_names_no_other(page_file):
@@ -106,7 +79,7 @@ def test_every_figure_is_one_that_plotly_knows(page_file):
 
 def test_first_screen_answers_with_the_command_that_deploys(page_file):
     text = page_file.read_text()
-    first = text[: text.index('<section class="figure"')]
+    first = first_screen_of(text)
     for question in ("What to deploy?", "What does it gain?", "How sure is that?", "What limits it?"):
         assert question in first
     assert "--batching_parameters_file=" in first
@@ -149,19 +122,6 @@ def test_the_command_names_a_file_only_if_that_holds_what_is_recommended(tmp_pat
     assert "--batching_parameters_file=FILE" in write_report(run).read_text()
 
 
-def evil_page(root: Path) -> str:
-    """Of a run whose names are scripts, wherever names come from outside; no reader would let the scenario's pass."""
-    run = kept_run(root, samples=of_three())
-    trial = helping_ledger()[0]
-    run.append(replace(trial, number=99, reason=f"{EVIL}<a href='https://x'>", failure=EVIL), None)
-    account = account_of(run)
-    target = SCENARIO.target.model_copy(update={"model": EVIL})
-    return page_of(
-        replace(account, scenario=SCENARIO.model_copy(update={"name": EVIL, "target": target})),
-        deployment=EVIL,
-    )
-
-
 def test_what_a_scenario_or_a_server_says_is_escaped(tmp_path):
     text = evil_page(tmp_path)
     assert "<script>window" not in text
@@ -185,11 +145,6 @@ def test_an_emulated_device_says_so_at_every_figure(tmp_path):
     assert text.count('<span class="emulated">') == len(drawn) + 1
 
 
-def test_a_comparison_and_a_load_test_have_no_page_yet(tmp_path):
-    with pytest.raises(UsageError, match="is no sweep"):
-        run_report(REFERENCE / "imdb-benchmark", output=tmp_path / "x.html", results=tmp_path)
-
-
 @pytest.mark.parametrize(
     "fault", [ValueError("min() of an empty list\nand more"), ArchiveError("disk is full")]
 )
@@ -198,7 +153,7 @@ def test_a_page_that_cannot_be_written_is_a_note_at_the_end_of_a_sweep(tmp_path,
         raise fault
 
     monkeypatch.setattr("batchtune.cli.commands.report.write_page", fail)
-    report_of_sweep(kept_run(tmp_path))
+    report_at_end(kept_run(tmp_path))
     told = {ValueError: "ValueError: min() of an empty list and more", ArchiveError: "disk is full"}
     assert capsys.readouterr().err == f"note: no report: {told[type(fault)]}\n"
 
@@ -234,92 +189,3 @@ def test_two_thousand_trials_make_a_page_of_less_than_five_megabytes(tmp_path):
     assert len(run.ledger()) >= 2000
     page = write_report(run)
     assert page.stat().st_size <= 5_000_000
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    with chromium_page(tmp_path_factory.mktemp("chromium")) as page:
-        yield page
-
-
-def test_every_plot_is_drawn_without_an_error_or_a_request(browser, page_file):
-    browser.problems.clear()
-    browser.asked.clear()
-    browser.open(page_file)
-    plots = browser.evaluate("document.querySelectorAll('.plot').length")
-    drawn = browser.evaluate(
-        "[...document.querySelectorAll('.plot')].filter((p) => p.querySelector('.main-svg')).length"
-    )
-    empty = browser.evaluate(
-        "[...document.querySelectorAll('.plot')].filter((p) => !p.querySelector('.trace, .hm, .bars .point, .points path'))"
-        ".map((p) => p.dataset.figure)"
-    )
-    assert drawn == plots == len(FIGURES) - 1
-    assert empty == []
-    assert (
-        browser.evaluate("document.querySelectorAll('[data-title*=hare]').length") == 0
-    )  # nothing goes to a cloud
-    assert browser.problems == []
-    assert [address for address in browser.asked if not address.startswith(("file:", "data:", "blob:"))] == []
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_first_screen_shows_the_four_answers(browser, page_file, width, height):
-    browser.open(page_file, width=width, height=height)
-    bottoms = browser.evaluate(
-        "[...document.querySelectorAll('.answer')].map((answer) => answer.getBoundingClientRect().bottom)"
-    )
-    assert len(bottoms) == 4
-    assert max(bottoms) <= height
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(browser, page_file):
-    browser.open(page_file)
-    place = browser.evaluate(
-        "(() => { const plot = document.querySelector('[data-figure=pareto]'); plot.scrollIntoView({block: 'center'});"
-        " const traces = plot.querySelectorAll('.scatterlayer .trace');"
-        " const box = traces[traces.length - 1].querySelector('.point').getBoundingClientRect();"
-        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-    )
-    browser.move(*place)
-    assert "requests/s" in browser.evaluate(
-        "new Promise((resolve) => { const look = (left) => { const box = document.querySelector('.hovertext');"
-        " if (box || !left) resolve(box ? box.textContent : 'no hover'); else setTimeout(look, 50, left - 1); };"
-        " look(60); })"
-    )
-    browser.click(*place)
-    detail = browser.evaluate(
-        "new Promise((resolve) => { const look = (left) => {"
-        " const text = document.getElementById('detail').textContent;"
-        " if (text || !left) resolve(text); else setTimeout(look, 50, left - 1); }; look(60); })"
-    )
-    assert "p95 ms" in detail
-    assert "confirm" in detail
-
-
-def test_a_scenario_named_as_a_script_is_harmless(browser, tmp_path):
-    file = tmp_path / "evil.html"
-    file.write_text(evil_page(tmp_path))
-    browser.problems.clear()
-    browser.open(file)
-    assert browser.evaluate("window.hacked === undefined")
-    assert EVIL in browser.evaluate("document.querySelector('h1').textContent")
-    assert browser.problems == []
-
-
-def test_all_trials_are_sorted_by_a_click_on_a_heading(browser, page_file, quickstart):
-    browser.open(page_file)
-    browser.evaluate("document.getElementById('all-trials').open = true")
-    browser.evaluate("new Promise((resolve) => setTimeout(resolve, 30))")
-    browser.evaluate(
-        "[...document.querySelectorAll('#table th')].find((h) => h.textContent === 'p95 ms').click()"
-    )
-    cells = browser.evaluate(
-        "[...document.querySelectorAll('#table tbody tr')].map((row) => parseFloat(row.children[6].textContent.replace(',', '')))"
-    )
-    assert len(cells) == len(account_of(quickstart).trials)
-    numbers = [cell for cell in cells if cell is not None]
-    assert numbers == sorted(numbers)

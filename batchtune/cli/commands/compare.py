@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.archive.run import SERVER_LOG, create_run
+from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
@@ -66,6 +67,8 @@ def run_compare(
         print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict()}, indent=2))
     elif done.trials:
         print_comparison(comparison, path=done.run.path)
+    if done.trials:
+        report_at_end(done.run, quiet=quiet)
     return INTERRUPTED if done.interrupted else _exit_code(comparison)
 
 

@@ -18,6 +18,7 @@ from batchtune.cli.arguments.load_request import (
     asked_plans,
     question_of,
 )
+from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
@@ -93,6 +94,8 @@ def run_load(
                 raise
             fault = error
     _print(measured, question.scenario, output=output)
+    if measured.run is not None and len(measured.points) > 1:
+        report_at_end(measured.run, quiet=quiet)
     if fault is not None:
         raise fault
     if measured.interrupted:

@@ -8,48 +8,55 @@ from pathlib import Path
 from batchtune.archive.run import Run, open_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment
-from batchtune.errors import BatchtuneError, UsageError
-from batchtune.report.html.account import account_of
-from batchtune.report.html.page import write_page
+from batchtune.errors import BatchtuneError
+from batchtune.report.html.page import kind_of, measured_document
+from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
 
 
 def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:
     """The exit code, 0; the file's name is printed.
 
     Raises:
-        UsageError: a comparison or a load test, which have no page yet.
         ArchiveError: no such run, or the file cannot be written.
     """
-    run = open_run(path, root=results)
-    if any(trial.source in ("variant", "load") for trial in run.ledger()):
-        raise UsageError(
-            f"{run.path} is no sweep; only a sweep has a page",
-            hint="`batchtune trials` shows its trials, and --json of load and compare all that they say",
-        )
-    print(write_report(run, output=output))
+    print(write_report(open_run(path, root=results), output=output))
     return 0
 
 
 def write_report(run: Run, *, output: Path | None = None) -> Path:
-    """The page of a sweep, with the command that deploys what is recommended.
+    """The page of a run of any kind; that of a sweep has the command that deploys what is recommended.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
     """
-    account = account_of(run)
-    chosen = account.chosen
-    command = None
-    if chosen is not None:
-        command = deployment(chosen.configuration, account.scenario, parameters_file(run, None, chosen))
-    return write_page(account, deployment=command, path=output)
+    kind = kind_of(run)
+    document = _of_sweep(run) if kind == "sweep" else measured_document(run, kind)
+    return write_page(document, output or run.path / PAGE_FILE)
 
 
-def report_of_sweep(run: Run) -> None:
-    """The page at the end of a sweep; that it cannot be written costs neither the recommendation nor the exit code."""
+def report_at_end(run: Run, *, quiet: bool = False) -> None:
+    """The page at the end of a run; that it cannot be written costs neither its answer nor the exit code.
+
+    `quiet` says nothing of a page that was written.
+    """
     try:
-        line = f"report: {write_report(run)}"
+        path = write_report(run)
+        if quiet:
+            return
+        line = f"report: {path}"
     except BatchtuneError as error:
         line = f"note: no report: {error.message}"
-    except Exception as error:  # noqa: BLE001 - a fault of the page is not one of the sweep before it
+    except Exception as error:  # noqa: BLE001 - a fault of the page is not one of the run before it
         line = " ".join(f"note: no report: {type(error).__name__}: {error}".split())
     print(line, file=sys.stderr)
+
+
+def _of_sweep(run: Run) -> Document:
+    from batchtune.report.html.sweep.account import account_of
+    from batchtune.report.html.sweep.page import sweep_document
+
+    account = account_of(run)
+    chosen, command = account.chosen, None
+    if chosen is not None:
+        command = deployment(chosen.configuration, account.scenario, parameters_file(run, None, chosen))
+    return sweep_document(account, deployment=command)

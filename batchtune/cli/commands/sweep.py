@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, create_run, open_run
 from batchtune.cli.commands.recommend import conclude, kept_trials
-from batchtune.cli.commands.report import report_of_sweep
+from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
@@ -111,7 +111,7 @@ def _concluded(
         print(f"no recommendation: {error.message}", file=sys.stderr)
     finally:
         if trials:
-            report_of_sweep(run)
+            report_at_end(run)
     if fault is None:
         return code
     return fault.exit_code if isinstance(fault, BatchtuneError) else 130

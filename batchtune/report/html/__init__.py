@@ -1,6 +1,6 @@
 """How does a run read as a page that one shows to colleagues: one HTML file, without the network?
 
-`page` writes it; `account` is what a run says, `forecast` what the twin says beside it; `answers` are the first
-screen, the `*_figures` what stands below; `drawing` is how a figure is drawn, `page.html`, `page.css` and `page.js` how
-it looks.
+`shell/` is what all pages share: `document` is what a page says and `render` fills the template, `drawing` is how a
+figure is drawn, `page.html`, `page.css` and `page.js` how it looks. `sweep/` is the page of a sweep, `comparison_page`,
+`load_page` and `noise_page` are the others; the `*_figures` are what stands below their first screens.
 """

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchtune.report.html.account import Account
-from batchtune.report.html.drawing import (
-    COLOURS,
+from batchtune.report.html.shell.drawing import (
     MERITS,
-    SYMBOLS,
     Figure,
     Section,
     Trace,
@@ -19,20 +16,21 @@ from batchtune.report.html.drawing import (
     bars,
     finite,
     label,
+    limited,
     log_axis,
     numbers,
     safe,
-    with_limit,
 )
+from batchtune.report.html.sweep.account import ROLE_LOOKS, Account
 from batchtune.report.units import interval, milliseconds
-from batchtune.scenario.units import counted, rounded_duration
+from batchtune.scenario.units import counted
 from batchtune.tune.evidence.pooled import Pooled
 from batchtune.tune.evidence.run_noise import geometric_mean
 
 
 def pareto(account: Account) -> Section:
     """Throughput against p95, a point a configuration; the front, the SLO, the roles."""
-    section = Section(anchor="pareto", title="Throughput against latency")
+    section = Section(anchor="pareto", title="Throughput against latency", clickable=True)
     pooled = [each for each in account.choice.pooled if each.runs and _is_plotted(each)]
     if not pooled:
         return replace(section, missing="no configuration has both a throughput and a p95")
@@ -54,21 +52,17 @@ def pareto(account: Account) -> Section:
         )
     for name, each in account.roles.items():
         if _is_plotted(each):
-            data.append(_points(name, [each], numbers_of, COLOURS[name], SYMBOLS[name], size=15, barred=True))
+            look = ROLE_LOOKS[name]
+            data.append(_points(name, [each], numbers_of, look.colour, look.symbol, size=15, barred=True))
     layout: dict[str, Any] = {
         "xaxis": axis("requests/s", rangemode="tozero"),
         "yaxis": log_axis("p95, ms", numbers(map(_p95_ms, pooled))),
         "hovermode": "closest",
     }
-    limit_s = account.scenario.slo.limits().get("p95")
-    if limit_s is not None:
-        layout = with_limit(layout, limit_s * 1e3, f"SLO: p95 ≤ {rounded_duration(limit_s)}", log=True)
+    layout = limited(account.scenario.slo, layout)
     return replace(
         section,
-        lead=(
-            f"{counted(len(pooled), 'configuration')}; further right and lower is better. "
-            "Point at one for its figures, click it for its trials."
-        ),
+        lead=f"{counted(len(pooled), 'configuration')}; further right and lower is better.",
         figure=Figure(data=[trace for trace in data if trace["x"]], layout=layout, height_px=440),
         how=(
             "A point is the geometric mean of a configuration's runs: of its fresh runs where there are any, else of "

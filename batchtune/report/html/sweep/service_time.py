@@ -1,4 +1,4 @@
-"""What is in a batch, why did it close, and how long does it take?"""
+"""How long does a batch take: τ(b), measured and fitted?"""
 
 from __future__ import annotations
 
@@ -7,62 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from batchtune.batching.parameters import Configuration
-from batchtune.recommend.reason import closing
-from batchtune.report.html.account import Account
-from batchtune.report.html.drawing import COLOURS, Figure, Section, Trace, axis, finite, log_axis, numbers
-from batchtune.report.units import percent
-from batchtune.target.telemetry import ServerActivity
+from batchtune.report.html.shell.drawing import Figure, Section, Trace, finite, log_axis, numbers
+from batchtune.report.html.sweep.account import Account
 from batchtune.tune.trials.space import in_force
 
 _FEW: Final = 3
 """Batches of a size that fewer were run of say little of its time."""
-
-
-def sizes(account: Account) -> Section:
-    """How many rows the batches hold, as shares of all batches; and why they closed."""
-    section = Section(anchor="batches", title="Batch sizes, and why batches closed")
-    told = {
-        name: activity
-        for name, activity in _activities(account).items()
-        if activity.batches_by_rows and activity.batches
-    }
-    if not told:
-        return replace(section, missing="the server tells nothing about its batches")
-    data: list[Trace] = []
-    for name, activity in told.items():
-        batches = sum(activity.batches_by_rows.values())
-        rows = sorted(activity.batches_by_rows)
-        data.append(
-            {
-                "type": "bar",
-                "x": [str(size) for size in rows],
-                "y": [finite(100 * activity.batches_by_rows[size] / batches) for size in rows],
-                "name": name,
-                "marker": {"color": COLOURS[name], "line": {"width": 1, "color": "@surface"}},
-                "hovertemplate": "%{y:.3~r} % of the batches hold %{x} rows<extra>" + name + "</extra>",
-            }
-        )
-    sizes_seen = sorted({size for activity in told.values() for size in activity.batches_by_rows})
-    layout = {
-        "barmode": "group",
-        "bargap": 0.2 if len(sizes_seen) > 4 else 0.6,
-        "xaxis": axis(
-            "rows in a batch (after padding)",
-            type="category",
-            categoryorder="array",
-            categoryarray=[str(size) for size in sizes_seen],
-        ),
-        "yaxis": axis("% of the batches"),
-    }
-    return replace(
-        section,
-        lead=" ".join(
-            _closings(name, activity, account.roles[name].configuration) for name, activity in told.items()
-        ),
-        figure=Figure(data=data, layout=layout, height_px=320),
-        how="By the server's counters over the latest run of each configuration, warm-up included.",
-    )
 
 
 def service_time(account: Account) -> Section:
@@ -117,23 +67,6 @@ def service_time(account: Account) -> Section:
             "the twin, which is that of a batch alone, with 95 % of the readings that fit about as well."
         ),
     )
-
-
-def _activities(account: Account) -> dict[str, ServerActivity]:
-    measured = {name: pooled.runs[-1].trial.measurement for name, pooled in account.roles.items()}
-    return {
-        name: each.server for name, each in measured.items() if each is not None and each.server is not None
-    }
-
-
-def _closings(name: str, activity: ServerActivity, configuration: Configuration) -> str:
-    closed = sum(activity.close_reasons.values())
-    held = "" if activity.mean_batch_rows is None else f"{activity.mean_batch_rows:.3g} rows on average"
-    if not closed:
-        return f"{name.capitalize()}: {held}."
-    shares = sorted(activity.close_reasons.items(), key=lambda item: -item[1])
-    why = ", ".join(f"{percent(count / closed)} {closing(reason, configuration)}" for reason, count in shares)
-    return f"{name.capitalize()}: {held}; {why}."
 
 
 def _times_by_threads(account: Account) -> dict[int, dict[int, tuple[int, float]]]:

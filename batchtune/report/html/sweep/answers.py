@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.near_best import NearBest
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.answer import kept_text
 from batchtune.report.bottleneck import limit_title
-from batchtune.report.html.account import Account
+from batchtune.report.html.shell.document import Answer, sentence
+from batchtune.report.html.sweep.account import Account
 from batchtune.report.statement import capacity_text
 from batchtune.report.units import interval, latency, number
 from batchtune.report.words import REFERENCES, capitalised, gains_of, parameters_of
 from batchtune.scenario.units import counted, percentage, rounded_duration
 
 _GAINED = {"throughput": "throughput", "capacity": "capacity", "latency": "lower p95"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A question, the answer in a few words, and the lines below; `tone` is good, open or bad."""
-
-    question: str
-    headline: str
-    lines: tuple[str, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-    tone: str = ""
 
 
 def answers_of(account: Account) -> tuple[Answer, ...]:
@@ -39,7 +28,7 @@ def answers_of(account: Account) -> tuple[Answer, ...]:
             Answer(
                 question="What to deploy?",
                 headline="Nothing yet",
-                lines=(_sentence(account.refusal),),
+                lines=(sentence(account.refusal),),
                 tone="bad",
             ),
             Answer(question="What does it gain?", headline="–", lines=("There is nothing to compare.",)),
@@ -48,7 +37,7 @@ def answers_of(account: Account) -> tuple[Answer, ...]:
                 headline=counted(len(account.trials), "trial"),
                 lines=("All of them are below.",),
             ),
-            Answer(question="What now?", headline="Next", lines=(_sentence(account.advice),)),
+            Answer(question="What now?", headline="Next", lines=(sentence(account.advice),)),
         )
     return (
         _deploy(chosen),
@@ -94,7 +83,7 @@ def _sure(chosen: Recommendation) -> Answer:
         for promise in chosen.promises
     ]
     if not chosen.established:
-        lines += [_sentence(question) for question in chosen.open_questions[:2]]
+        lines += [sentence(question) for question in chosen.open_questions[:2]]
     if chosen.near_best is not None:
         lines.append(_better(chosen.near_best))
     basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'fresh run')} of this"
@@ -117,7 +106,7 @@ def _limit(chosen: Recommendation) -> Answer:
     return Answer(
         question="What limits it?",
         headline=capitalised(title),
-        lines=(_sentence(limited.text), _sentence(limited.advice)),
+        lines=(sentence(limited.text), sentence(limited.advice)),
     )
 
 
@@ -137,14 +126,9 @@ def _ends(gain: Estimate) -> str:
     return f" [{number(gain.low)}, {number(gain.high)}{none}]"
 
 
-def _sentence(text: str) -> str:
-    text = text.strip().rstrip(".")
-    return f"{capitalised(text)}." if text else ""
-
-
 def notes_of(chosen: Recommendation) -> Iterator[str]:
     """What else a reader should know: why, and what weakens it."""
-    yield _sentence(chosen.reason)
+    yield sentence(chosen.reason)
     if chosen.cannot_pay is not None:
-        yield _sentence(chosen.cannot_pay)
-    yield from map(_sentence, chosen.notes)
+        yield sentence(chosen.cannot_pay)
+    yield from map(sentence, chosen.notes)

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.html.account import CHOSEN, Account
-from batchtune.report.html.drawing import (
+from batchtune.report.html.shell.drawing import (
     MERITS,
     Figure,
     Merit,
@@ -21,9 +20,11 @@ from batchtune.report.html.drawing import (
     finite,
     label,
     numbers,
+    panel_title,
     safe,
 )
-from batchtune.report.html.forecast import Forecast
+from batchtune.report.html.sweep.account import CHOSEN, Account
+from batchtune.report.html.sweep.forecast import Forecast
 from batchtune.tune.trials.space import Space
 
 MOST_CELLS: Final = 400
@@ -167,18 +168,7 @@ def _two_panels(panels: Sequence[str], across: str, down: str, merit: Merit) -> 
         suffix = "" if at == 0 else "2"
         layout[f"xaxis{suffix}"] = axis(safe(across), type="category", showgrid=False)
         layout[f"yaxis{suffix}"] = axis(safe(down) if at == 0 else "", type="category", showgrid=False)
-        layout["annotations"].append(
-            {
-                "xref": f"x{suffix} domain",
-                "yref": f"y{suffix} domain",
-                "x": 0,
-                "y": 1.02,
-                "text": f"<b>{panel}</b>",
-                "showarrow": False,
-                "xanchor": "left",
-                "yanchor": "bottom",
-            }
-        )
+        layout["annotations"].append(panel_title(panel, suffix))
     return layout
 
 

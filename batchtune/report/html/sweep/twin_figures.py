@@ -10,11 +10,8 @@ from typing import Final
 import numpy as np
 
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.html.account import CHOSEN, Account
-from batchtune.report.html.drawing import (
-    COLOURS,
-    DASHES,
-    SYMBOLS,
+from batchtune.report.html.shell.document import sentence
+from batchtune.report.html.shell.drawing import (
     Figure,
     Section,
     Trace,
@@ -22,13 +19,14 @@ from batchtune.report.html.drawing import (
     bars,
     finite,
     label,
+    limited,
     log_axis,
     numbers,
     safe,
 )
-from batchtune.report.html.forecast import Forecast
-from batchtune.report.html.latency_figures import limited
-from batchtune.report.words import REFERENCES, capitalised
+from batchtune.report.html.sweep.account import CHOSEN, ROLE_LOOKS, Account
+from batchtune.report.html.sweep.forecast import Forecast
+from batchtune.report.words import REFERENCES
 from batchtune.tune.evidence.pooled import Pooled
 from batchtune.twin.model.traffic import traffic_of
 from batchtune.twin.model.twin import Prediction
@@ -65,7 +63,7 @@ def rates(account: Account, forecast: Forecast | None) -> Section:
         lead="Each rate that was tried."
         if not predicted
         else "Predicted, not measured: what an open loop would see.",
-        figure=Figure(data=data, layout=limited(account, layout, log=True)),
+        figure=Figure(data=data, layout=limited(account.scenario.slo, layout)),
         how=how,
     )
 
@@ -96,7 +94,7 @@ def agreement(account: Account, forecast: Forecast | None) -> Section:
             return replace(section, missing=f"no configuration has both a measured and a predicted {name}")
     return replace(
         section,
-        lead=f"On the line the two agree. {_sentence(account.twin.accuracy() if account.twin else '')}",
+        lead=f"On the line the two agree. {sentence(account.twin.accuracy() if account.twin else '')}",
         figure=_agreement_figure(pairs),
         how=(
             "Across: the latest run of each configuration with its 95 % interval. Up: the best reading of the twin "
@@ -163,27 +161,23 @@ def _agreement_figure(pairs: Sequence[tuple[Pooled, Prediction]]) -> Figure:
     return Figure(data=data, layout=layout, height_px=380)
 
 
-def _sentence(text: str) -> str:
-    return f"{capitalised(text)}." if text else ""
-
-
 def _rungs(name: str, pooled: Pooled) -> list[Trace]:
     tried = () if pooled.claim is None else pooled.claim.rungs
     rungs = sorted((rung for rung in tried if math.isfinite(rung.p95_s)), key=lambda rung: rung.rate_rps)
     if not rungs:
         return []
-    symbol = SYMBOLS[name]
+    look = ROLE_LOOKS[name]
     return [
         {
             "x": [finite(rung.rate_rps) for rung in rungs],
             "y": [finite(rung.p95_s, 1e3) for rung in rungs],
             "mode": "markers+lines",
             "name": name,
-            "line": {"color": COLOURS[name], "dash": DASHES[name], "width": 1.5},
+            "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
             "marker": {
-                "color": COLOURS[name],
+                "color": look.colour,
                 "size": 9,
-                "symbol": [symbol if rung.held else f"{symbol}-open" for rung in rungs],
+                "symbol": [look.symbol if rung.held else f"{look.symbol}-open" for rung in rungs],
             },
             "text": ["keeps the SLO" if rung.held else "misses the SLO" for rung in rungs],
             "hovertemplate": "%{x:,.4~r} requests/s: p95 %{y:,.4~r} ms, %{text}<extra>" + name + "</extra>",
@@ -211,7 +205,7 @@ def _expected_rates(name: str, pooled: Pooled, account: Account, forecast: Forec
         "y": [*high, *low[::-1]],
         "fill": "toself",
         "mode": "none",
-        "fillcolor": f"{COLOURS[name]}-band",
+        "fillcolor": f"{ROLE_LOOKS[name].colour}-band",
         "hoverinfo": "skip",
         "showlegend": False,
     }
@@ -220,7 +214,7 @@ def _expected_rates(name: str, pooled: Pooled, account: Account, forecast: Forec
         "y": value,
         "mode": "lines",
         "name": f"{name}, predicted",
-        "line": {"color": COLOURS[name], "dash": "dash", "width": 2},
+        "line": {"color": ROLE_LOOKS[name].colour, "dash": "dash", "width": 2},
         "hovertemplate": "%{x:,.4~r} requests/s: p95 %{y:,.4~r} ms<extra>" + name + ", predicted</extra>",
     }
     return [band, line]

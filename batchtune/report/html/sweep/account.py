@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from batchtune.archive.run import Run
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend.choice import Choice, choose
 from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.report.html.shell.shown import Look, Shown
 from batchtune.report.words import REFERENCES
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.pooled import Pooled
@@ -17,12 +18,15 @@ from batchtune.tune.trials.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.model.twin import Twin
 
-if TYPE_CHECKING:
-    from batchtune.load.record.samples import Samples
-
 CHOSEN: Final = "recommended"
 
-PAGE_FILE: Final = "report.html"
+ROLE_LOOKS: Final = {
+    CHOSEN: Look(colour="@chosen", symbol="star", dash="solid"),
+    REFERENCES["no_batching"]: Look(colour="@unbatched", symbol="diamond", dash="dash"),
+    REFERENCES["defaults"]: Look(colour="@defaults", symbol="square", dash="dot"),
+}
+LATEST: Final = "The latest run of each configuration"
+"""That which stands for a role in figures of single requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +47,14 @@ class Account:
     roles: Mapping[str, Pooled]
     twin: Twin | None
     twin_missing: str
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def emulated(self) -> bool:
-        return is_emulated(self.trials)
-
-    def samples(self, pooled: Pooled) -> Samples | None:
-        """Every request of the run that stands for a configuration; None where they were not kept."""
-        return kept_requests(self.run, pooled.runs[-1].trial)
+    def shown(self) -> list[Shown]:
+        """The latest run of each role."""
+        return [
+            Shown(name=name, look=ROLE_LOOKS[name], trial=pooled.runs[-1].trial, run=self.run)
+            for name, pooled in self.roles.items()
+        ]
 
 
 def account_of(run: Run) -> Account:
@@ -83,30 +86,7 @@ def account_of(run: Run) -> Account:
         roles=_roles(choice),
         twin=twin,
         twin_missing=missing,
-        provenance=provenance_of(run),
     )
-
-
-def is_emulated(trials: Sequence[Trial]) -> bool:
-    """Whether the device of any trial was emulated by its service time."""
-    servers = (trial.measurement.server for trial in trials if trial.measurement is not None)
-    return any(server is not None and server.emulated for server in servers)
-
-
-def kept_requests(run: Run, trial: Trial) -> Samples | None:
-    """Every request of a trial; None where they were not kept."""
-    try:
-        return run.requests(trial.number)
-    except ArchiveError:
-        return None
-
-
-def provenance_of(run: Run) -> Mapping[str, Any]:
-    """On what it ran; empty where nobody kept it."""
-    try:
-        return run.provenance()
-    except ArchiveError:
-        return {}
 
 
 def _roles(choice: Choice) -> dict[str, Pooled]:

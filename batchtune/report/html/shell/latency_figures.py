@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES
-from batchtune.report.html.account import Account
-from batchtune.report.html.drawing import (
-    COLOURS,
-    DASHES,
-    SYMBOLS,
-    Figure,
-    Section,
-    Trace,
-    axis,
-    finite,
-    numbers,
-    with_limit,
-)
-from batchtune.scenario.units import rounded_duration
-from batchtune.tune.evidence.pooled import Pooled
+from batchtune.report.html.shell.drawing import Figure, Section, Trace, axis, finite, limited, numbers, safe
+from batchtune.report.html.shell.shown import Shown
+from batchtune.scenario.spec.scenario import SloSpec
 
 QUANTILE_POINTS: Final = 160
 TIMELINE_BINS: Final = 60
 _TICKS: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 _NO_SAMPLES: Final = "the requests of these runs were not kept (samples/ is missing in the run's folder)"
 _PARTS: Final = (
-    ("queue_mean_s", "in the batching queue", "@queue"),
-    ("compute_mean_s", "in the model", "@compute"),
-    ("overhead_mean_s", "network, front end, client", "@other"),
+    ("in the batching queue", "@queue"),
+    ("in the model", "@compute"),
+    ("network, front end, client", "@other"),
 )
 
 
-def distribution(account: Account) -> Section:
-    """Latency by the share of requests that are faster, for the recommended, no batching and the defaults."""
+def distribution(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
+    """Latency by the share of requests that are faster; `which` says which run stands for a name."""
     section = Section(anchor="distribution", title="Latency of single requests")
     data: list[Trace] = []
     kept = True
-    for name, pooled in account.roles.items():
-        samples = account.samples(pooled)
+    for curve in shown:
+        measured, samples = curve.measured, curve.samples()
+        if measured is None:
+            continue
         shares, latency_ms = (
-            _quantiles_of(samples, pooled) if samples is not None else _kept_quantiles(pooled)
+            _quantiles_of(samples, measured) if samples is not None else _kept_quantiles(measured)
         )
         kept = kept and samples is not None
+        name = safe(curve.name)
         if not latency_ms:
             continue
         data.append(
@@ -56,8 +49,8 @@ def distribution(account: Account) -> Section:
                 "y": latency_ms,
                 "mode": "lines" if samples is not None else "lines+markers",
                 "name": name,
-                "line": {"color": COLOURS[name], "dash": DASHES[name], "width": 2.5},
-                "marker": {"symbol": SYMBOLS[name], "size": 8},
+                "line": {"color": curve.look.colour, "dash": curve.look.dash, "width": 2.5},
+                "marker": {"symbol": curve.look.symbol, "size": 8},
                 "text": [f"{100 * share:.4g} %" for share in shares],
                 "hovertemplate": "%{text} of the requests within %{y:,.4~r} ms<extra>" + name + "</extra>",
             }
@@ -76,24 +69,23 @@ def distribution(account: Account) -> Section:
     }
     return replace(
         section,
-        lead="Lower is better; the further right, the rarer. The dashed line is the SLO."
-        if account.scenario.slo.limits()
-        else "Lower is better; the further right, the rarer.",
-        figure=Figure(data=data, layout=limited(account, layout)),
+        lead="Lower is better; the further right, the rarer."
+        + (" The dashed red line is the SLO." if slo.limits() else ""),
+        figure=Figure(data=data, layout=limited(slo, layout, quantiles=tuple(slo.limits()))),
         how=(
             "From the instant a request was due to its last byte; a request without a good answer counts as slower "
-            "than any. The latest run of each configuration, without its warm-up."
+            f"than any. {which}, without its warm-up."
             + ("" if kept else " Only the quantiles that the ledger keeps, for the single requests are gone.")
         ),
     )
 
 
-def timeline(account: Account) -> Section:
+def timeline(shown: Sequence[Shown], slo: SloSpec, *, which: str) -> Section:
     """Median and p95 of the requests that were due in each part of the run."""
     section = Section(anchor="timeline", title="Latency over time")
     data: list[Trace] = []
-    for name, pooled in account.roles.items():
-        samples = account.samples(pooled)
+    for curve in shown:
+        samples, name = curve.samples(), safe(curve.name)
         if samples is None or len(samples) < 2:
             continue
         at_s, p50_ms, p95_ms = _binned(samples)
@@ -105,7 +97,7 @@ def timeline(account: Account) -> Section:
                     "mode": "lines",
                     "name": f"{name}, {quantile}",
                     "legendgroup": name,
-                    "line": {"color": COLOURS[name], "dash": DASHES[name], "width": width},
+                    "line": {"color": curve.look.colour, "dash": curve.look.dash, "width": width},
                     "hovertemplate": f"%{{x:.3~r}} s: {quantile} %{{y:,.4~r}} ms<extra>{name}</extra>",
                 }
             )
@@ -115,17 +107,17 @@ def timeline(account: Account) -> Section:
     return replace(
         section,
         lead="Thick: p95, thin: the median. A run that climbs has not settled, spikes are the host or the model.",
-        figure=Figure(data=data, layout=limited(account, layout), height_px=340),
-        how=f"The latest run of each configuration, with its warm-up, in {TIMELINE_BINS} parts.",
+        figure=Figure(data=data, layout=limited(slo, layout), height_px=340),
+        how=f"{which}, with its warm-up, in {TIMELINE_BINS} parts.",
     )
 
 
-def split(account: Account) -> Section:
+def split(shown: Sequence[Shown], *, which: str) -> Section:
     """Mean latency in its parts, by the server's own account."""
     section = Section(anchor="split", title="Where the time goes")
-    runs = {name: pooled.runs[-1].trial.measurement for name, pooled in account.roles.items()}
-    measured = {name: each for name, each in runs.items() if each is not None}
-    told = {name: each for name, each in measured.items() if each.overhead_mean_s is not None}
+    measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}
+    parts_s = {name: _parts_s(run) for name, run in measured.items()}
+    told = {name: parts for name, parts in parts_s.items() if parts is not None}
     if not told:
         return replace(section, missing="the server tells neither its queue's waits nor its execution times")
     names = list(told)[::-1]
@@ -133,44 +125,47 @@ def split(account: Account) -> Section:
         {
             "type": "bar",
             "orientation": "h",
-            "y": names,
-            "x": [finite(getattr(told[name], part), 1e3) for name in names],
+            "y": [safe(name) for name in names],
+            "x": [finite(told[name][at], 1e3) for name in names],
             "name": words,
             "marker": {"color": colour, "line": {"width": 1, "color": "@surface"}},
             "hovertemplate": f"%{{x:,.3~r}} ms {words}<extra>%{{y}}</extra>",
         }
-        for part, words, colour in _PARTS
+        for at, (words, colour) in enumerate(_PARTS)
     ]
     silent = [name for name in measured if name not in told]
-    missing = f" Of {' and '.join(silent)} the server tells no parts." if silent else ""
+    notes = [f"Of {' and '.join(silent)} the server tells no parts."] if silent else []
+    if any(queue_s is None for queue_s, _, _ in told.values()):
+        notes.append(
+            "Without batching there is no such queue: waiting for a thread is part of the grey rest."
+        )
     return replace(
         section,
-        lead=f"Means, in ms.{missing}",
+        lead=" ".join(("Means, in ms.", *notes)),
         figure=Figure(
             data=data,
-            layout={"barmode": "stack", "xaxis": axis("ms"), "yaxis": axis("")},
-            height_px=130 + 55 * len(names),
+            layout={"barmode": "stack", "xaxis": axis("ms"), "yaxis": axis("", type="category")},
+            height_px=130 + (55 if len(names) < 6 else 34) * len(names),
         ),
         how=(
-            "Queue and model by the server's counters, batches weighted by their rows. The server does not tell "
-            "waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching queue. The "
-            "rest is what the client saw beyond these two."
+            f"{which}. Queue and model by the server's counters, batches weighted by their rows. The server does not "
+            "tell waiting for company (batch_timeout_micros) from waiting for a thread: both are the batching queue. "
+            "The rest is what the client saw beyond these two."
         ),
     )
 
 
-def limited(account: Account, layout: dict[str, Any], *, log: bool = False) -> dict[str, Any]:
-    """The layout with a line at the SLO's p95, where there is one."""
-    limit_s = account.scenario.slo.limits().get("p95")
-    if limit_s is None:
-        return layout
-    return with_limit(layout, limit_s * 1e3, f"SLO: p95 ≤ {rounded_duration(limit_s)}", log=log)
+def _parts_s(measured: Measurement) -> tuple[float | None, float, float] | None:
+    """Queue (None: there is none to tell of), model, the rest; None: the server tells no execution times."""
+    compute_s, queue_s = measured.compute_mean_s, measured.queue_mean_s
+    if compute_s is None or not math.isfinite(measured.latency_mean_s):
+        return None
+    return queue_s, compute_s, max(0.0, measured.latency_mean_s - compute_s - (queue_s or 0.0))
 
 
-def _quantiles_of(samples: Samples, pooled: Pooled) -> tuple[list[float], list[float | None]]:
+def _quantiles_of(samples: Samples, measured: Measurement) -> tuple[list[float], list[float | None]]:
     """Of as many requests as were measured, the last that became due: those before are the warm-up."""
-    measured = pooled.runs[-1].trial.measurement
-    requests = len(samples) if measured is None else min(measured.requests, len(samples))
+    requests = min(measured.requests, len(samples))
     latency_ms = np.sort(_latencies_ms(samples)[len(samples) - requests :])
     if not len(latency_ms):
         return [], []
@@ -180,8 +175,8 @@ def _quantiles_of(samples: Samples, pooled: Pooled) -> tuple[list[float], list[f
     return shares.tolist(), numbers(latency_ms[places].tolist())
 
 
-def _kept_quantiles(pooled: Pooled) -> tuple[list[float], list[float | None]]:
-    latency_s = pooled.runs[-1].latency_s
+def _kept_quantiles(measured: Measurement) -> tuple[list[float], list[float | None]]:
+    latency_s = measured.latency_s
     known = [(QUANTILES[name], latency_s[name].value) for name in QUANTILES if name in latency_s]
     return [share for share, _ in known], numbers((value for _, value in known), 1e3)
 

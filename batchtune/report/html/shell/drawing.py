@@ -1,7 +1,6 @@
 """How is a figure drawn: plotly's plain data, colours by role, intervals as bars, names escaped?
 
-A colour is a role such as `@chosen`; the page puts in its own, light or dark. Roles differ in shape and dash too, for
-those who do not see the difference in colour.
+A colour is a role such as `@chosen`; the page puts in its own, light or dark.
 """
 
 from __future__ import annotations
@@ -14,19 +13,11 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.report.html.account import CHOSEN
 from batchtune.report.listing import short_label
-from batchtune.report.words import REFERENCES
+from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.units import rounded_duration
 
 Trace = dict[str, Any]
-
-COLOURS: Final = {
-    CHOSEN: "@chosen",
-    REFERENCES["no_batching"]: "@unbatched",
-    REFERENCES["defaults"]: "@defaults",
-}
-SYMBOLS: Final = {CHOSEN: "star", REFERENCES["no_batching"]: "diamond", REFERENCES["defaults"]: "square"}
-DASHES: Final = {CHOSEN: "solid", REFERENCES["no_batching"]: "dash", REFERENCES["defaults"]: "dot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +30,30 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Texts by row, below their `headings`; `marked` is the row that stands out."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    marked: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A figure, what it shows (`lead`) and `how` it was computed; without one `missing` says why, in one line."""
+    """A figure or a table, what it shows (`lead`) and `how` it was computed; without both `missing` says why.
+
+    The points of a `clickable` figure have the number of a detail as their `customdata`. One of `paragraphs` has none.
+    """
 
     anchor: str
     title: str
     lead: str = ""
     figure: Figure | None = None
+    table: Table | None = None
     missing: str = ""
     how: str = ""
+    clickable: bool = False
+    paragraphs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,9 @@ class Merit:
     def best(self, values: Sequence[float]) -> float:
         return max(values) if self.more_is_better else min(values)
 
+
+WIDE: Final = 8.0
+"""Times that the ends of an axis are apart from which on it is logarithmic."""
 
 MERITS: Final = {
     "throughput": Merit(title="requests/s", scale=1.0, more_is_better=True),
@@ -120,34 +129,68 @@ def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
     return axis(title, type="log", span=max(known) / min(known) if known else 10.0)
 
 
-def limit_line(value: float, text: str, *, vertical: bool = False) -> dict[str, Any]:
-    """A layout's shapes and annotations for the SLO."""
-    along, across = ("y", "x") if vertical else ("x", "y")
+def spread_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
+    """Logarithmic where the values lie more than WIDE times apart, else from zero."""
+    known = [value for value in values if value is not None and value > 0.0]
+    if known and max(known) > WIDE * min(known):
+        return log_axis(title, known)
+    return axis(title, rangemode="tozero")
+
+
+def with_limit(layout: dict[str, Any], value: float, text: str, *, panel: str = "") -> dict[str, Any]:
+    """The layout with the SLO's line across its panel; an annotation on a logarithmic axis stands at the exponent."""
+    log = layout[f"yaxis{panel}"].get("type") == "log"
     line = {
         "type": "line",
-        f"{along}ref": "paper",
-        f"{along}0": 0,
-        f"{along}1": 1,
-        f"{across}0": value,
-        f"{across}1": value,
+        "xref": f"x{panel} domain",
+        "x0": 0,
+        "x1": 1,
+        "yref": f"y{panel}",
+        "y0": value,
+        "y1": value,
         "line": {"color": "@limit", "width": 1.5, "dash": "dash"},
     }
     note = {
-        f"{along}ref": "paper",
-        f"{along}": 1,
-        across: value,
+        "xref": f"x{panel} domain",
+        "x": 1,
+        "yref": f"y{panel}",
+        "y": math.log10(value) if log else value,
         "text": safe(text),
         "showarrow": False,
         "font": {"color": "@limit", "size": 12},
-        "xanchor": "left" if vertical else "right",
-        "yanchor": "top" if vertical else "bottom",
+        "xanchor": "right",
+        "yanchor": "bottom",
     }
-    return {"shapes": [line], "annotations": [note]}
+    drawn = {"shapes": [line], "annotations": [note]}
+    return layout | {key: [*layout.get(key, ()), *drawn[key]] for key in drawn}
 
 
-def with_limit(layout: dict[str, Any], value: float, text: str, *, log: bool = False) -> dict[str, Any]:
-    """The layout with the SLO's line across; an annotation on a logarithmic axis stands at the exponent."""
-    drawn = limit_line(value, text)
-    if log:
-        drawn["annotations"][0]["y"] = math.log10(value)
-    return layout | {key: [*layout.get(key, ()), *drawn[key]] for key in ("shapes", "annotations")}
+def limited(
+    slo: SloSpec, layout: dict[str, Any], *, quantiles: Sequence[str] = ("p95",), panel: str = ""
+) -> dict[str, Any]:
+    """The layout with a line at each limit that the SLO sets for one of these quantiles."""
+    for name, limit_s in slo.limits().items():
+        if name in quantiles:
+            layout = with_limit(
+                layout, limit_s * 1e3, f"SLO: {name} ≤ {rounded_duration(limit_s)}", panel=panel
+            )
+    return layout
+
+
+def legend_above(height_px: int) -> dict[str, float]:
+    """Where the legend stands clear of the titles of panels, in a figure so high; also on paper, where it is less."""
+    return {"y": 1.0 + 28.0 / max(height_px - 120, 50)}
+
+
+def panel_title(text: str, panel: str = "") -> dict[str, Any]:
+    """An annotation at the upper left of a panel."""
+    return {
+        "xref": f"x{panel} domain",
+        "yref": f"y{panel} domain",
+        "x": 0,
+        "y": 1.02,
+        "text": f"<b>{safe(text)}</b>",
+        "showarrow": False,
+        "xanchor": "left",
+        "yanchor": "bottom",
+    }

@@ -16,11 +16,15 @@
   };
 
   // Where a logarithmic axis is marked: 1, 2, 5, 10, …, more of them where it spans little.
-  const ticks = (span) => {
-    const steps = span < 8 ? [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8] : span < 300 ? [1, 2, 5] : [1];
+  const ticks = (span, narrow) => {
+    const steps = narrow ? (span < 12 ? [1, 2, 5] : [1]) : span < 8 ? [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8] : span < 300 ? [1, 2, 5] : [1];
     const tickvals = [-3, -2, -1, 0, 1, 2, 3, 4, 5, 6].flatMap((power) => steps.map((step) => step * 10 ** power));
     return { tickvals, ticktext: tickvals.map((value) => parseFloat(value.toPrecision(2)).toLocaleString("en-US")) };
   };
+
+  // Paper is light, has a width of its own, and shows what a click would: all that is folded, and the trials.
+  const paperWidth = 672, paperHeight = 0.78, mostOnPaper = 100;
+  let onPaper = false;
 
   const themed = (layout, narrow) => {
     const ink = colour("ink"), muted = colour("muted"), grid = colour("grid"), surface = colour("surface");
@@ -29,31 +33,58 @@
       font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 12.5, color: ink },
       margin: { l: 60, r: 16, t: 30, b: 48 },
       hoverlabel: { bgcolor: surface, bordercolor: muted, font: { color: ink } },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
       ...coloured(layout),
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12 }, ...layout.legend },
     };
     for (const key of Object.keys(drawn).concat(["xaxis", "yaxis"])) {
       if (/^[xy]axis\d*$/.test(key)) {
         const { span, ...given } = drawn[key] || {};
         drawn[key] = { gridcolor: grid, zerolinecolor: grid, linecolor: muted, tickcolor: muted, ...given };
-        if (drawn[key].type === "log" && !drawn[key].tickvals) Object.assign(drawn[key], ticks(span));
+        const few = narrow || (onPaper && drawn.grid);
+        if (drawn[key].type === "log" && !drawn[key].tickvals) Object.assign(drawn[key], ticks(span, few));
+        if (narrow && drawn.grid) {  // one below the other, each panel is as wide as the page and has its own names
+          delete drawn[key].domain;
+          drawn[key].showticklabels = true;
+        }
       }
     }
     if (narrow && drawn.grid && drawn.grid.columns > 1) {
-      drawn.grid = { ...drawn.grid, rows: drawn.grid.columns, columns: 1 };
+      drawn.grid = { ...drawn.grid, rows: drawn.grid.columns, columns: 1, ygap: 0.35 };
     }
     return drawn;
   };
 
   const draw = (place) => {
     const figure = page.figures[place.dataset.figure];
-    const narrow = place.clientWidth < 560;
+    const narrow = !onPaper && place.clientWidth < 560;
     if (narrow && figure.layout.grid && !place.dataset.tall) {
       place.dataset.tall = "yes";
       place.style.height = parseInt(place.style.height) * Math.min(figure.layout.grid.columns, 3) * 0.75 + "px";
     }
-    return Plotly.react(place, coloured(figure.data), themed(figure.layout, narrow), config);
+    const layout = themed(figure.layout, narrow);
+    if (onPaper) Object.assign(layout, { width: paperWidth, height: parseInt(place.style.height) });
+    return Plotly.react(place, coloured(figure.data), layout, config);
+  };
+
+  const lay = (places, paper) => {
+    if (paper === onPaper) return;
+    onPaper = paper;
+    document.documentElement.classList.toggle("paper", paper);
+    document.documentElement.classList.toggle("many", paper && page.rows.length > mostOnPaper);
+    for (const fold of document.querySelectorAll("details")) {
+      if (!paper) fold.open = fold.dataset.was === "open";
+      else {
+        fold.dataset.was = fold.open ? "open" : "closed";
+        fold.open = true;
+      }
+    }
+    if (paper && page.rows.length <= mostOnPaper) fillTrials();
+    for (const place of places) {
+      const height = place.dataset.height = place.dataset.height || place.style.height;
+      place.style.height = paper ? Math.round(parseInt(height) * paperHeight) + "px" : height;
+      draw(place);
+    }
   };
 
   const element = (name, text, className) => {
@@ -101,19 +132,23 @@
     return made;
   };
 
-  const show = (number) => {
-    const configuration = page.configurations[number];
-    if (!configuration) return;
+  const show = (place, number) => {
+    const detail = page.details[number];
+    if (!detail) return;
     const scroll = element("div", undefined, "scroll");
-    scroll.append(table(configuration.rows.map((at) => page.rows[at]), false));
-    document.getElementById("detail").replaceChildren(
-      element("h3", configuration.parameters.map(([name, value]) => name + " " + value).join(" · ") || configuration.label),
-      scroll,
-    );
+    scroll.append(table(detail.rows.map((at) => page.rows[at]), false));
+    const parameters = detail.parameters.map(([name, value]) => name + " " + value).join(" · ");
+    place.replaceChildren(element("h3", detail.heading), element("p", parameters, "lead"), scroll);
+  };
+
+  const fillTrials = () => {
+    const place = document.getElementById("table");
+    if (!place.firstChild) place.append(table(page.rows, true));
   };
 
   const unpacked = async () => {
-    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (each) => each.charCodeAt(0));
+    const text = atob(document.getElementById("plotly").textContent), packed = new Uint8Array(text.length);
+    for (let at = 0; at < text.length; at += 1) packed[at] = text.charCodeAt(at);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).text();
   };
@@ -122,9 +157,10 @@
     const places = [...document.querySelectorAll(".plot")];
     for (const place of places) {
       await draw(place);
-      if (place.dataset.figure === "pareto") place.on("plotly_click", (event) => {
+      const detail = place.parentElement.querySelector(".detail");
+      if (detail) place.on("plotly_click", (event) => {
         const point = event.points.find((each) => each.customdata !== undefined);
-        if (point) show(point.customdata);
+        if (point) show(detail, point.customdata);
       });
       performance.mark("drawn " + place.dataset.figure);
       await new Promise((resolve) => setTimeout(resolve));
@@ -133,11 +169,7 @@
   };
 
   const start = async () => {
-    const all = document.getElementById("all-trials");
-    all.addEventListener("toggle", () => {
-      const place = document.getElementById("table");
-      if (!place.firstChild) place.append(table(page.rows, true));
-    });
+    document.getElementById("all-trials").addEventListener("toggle", fillTrials);
     const copy = document.getElementById("copy");
     if (copy) copy.addEventListener("click", () => {
       const text = document.getElementById("command").textContent;
@@ -157,9 +189,9 @@
     script.textContent = await unpacked();
     document.head.append(script);
     const places = await drawAll();
-    const again = () => places.forEach(draw);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-    matchMedia("print").addEventListener("change", again);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => places.forEach(draw));
+    addEventListener("beforeprint", () => lay(places, true));
+    addEventListener("afterprint", () => lay(places, false));
     document.documentElement.dataset.drawn = String(places.length);
   };
   start();

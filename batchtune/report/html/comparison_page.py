@@ -1,0 +1,269 @@
+"""What does the page of a comparison say: does batching help, by how much, how sure is that, what limits?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from batchtune.archive.run import COMPARISON, Run
+from batchtune.measure.statistics.paired import BLOCKS_NEEDED
+from batchtune.report.bottleneck import limit_title, limit_word
+from batchtune.report.comparison import (
+    METRICS,
+    PAYS,
+    answer_lines,
+    bounded,
+    comparison_rows,
+    host_lines,
+    pair_sentence,
+    requests_text,
+    small_print,
+)
+from batchtune.report.html.comparison_figures import Arm, block_values, factors, typical_run
+from batchtune.report.html.shell.batch_sizes import sizes
+from batchtune.report.html.shell.document import (
+    Answer,
+    Document,
+    gathered_caveats,
+    provenance_rows,
+    sentence,
+    slo_text,
+    traffic_text,
+)
+from batchtune.report.html.shell.drawing import Section, Table
+from batchtune.report.html.shell.latency_figures import distribution, split
+from batchtune.report.html.shell.shown import LOOKS, Shown, is_emulated
+from batchtune.report.html.shell.trial_rows import table_of_single_trials
+from batchtune.report.marks import Marks
+from batchtune.report.units import number, ratio
+from batchtune.report.words import PROTOCOLS, capitalised
+from batchtune.scenario.reader import read_kept_variants
+from batchtune.scenario.units import counted, rounded_duration
+from batchtune.target.model_files import served_name
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
+from batchtune.tune.compare.variant import VariantFigures, runs_of
+from batchtune.tune.trials.trial import Trial
+
+BLOCK_INTERVALS: Final = (
+    "Intervals are 95 % intervals from the spread between blocks; those of single trials come from order statistics, "
+    "widened because requests of one batch finish together."
+)
+TYPICAL: Final = "Of each the run with the median p95"
+_HELPS: Final = {
+    "yes": ("Yes", "good"),
+    "hardly": ("Hardly", "open"),
+    "no": ("No, it costs", "bad"),
+    "not distinguishable": ("It cannot be told", "open"),
+    "client-limited": ("Invalid: client-limited", "bad"),
+    "not measured": ("Not measured", "bad"),
+}
+_MOST_LINES: Final = 5
+"""Of an answer of the first screen; what is left out stands below it."""
+
+
+def comparison_document(run: Run) -> Document:
+    """The page of a run of `batchtune compare`, whole or interrupted.
+
+    Raises:
+        ArchiveError, ScenarioError: the run cannot be read.
+    """
+    scenario, trials = run.scenario(), run.ledger()
+    variants = _variants(run)
+    comparison = summarise(trials, variants)
+    by_name = {variant.name: variant.scenario for variant in variants}
+    model = served_name(scenario.target.model)
+    said = [
+        model,
+        counted(len(variants), "variant"),
+        counted(comparison.blocks, "block"),
+        traffic_text(scenario),
+    ]
+    return Document(
+        title=scenario.name,
+        subtitle=" · ".join(["Comparison", *said, slo_text(scenario), f"objective {scenario.objective}"]),
+        emulated=is_emulated(trials),
+        answers=_answers(comparison),
+        sections=_sections(run, trials, variants, comparison),
+        caveats=gathered_caveats({each.name: each.caveats for each in comparison.variants}),
+        provenance=provenance_rows(run, scenario),
+        trials=table_of_single_trials(
+            trials,
+            lambda trial: by_name.get(trial.reason, scenario),
+            lambda trial: f"{trial.reason}, block {trial.block}",
+        ),
+        intervals=BLOCK_INTERVALS,
+    )
+
+
+def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
+    """The runs that count of each name, in their order."""
+    places = {trial.number: at for at, trial in enumerate(trials)}
+    return [
+        Arm(name=name, look=LOOKS[at % len(LOOKS)], runs=runs_of(trials, name), places=places)
+        for at, name in enumerate(names)
+    ]
+
+
+def typical_runs(arms: Sequence[Arm], run: Run) -> list[Shown]:
+    """One run of each arm that has one, for figures of single requests."""
+    typical = [(arm, typical_run(arm.runs)) for arm in arms]
+    return [
+        Shown(name=arm.name, look=arm.look, trial=trial, run=run)
+        for arm, trial in typical
+        if trial is not None
+    ]
+
+
+def _variants(run: Run) -> list[Variant]:
+    """Those of the scenario, the baseline that was asked for first."""
+    scenarios = read_kept_variants(run.path / "scenario.yaml")
+    first = None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        first = json.loads((run.path / COMPARISON).read_bytes())["variants"][0]["name"]
+    names = sorted(scenarios, key=lambda name: name != first)
+    return [Variant(name=name, scenario=scenarios[name]) for name in names]
+
+
+def _sections(
+    run: Run, trials: Sequence[Trial], variants: Sequence[Variant], comparison: Comparison
+) -> list[Section]:
+    slo = variants[0].scenario.slo
+    arms = arms_of_runs([variant.name for variant in variants], trials)
+    shown = typical_runs(arms, run)
+    headings, *rows = comparison_rows(
+        comparison, Marks(caveats={each.name: () for each in comparison.variants})
+    )
+    metric = comparison.pairs[0].metric if comparison.pairs else "throughput"
+    words = [*answer_lines(comparison), *small_print(comparison)]
+    return [
+        factors(comparison),
+        Section(anchor="figures", title="The variants", table=Table(headings=headings, rows=rows)),
+        *([Section(anchor="words", title="In words", paragraphs=words)] if words else []),
+        block_values(arms, metric, slo=slo),
+        distribution(shown, slo, which=TYPICAL),
+        split(shown, which=TYPICAL),
+        sizes(shown, which=TYPICAL),
+    ]
+
+
+def _answers(comparison: Comparison) -> tuple[Answer, ...]:
+    first = _batching(comparison.answers) if comparison.answers else _best(comparison)
+    return (first, _by_how_much(comparison), _sure(comparison), _limits(comparison))
+
+
+def _batching(answers: Sequence[BatchingAnswer]) -> Answer:
+    verdicts = {answer.helps for answer in answers}
+    headline, tone = _HELPS[answers[0].helps] if len(verdicts) == 1 else ("It depends", "open")
+    if len(answers) == 1:
+        answer = answers[0]
+        lines = [f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}"]
+        lines.append(f"{answer.pair.variant} against {answer.pair.baseline}")
+    else:
+        lines = [
+            f"{PROTOCOLS[each.protocol]}, {requests_text(each.rows_per_request)}: it {PAYS[each.helps]}"
+            for each in answers
+        ]
+    return Answer(question="Does batching help?", headline=headline, lines=short_lines(lines), tone=tone)
+
+
+def _best(comparison: Comparison) -> Answer:
+    """Where no two variants differ in batching alone: which does most."""
+    told = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
+    if told:
+        best = max(told, key=_gain)
+        lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
+        return Answer(question="Which is best?", headline=best.variant, lines=lines, tone="good")
+    baseline = comparison.variants[0].name
+    lines = (f"None is told to be better than {baseline}.",)
+    return Answer(question="Which is best?", headline=baseline, lines=lines, tone="open")
+
+
+def _by_how_much(comparison: Comparison) -> Answer:
+    question = "By how much?"
+    pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
+    measured = [pair for pair in pairs if pair.ratio is not None and pair.outcome != "client-limited"]
+    if not measured:
+        why = short_lines([pair_sentence(pair) for pair in pairs])
+        return Answer(question=question, headline="Not known", lines=why, tone="bad")
+    values = sorted(pair.ratio.value for pair in measured if pair.ratio is not None)
+    headline = (
+        f"×{number(values[0])}" if len(values) == 1 else f"×{number(values[0])} to ×{number(values[-1])}"
+    )
+    metrics = {pair.metric for pair in measured}
+    if len(metrics) == 1:
+        headline = f"{headline} {METRICS[metrics.pop()]}"
+    lines = _one_pair(measured[0], comparison) if len(pairs) == 1 else [pair_sentence(pair) for pair in pairs]
+    return Answer(question=question, headline=headline, lines=short_lines(lines))
+
+
+def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
+    before, after = comparison.figures(pair.baseline), comparison.figures(pair.variant)
+    lines = [f"{ratio(bounded(pair.ratio))} {METRICS[pair.metric]} over {pair.baseline}"]
+    lines += [
+        f"{ratio(bounded(factor))} {name}" for name, factor in pair.latency_ratios.items() if name != "p50"
+    ]
+    lines.append(f"{_rate(after)} instead of {_rate(before)} requests/s")
+    lines.append(f"p95 {_p95(after)} instead of {_p95(before)}")
+    return lines
+
+
+def _sure(comparison: Comparison) -> Answer:
+    pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
+    told = sum(pair.outcome == "different" for pair in pairs)
+    tone = "good" if told == len(pairs) else "open"
+    if any(pair.outcome == "client-limited" for pair in pairs):
+        headline, tone = "Invalid: client-limited", "bad"
+    elif len(pairs) == 1:
+        headline = "Told apart" if told else "Not told apart"
+    else:
+        headline = f"{told} of {len(pairs)} told apart"
+    lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]
+    if comparison.blocks < BLOCKS_NEEDED:
+        lines.append(f"An interval needs {BLOCKS_NEEDED} blocks.")
+    elif not told:
+        lines.append("More blocks (--blocks) tell smaller differences; `batchtune noise` says how many.")
+    lines += [f"{each.name} failed: {each.failure}" for each in comparison.variants if each.failure]
+    noisy = sum(each.noisy for each in comparison.variants)
+    lines += host_lines(comparison.repeats, noisy, sum(each.runs for each in comparison.variants))
+    return Answer(question="How sure is that?", headline=headline, lines=short_lines(lines), tone=tone)
+
+
+def _limits(comparison: Comparison) -> Answer:
+    question = "What limits it?"
+    limited = [each for each in comparison.variants if each.bottleneck is not None]
+    if not limited:
+        return Answer(question=question, headline="Not known", lines=("The server tells too little.",))
+    kinds: dict[str, list[VariantFigures]] = {}
+    for each in limited:
+        kinds.setdefault(limit_word(each.bottleneck), []).append(each)
+    last = limited[-1].bottleneck
+    if len(kinds) == 1 and last is not None:
+        lines = [sentence(last.text), sentence(last.advice)]
+        return Answer(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
+    lines = [f"{', '.join(each.name for each in variants)}: {kind}" for kind, variants in kinds.items()]
+    return Answer(question=question, headline="Not the same for all", lines=short_lines(lines))
+
+
+def _gain(pair: Pair) -> float:
+    if pair.ratio is None:
+        return 0.0
+    return 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
+
+
+def _rate(figures: VariantFigures) -> str:
+    return number(None if figures.throughput_rps is None else figures.throughput_rps.value)
+
+
+def _p95(figures: VariantFigures) -> str:
+    p95 = figures.latency_s.get("p95")
+    return "–" if p95 is None else rounded_duration(p95.value)
+
+
+def short_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """As many as an answer of the first screen has room for."""
+    if len(lines) <= _MOST_LINES:
+        return tuple(lines)
+    return (*lines[: _MOST_LINES - 1], f"{len(lines) - _MOST_LINES + 1} more below.")

@@ -1,0 +1,261 @@
+"""What does the page of a load test say: which rate or concurrency is best within the SLO, and what does it give?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from batchtune.archive.run import Run
+from batchtune.report.bottleneck import limit_title
+from batchtune.report.html.load_figures import Point, against_load, few_of
+from batchtune.report.html.shell.batch_sizes import sizes
+from batchtune.report.html.shell.document import (
+    Answer,
+    Document,
+    gathered_caveats,
+    provenance_rows,
+    sentence,
+    slo_text,
+)
+from batchtune.report.html.shell.drawing import Section, Table
+from batchtune.report.html.shell.latency_figures import distribution, split, timeline
+from batchtune.report.html.shell.shown import LOOKS, Shown, is_emulated
+from batchtune.report.html.shell.trial_rows import table_of_single_trials
+from batchtune.report.load_points import SPOILT, plain_rows, points_by_load, spoilt_message
+from batchtune.report.units import interval, latency, number, percent
+from batchtune.report.words import PROTOCOLS, capitalised, parameters_of
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted, rounded_duration
+from batchtune.target.model_files import served_name
+from batchtune.tune.evidence.best_point import BestPoint, best_point
+from batchtune.tune.evidence.bottleneck_of import spoilt_by, trial_bottleneck
+from batchtune.tune.trials.trial import Trial
+
+_INTERVALS: Final = (
+    "Intervals are 95 % intervals of one run, from order statistics, widened because requests of one batch finish "
+    "together; they do not hold what differs between runs."
+)
+_EACH: Final = "The run of each load"
+_MOST_CURVES: Final = 6
+_MOST_OVER_TIME: Final = 3
+_MOST_FAILURES: Final = 3
+_VERDICTS: Final = {
+    "PASS": ("Kept", "good"),
+    "FAIL": ("Missed", "bad"),
+    "UNSURE": ("Not sure", "open"),
+}
+
+
+def load_document(run: Run) -> Document:
+    """The page of a run of `batchtune load`, of one point or of many, whole or interrupted.
+
+    Raises:
+        ArchiveError, ScenarioError: the run cannot be read.
+    """
+    scenario, trials = run.scenario(), run.ledger()
+    best = best_point(trials)
+    points = _points(trials, best)
+    return Document(
+        title=scenario.name,
+        subtitle=_subtitle(scenario, trials),
+        emulated=is_emulated(trials),
+        answers=_answers(points, best, trials, scenario),
+        sections=_sections(run, trials, points, scenario),
+        caveats=gathered_caveats({point.name: point.measured.caveats for point in points}),
+        provenance=provenance_rows(run, scenario),
+        trials=table_of_single_trials(trials, lambda _: scenario, _name_of),
+        intervals=_INTERVALS,
+    )
+
+
+def _points(trials: Sequence[Trial], best: BestPoint | None) -> list[Point]:
+    places = {id(trial): at for at, trial in enumerate(trials)}
+    return [
+        Point(
+            name=_name_of(trial, load),
+            load=float(trial.measurement.concurrency or trial.measurement.offered_rps or 0.0),
+            trial=trial,
+            measured=trial.measurement,
+            place=places[id(trial)],
+            is_best=best is not None and len(trials) > 1 and trial is best.point,
+        )
+        for load, trial in points_by_load(trials).items()
+        if trial.measurement is not None
+    ]
+
+
+def _name_of(trial: Trial, load: str | None = None) -> str:
+    """`8 clients`, `400 requests/s`."""
+    measured = trial.measurement
+    clients = trial.concurrency if measured is None else measured.concurrency
+    if clients is not None:
+        return counted(clients, "client") if load in (None, str(clients)) else f"{load} clients"
+    rate_rps = trial.rate_rps if measured is None else measured.offered_rps
+    return f"{load or number(rate_rps)} requests/s"
+
+
+def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
+    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
+    configuration = trials[0].configuration if trials else None
+    parts = [
+        "Load test",
+        served_name(scenario.target.model),
+        PROTOCOLS[scenario.request.protocol],
+        f"{counted(rows, 'row')} a request",
+        counted(len(trials), "point"),
+        slo_text(scenario),
+    ]
+    if configuration is None or not configuration.known:
+        parts.append("parameters of the server unknown")
+    elif configuration.batching is None:
+        parts.append("no batching")
+    else:
+        parameters = " ".join(f"{name} {value}" for name, value in parameters_of(configuration))
+        parts.append(parameters or "the server's defaults")
+    return " · ".join(parts)
+
+
+def _sections(
+    run: Run, trials: Sequence[Trial], points: Sequence[Point], scenario: Scenario
+) -> list[Section]:
+    slo = scenario.slo
+    limits = list(slo.limits())
+    quantile = "p95" if "p95" in limits or not limits else limits[0]
+    curves = _shown(few_of(points, most=_MOST_CURVES), run)
+    few = _shown(few_of(points, most=_MOST_OVER_TIME), run)
+    notes = _notes(trials)
+    return [
+        against_load(points, scenario, quantile=quantile),
+        _table(trials, points, scenario),
+        *([Section(anchor="words", title="What does not count", paragraphs=notes)] if notes else []),
+        distribution(curves, slo, which=_EACH),
+        timeline(few, slo, which=_EACH),
+        split(_shown(sorted(points, key=lambda point: point.load), run), which=_EACH),
+        sizes(few, which=_EACH),
+    ]
+
+
+def _shown(points: Sequence[Point], run: Run) -> list[Shown]:
+    return [
+        Shown(name=point.name, look=LOOKS[at % len(LOOKS)], trial=point.trial, run=run)
+        for at, point in enumerate(points)
+    ]
+
+
+def _table(trials: Sequence[Trial], points: Sequence[Point], scenario: Scenario) -> Section:
+    section = Section(anchor="figures", title="The points")
+    if not points:
+        return Section(anchor=section.anchor, title=section.title, missing="no point was measured")
+    headings, *rows = plain_rows(trials, scenario=scenario)
+    marked = next((at for at, point in enumerate(points) if point.is_best), None)
+    return Section(
+        anchor=section.anchor, title=section.title, table=Table(headings=headings, rows=rows, marked=marked)
+    )
+
+
+def _notes(trials: Sequence[Trial]) -> list[str]:
+    """What spoilt points, and why points failed."""
+    notes = []
+    for spoiler, words in SPOILT.items():
+        whose = [_name_of(trial) for trial in trials if spoilt_by(trial) == spoiler]
+        if whose:
+            notes.append(f"{words} ({', '.join(whose)}).")
+    return notes + [f"{_name_of(trial)} failed: {trial.failure}" for trial in trials if trial.failure]
+
+
+def _answers(
+    points: Sequence[Point], best: BestPoint | None, trials: Sequence[Trial], scenario: Scenario
+) -> tuple[Answer, ...]:
+    chosen = next((point for point in points if best is not None and point.trial is best.point), None)
+    clients = bool(points) and points[0].measured.concurrency is not None
+    question = "How many clients are best?" if clients else "Which rate is best?"
+    if len(trials) == 1:
+        question = "Which load?"
+    if best is None or chosen is None:
+        return _void(question, points, trials)
+    lines = (
+        (f"{sentence(best.why)}",) if len(trials) > 1 else ("One point; a range is `--rate 100:900:200`.",)
+    )
+    return (
+        Answer(question=question, headline=capitalised(chosen.name), lines=lines),
+        _gives(chosen),
+        _kept(chosen, points, scenario),
+        _limits(chosen, scenario),
+    )
+
+
+def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tuple[Answer, ...]:
+    """No point counts: what was seen all the same, and what to do."""
+    why = spoilt_message(trials) or "no point was measured"
+    failures = tuple(f"{_name_of(trial)}: {trial.failure}" for trial in trials if trial.failure)
+    rates = [point.measured.throughput_rps.value for point in points]
+    advice = dict.fromkeys(caveat.advice for point in points for caveat in point.measured.caveats)
+    seen = (
+        f"{number(min(rates))} to {number(max(rates))} requests/s"
+        if rates
+        else counted(len(failures), "failure")
+    )
+    return (
+        Answer(question=question, headline="No point counts", lines=(sentence(why),), tone="bad"),
+        Answer(
+            question="What was seen all the same?",
+            headline=seen,
+            lines=failures[:_MOST_FAILURES] or ("These are not the server's figures.",),
+        ),
+        Answer(question="Is the SLO kept?", headline="Cannot be said", tone="open"),
+        Answer(
+            question="What now?",
+            headline="Measure again",
+            lines=tuple(sentence(text) for text in advice)[:_MOST_FAILURES]
+            or ("The server's log says more.",),
+        ),
+    )
+
+
+def _gives(point: Point) -> Answer:
+    measured = point.measured
+    server = measured.server
+    lines = [f"p95 {latency(measured.latency_s.get('p95'))}", f"p99 {latency(measured.latency_s.get('p99'))}"]
+    if measured.error_ratio:
+        lines.append(f"{percent(measured.error_ratio)} errors")
+    if server is not None and server.mean_batch_rows is not None:
+        lines.append(f"batches of {number(server.mean_batch_rows)} rows on average")
+    return Answer(
+        question="What does it give?",
+        headline=f"{number(measured.throughput_rps.value)} requests/s",
+        lines=(f"{interval(measured.throughput_rps)} requests/s", *lines),
+    )
+
+
+def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
+    question, measured = "Is the SLO kept?", point.measured
+    void = [each for each in points if each.kind in ("client", "host")]
+    lines = [
+        f"{name} ≤ {rounded_duration(limit_s)}: {latency(measured.latency_s.get(name))}"
+        for name, limit_s in scenario.slo.limits().items()
+    ]
+    if measured.verdict_reason:
+        lines.append(sentence(measured.verdict_reason))
+    kept = sum(each.measured.verdict == "PASS" for each in points if each not in void)
+    if len(points) > 1 and measured.verdict is not None:
+        lines.append(f"{kept} of {counted(len(points), 'point')} keep it.")
+    if void:
+        lines.append(f"{counted(len(void), 'point')} invalid: {', '.join(each.name for each in void)}.")
+    if measured.verdict is None:
+        return Answer(
+            question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines)
+        )
+    headline, tone = _VERDICTS.get(measured.verdict, ("Not sure", "open"))
+    return Answer(question=question, headline=headline, lines=tuple(lines), tone=tone)
+
+
+def _limits(point: Point, scenario: Scenario) -> Answer:
+    bottleneck = trial_bottleneck(point.trial, scenario)
+    question = "What limits it?"
+    if bottleneck is None:
+        return Answer(question=question, headline="Not known", lines=("The server tells too little.",))
+    return Answer(
+        question=question,
+        headline=capitalised(limit_title(bottleneck)),
+        lines=(sentence(bottleneck.text), sentence(bottleneck.advice)),
+    )

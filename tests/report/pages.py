@@ -1,0 +1,180 @@
+"""Runs to make pages of, and what a page holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from batchtune.archive.run import Run, create_run
+from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.report.html.shell.document import render
+from batchtune.report.html.sweep.account import account_of
+from batchtune.report.html.sweep.page import sweep_document
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.trials.trial import Trial
+from tests.archive.test_table import of_three
+from tests.recommend.test_recommendation import BATCH_14, SCENARIO, helping_ledger
+from tests.tune.tune_fakes import planted
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results/reference/2026-11-21-epyc-2-cores"
+EVIL = "<script>window.hacked=1</script>"
+BUSY_CLIENT = caveat("client_busy", cpu_ratio=0.95)
+STEAL = caveat("host_steal", steal_ratio=0.05)
+NOISY_BLOCK = 3
+
+
+def kept_run(
+    root: Path, scenario: Scenario = SCENARIO, *, samples: Samples | None = None, repeat: int = 1
+) -> Run:
+    """A sweep that finds that batching helps."""
+    run = create_run(scenario, format_scenario(scenario), root=root, provenance={"cpu": {"model": EVIL}})
+    trials = helping_ledger()
+    for at in range(repeat):
+        for trial in trials:
+            run.append(replace(trial, number=at * len(trials) + trial.number), samples)
+    return run
+
+
+def quickstart_run(root: Path) -> Run:
+    """The reference sweep, whose requests are not kept."""
+    path = root / "quickstart" / "20261121T213251Z-5e8892"
+    shutil.copytree(REFERENCE / "quickstart", path)
+    return Run(path)
+
+
+def compared_run(root: Path) -> Run:
+    """The reference comparison: six variants in six blocks, whose requests are not kept."""
+    path = root / "imdb-benchmark" / "20261121T115158Z-781031-compare"
+    shutil.copytree(REFERENCE / "imdb-benchmark", path)
+    return Run(path)
+
+
+def two_arms_run(
+    root: Path, names: Sequence[str], *, blocks: int, gain: float, kind: str, scenario: Scenario = SCENARIO
+) -> Run:
+    """Blocks of two arms, the second `gain` times as fast; the host disturbed the first of NOISY_BLOCK, and its repeat."""
+    overrides = {name: {"fixed": {"enable_batching": at > 0}} for at, name in enumerate(names)}
+    scenario = scenario.model_copy(update={"variants": overrides if kind == "compare" else {}})
+    run = create_run(scenario, format_scenario(scenario), root=root, provenance={}, kind=kind)  # type: ignore[arg-type]
+    drawn, number = np.random.default_rng(3), 0
+    for block in range(1, blocks + 1):
+        for at, name in enumerate(names):
+            for _ in range(2 if (block, at) == (NOISY_BLOCK, 0) else 1):
+                number += 1
+                factor = float(np.exp(drawn.normal(0.0, 0.01))) * (gain if at else 1.0)
+                trial = planted(
+                    number,
+                    batching=None,
+                    throughput=1000 * factor,
+                    p95_s=0.02 / factor,
+                    source="variant",
+                    block=block,
+                )
+                noisy = (STEAL,) if (block, at) == (NOISY_BLOCK, 0) else ()
+                measured = replace(trial.measurement, caveats=noisy)
+                run.append(replace(trial, reason=name, measurement=measured), latencies([1.0, 2.0, 4.0]))
+    return run
+
+
+def load_trial(
+    number: int,
+    *,
+    rate: float | None = None,
+    clients: int | None = None,
+    throughput: float,
+    p95_s: float = 0.01,
+    verdict: str | None = "PASS",
+    caveats: Sequence[Caveat] = (),
+) -> Trial:
+    """A point of a load test."""
+    server = ServerActivity(
+        duration_s=1.0,
+        batches=164,
+        rows=2230,
+        mean_batch_rows=13.6,
+        batches_by_rows={13: 64, 14: 100},
+        execution_s_by_rows={13: 0.0058, 14: 0.006},
+        queue_wait_mean_s=0.001,
+        close_reasons={"full": 100, "timeout": 64},
+    )
+    trial = planted(
+        number, batching=BATCH_14, throughput=throughput, p95_s=p95_s, source="load", server=server
+    )
+    measured = replace(
+        trial.measurement, offered_rps=rate, concurrency=clients, verdict=verdict, caveats=tuple(caveats)
+    )
+    return replace(trial, rate_rps=rate, concurrency=clients, measurement=measured)
+
+
+def loaded_run(root: Path, trials: Sequence[Trial], *, slo: SloSpec | None = None) -> Run:
+    """A load test with these points, three requests of each kept."""
+    scenario = SCENARIO if slo is None else SCENARIO.model_copy(update={"slo": slo})
+    run = create_run(scenario, format_scenario(scenario), root=root, provenance={}, kind="load")
+    for trial in trials:
+        run.append(trial, latencies([1.0, 2.0, 4.0]))
+    return run
+
+
+def rising_rates() -> list[Trial]:
+    """Four rates: two keep the SLO, one misses it, one was the load generator's."""
+    return [
+        load_trial(1, rate=500.0, throughput=499.0, p95_s=0.008),
+        load_trial(2, rate=1000.0, throughput=997.0, p95_s=0.02),
+        load_trial(3, rate=1500.0, throughput=1210.0, p95_s=0.4, verdict="FAIL"),
+        load_trial(4, rate=2000.0, throughput=900.0, p95_s=0.9, verdict="INVALID", caveats=[BUSY_CLIENT]),
+    ]
+
+
+def latencies(latency_ms: Sequence[float]) -> Samples:
+    """Good answers to requests that were due every millisecond."""
+    due_ns = np.arange(len(latency_ms)) * 1_000_000
+    done_ns = due_ns + np.round(np.array(latency_ms) * 1e6).astype(np.int64)
+    return Samples(
+        due_ns=due_ns,
+        sent_ns=due_ns,
+        first_byte_ns=done_ns,
+        done_ns=done_ns,
+        connection_wait_ns=np.zeros_like(due_ns),
+        status=np.full(len(due_ns), Status.OK, dtype=np.uint8),
+        rows=np.ones(len(due_ns), dtype=np.int32),
+        started_ns=0,
+        wall_s=1.0,
+        client_cpu_s=0.1,
+        client_cores=1,
+    )
+
+
+def evil_page(root: Path) -> str:
+    """Of a run whose names are scripts, wherever names come from outside; no reader would let the scenario's pass."""
+    run = kept_run(root, samples=of_three())
+    trial = helping_ledger()[0]
+    run.append(replace(trial, number=99, reason=f"{EVIL}<a href='https://x'>", failure=EVIL), None)
+    account = account_of(run)
+    target = SCENARIO.target.model_copy(update={"model": EVIL})
+    scenario = SCENARIO.model_copy(update={"name": EVIL, "target": target})
+    return render(sweep_document(replace(account, scenario=scenario), deployment=EVIL))
+
+
+def document_of(text: str) -> dict[str, object]:
+    """What the page's script reads."""
+    found = re.search(r'<script type="application/json" id="document">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found.group(1))
+
+
+def first_screen_of(text: str) -> str:
+    return text[: text.index('<section class="figure"')]
+
+
+def about(value: float, share: float) -> Estimate:
+    return Estimate(value=value, low=value * (1 - share), high=value * (1 + share))

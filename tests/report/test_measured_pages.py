@@ -1,0 +1,355 @@
+"""The pages of comparisons, load tests and noise floors: their answers, what is drawn, and what is said to be missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from batchtune.archive.run import COMPARISON, LEDGER, Run, create_run
+from batchtune.archive.run import SCENARIO as SCENARIO_FILE
+from batchtune.cli.commands.report import report_at_end, run_report, write_report
+from batchtune.report.html.comparison_figures import typical_run
+from batchtune.report.html.comparison_page import arms_of_runs, comparison_document
+from batchtune.report.html.load_figures import Point, against_load, few_of
+from batchtune.report.html.load_page import load_document
+from batchtune.report.html.noise_figures import detectable, differences
+from batchtune.report.html.noise_page import noise_document
+from batchtune.report.html.page import kind_of
+from batchtune.report.html.shell.document import Document, _coded
+from batchtune.report.html.shell.drawing import Figure, Section
+from batchtune.report.units import percent
+from batchtune.scenario.reader import format_scenario, read_kept_variants
+from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.tune.compare.noise_floor import ARMS, arms_of, noise_floor
+from batchtune.tune.compare.variant import runs_of
+from tests.recommend.test_recommendation import SCENARIO
+from tests.report.pages import (
+    EVIL,
+    NOISY_BLOCK,
+    REFERENCE,
+    STEAL,
+    compared_run,
+    document_of,
+    load_trial,
+    loaded_run,
+    rising_rates,
+    two_arms_run,
+)
+from tests.tune.tune_fakes import planted
+
+PAIR = ("without", "with")
+
+
+def section_of(document: Document, anchor: str) -> Section:
+    return next(section for section in document.sections if section.anchor == anchor)
+
+
+def figure_of(section: Section) -> Figure:
+    assert section.figure is not None, section.missing
+    return section.figure
+
+
+def told(document: Document) -> dict[str, str]:
+    """Question -> headline and lines."""
+    return {each.question: " | ".join([each.headline, *each.lines]) for each in document.answers}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return compared_run(tmp_path_factory.mktemp("compared"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With batching 1.5 times as fast as without, in seven blocks."""
+    return two_arms_run(tmp_path_factory.mktemp("pair"), PAIR, blocks=7, gain=1.5, kind="compare")
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return two_arms_run(tmp_path_factory.mktemp("noise"), ARMS, blocks=8, gain=1.0, kind="noise")
+
+
+def test_a_comparison_answers_on_its_first_screen(pair):
+    answers = told(comparison_document(pair))
+    assert list(answers) == ["Does batching help?", "By how much?", "How sure is that?", "What limits it?"]
+    assert answers["Does batching help?"].startswith("Yes | ")
+    assert re.match(r"×1\.[45]\d* throughput \| ×1\.[45]\d* \[", answers["By how much?"])
+    assert answers["How sure is that?"].startswith("Told apart | 7 blocks")
+    assert "1 trial repeated because the host was noisy" in answers["How sure is that?"]
+
+
+def test_a_comparison_of_many_variants_answers_for_each_size_of_request(compared):
+    answers = told(comparison_document(compared))
+    assert answers["Does batching help?"].startswith("Yes | REST, requests of 5 rows: it pays | gRPC")
+    assert answers["By how much?"].startswith(
+        "×1.35 to ×2.74 throughput | rest_5_rows_batched: ×1.35 [1.21, 1.39]"
+    )
+    assert answers["How sure is that?"].startswith("3 of 3 told apart")
+    assert "grpc_1_row_batched: concurrency" in answers["What limits it?"]
+
+
+def test_the_factors_are_those_of_the_comparison_and_the_line_stands_at_no_change(compared):
+    said = json.loads((compared.path / COMPARISON).read_text())
+    figure = figure_of(section_of(comparison_document(compared), "factors"))
+    drawn = {
+        name: (value, trace["name"])
+        for trace in figure.data
+        if trace["xaxis"] == "x"
+        for name, value in zip(trace["y"], trace["x"], strict=True)
+    }
+    for each in said["pairs"]:
+        value, words = drawn[f"{each['variant']}<br>over {each['baseline']}"]
+        assert value == pytest.approx(each["ratio"]["value"], rel=1e-4)
+        assert words == ("told apart" if each["outcome"] == "different" else "not told apart")
+    assert len(drawn) == len(said["pairs"]) + 2  # gRPC's batched variants, each over its own without
+    assert [shape["x0"] for shape in figure.layout["shapes"]] == [1, 1]
+
+
+def test_an_interval_that_needs_more_blocks_has_no_bar_and_does_not_tell_apart(tmp_path):
+    run = two_arms_run(tmp_path, PAIR, blocks=2, gain=3.0, kind="compare")
+    (trace, _) = figure_of(section_of(comparison_document(run), "factors")).data
+    assert trace["name"] == "not told apart"
+    assert trace["error_x"]["array"] == trace["error_x"]["arrayminus"] == [0.0]
+    assert "An interval needs 6 blocks." in told(comparison_document(run))["How sure is that?"]
+
+
+def test_each_block_shows_the_run_that_counts_and_its_point_leads_to_that_trial(pair):
+    document = comparison_document(pair)
+    figure = figure_of(section_of(document, "blocks"))
+    without = next(trace for trace in figure.data if trace["name"] == "without")
+    counting = runs_of(pair.ledger(), "without")
+    assert without["x"] == list(range(1, 8))
+    assert without["y"] == pytest.approx(
+        [counting[at].measurement.throughput_rps.value for at in range(1, 8)], rel=1e-5
+    )
+    assert [document.trials.rows[at][0] for at in without["customdata"]] == [
+        str(counting[block].number) for block in range(1, 8)
+    ]
+    assert [symbol.endswith("-open") for symbol in without["marker"]["symbol"]] == [
+        block == NOISY_BLOCK for block in range(1, 8)
+    ]
+
+
+def test_the_baseline_that_was_asked_for_stays_the_baseline(pair, tmp_path):
+    run = two_arms_run(tmp_path, PAIR, blocks=6, gain=1.5, kind="compare")
+    run.write_comparison({"variants": [{"name": "with"}, {"name": "without"}]})
+    names = [row[0] for row in section_of(comparison_document(run), "figures").table.rows]
+    assert names == ["with", "without"]
+    assert [row[0] for row in section_of(comparison_document(pair), "figures").table.rows] == list(PAIR)
+
+
+def test_an_interrupted_comparison_says_at_each_figure_what_is_missing(tmp_path):
+    run = two_arms_run(tmp_path, PAIR, blocks=1, gain=1.5, kind="compare")
+    first = (run.path / LEDGER).read_text().splitlines(keepends=True)[0]
+    (run.path / LEDGER).write_text(first)
+    text = write_report(run).read_text()
+    assert "Not shown: no block has two variants that were both measured." in text
+    (run.path / LEDGER).write_text("")
+    text = write_report(run).read_text()
+    assert text.count("Not shown: ") == 5
+    assert set(document_of(text)["figures"]) == set()
+
+
+def test_the_variants_of_a_kept_run_are_read_without_the_files_that_they_name(tmp_path):
+    run = two_arms_run(tmp_path, PAIR, blocks=1, gain=1.0, kind="compare")
+    text = (run.path / SCENARIO_FILE).read_text()
+    (run.path / SCENARIO_FILE).write_text(text.replace("model: fake", "model: /gone/away"))
+    variants = read_kept_variants(run.path / SCENARIO_FILE)
+    assert {name: each.configuration().batching is None for name, each in variants.items()} == {
+        "without": True,
+        "with": False,
+    }
+
+
+def test_a_typical_run_is_the_one_with_the_median_p95():
+    runs = {
+        at: planted(at, throughput=1.0, p95_s=p95_s)
+        for at, p95_s in enumerate([0.3, 0.1, math.nan, 0.2], start=1)
+    }
+    assert typical_run(runs).number == 4
+    assert typical_run({}) is None
+
+
+def test_a_command_in_a_sentence_is_code_and_what_stands_in_it_is_escaped():
+    assert str(_coded("run `a <b>` & `c`")) == "run <code>a &lt;b&gt;</code> &amp; <code>c</code>"
+
+
+def test_names_of_variants_are_escaped(tmp_path):
+    run = two_arms_run(tmp_path, (EVIL, "b"), blocks=6, gain=1.5, kind="compare")
+    text = write_report(run).read_text()
+    assert "<script>window" not in text
+    for figure in document_of(text)["figures"].values():
+        assert "<script" not in json.dumps(figure)
+
+
+def test_a_load_range_names_the_best_rate_what_it_gives_and_whether_the_slo_is_kept(tmp_path):
+    answers = told(load_document(loaded_run(tmp_path, rising_rates())))
+    assert list(answers) == [
+        "Which rate is best?",
+        "What does it give?",
+        "Is the SLO kept?",
+        "What limits it?",
+    ]
+    assert answers["Which rate is best?"].startswith("1,000 requests/s | Of the points that keep the SLO")
+    assert answers["What does it give?"].startswith("997 requests/s")
+    assert "2 of 4 points keep it." in answers["Is the SLO kept?"]
+    assert "1 point invalid: 2,000 requests/s." in answers["Is the SLO kept?"]
+
+
+def test_points_that_do_not_count_stand_beside_the_line_under_a_name_of_their_own(tmp_path):
+    figure = figure_of(section_of(load_document(loaded_run(tmp_path, rising_rates())), "load"))
+    by_name = {
+        trace["name"]: trace for trace in figure.data if trace.get("name") and trace["mode"] == "markers"
+    }
+    assert by_name["best"]["x"] == [1000.0]
+    assert by_name["misses the SLO"]["x"] == [1500.0]
+    assert by_name["invalid: client-limited"]["x"] == [2000.0]
+    lines = [
+        trace for trace in figure.data if trace["mode"] == "lines" and trace["line"]["color"] == "@chosen"
+    ]
+    assert [line["x"] for line in lines] == [[500.0, 1000.0, 1500.0]] * 2
+    (shape,) = figure.layout["shapes"]
+    assert (shape["yref"], shape["y0"]) == ("y2", pytest.approx(50.0))
+
+
+def test_the_quantile_that_the_slo_limits_is_the_one_drawn(tmp_path):
+    run = loaded_run(tmp_path, rising_rates(), slo=SloSpec(p99="80ms"))
+    layout = figure_of(section_of(load_document(run), "load")).layout
+    assert layout["yaxis2"]["title"]["text"] == "p99, ms"
+    assert [shape["y0"] for shape in layout["shapes"]] == [pytest.approx(80.0)]
+
+
+def test_the_best_point_is_marked_in_the_table_and_a_click_leads_to_its_trial(tmp_path):
+    document = load_document(loaded_run(tmp_path, rising_rates()))
+    table = section_of(document, "figures").table
+    assert table.rows[table.marked][0] == "1,000"
+    best = next(
+        trace for trace in figure_of(section_of(document, "load")).data if trace.get("name") == "best"
+    )
+    (place,) = best["customdata"]
+    assert document.trials.details[place].heading == "Trial 2: 1,000 requests/s"
+
+
+def test_a_load_of_which_no_point_counts_says_whose_fault_and_what_now(tmp_path):
+    trials = [
+        load_trial(at, clients=at, throughput=10.0 * at, verdict="NOISY", caveats=[STEAL]) for at in (1, 2)
+    ]
+    answers = told(load_document(loaded_run(tmp_path, trials)))
+    assert answers["How many clients are best?"].startswith(
+        "No point counts | No point is a measurement of the server: the"
+    )
+    assert answers["What was seen all the same?"].startswith("10.0 to 20.0 requests/s")
+    assert STEAL.advice[1:] in answers["What now?"]
+
+
+def test_a_failed_point_is_named_with_its_reason(tmp_path):
+    failed = replace(
+        load_trial(2, clients=2, throughput=1.0), measurement=None, failure="the server died", state="failed"
+    )
+    text = write_report(loaded_run(tmp_path, [load_trial(1, clients=1, throughput=10.0), failed])).read_text()
+    assert "2 clients failed: the server died" in text
+    text = write_report(loaded_run(tmp_path, [failed])).read_text()
+    assert "Not shown: no point was measured." in text
+
+
+@pytest.mark.parametrize("best", [0, 3, 8, 19])
+def test_of_many_points_the_ends_and_the_best_are_kept(best):
+    points = [
+        Point(
+            name=str(at),
+            load=float(at),
+            trial=(trial := load_trial(at, clients=at, throughput=1.0)),
+            measured=trial.measurement,
+            place=at,
+            is_best=at == best,
+        )
+        for at in range(20)
+    ]
+    for most in (2, 3, 6):
+        kept = few_of(points[::-1], most=most)
+        loads = [point.load for point in kept]
+        assert loads == sorted(loads)
+        assert len(kept) <= max(most, 3)
+        assert {0.0, 19.0, float(best)} <= set(loads)
+    assert few_of(points, most=30) == points
+    assert against_load([], SCENARIO, quantile="p95").missing == "no point was measured"
+
+
+def test_the_noise_floor_answers_how_small_a_change_can_be_told(noise):
+    floor = noise_floor(noise.ledger(), arms_of(SCENARIO))
+    document = noise_document(noise)
+    smallest = floor.floors["throughput"].smallest
+    assert document.answers[0].headline == percent(smallest[10])
+    assert dict(document.answers[1].pairs)["20 blocks"] == percent(smallest[20])
+    bars = {trace["name"]: trace["y"] for trace in figure_of(detectable(floor)).data}
+    assert bars["p95"] == pytest.approx(
+        [100 * value for value in floor.floors["p95"].smallest.values()], rel=1e-3
+    )
+
+
+def test_each_block_of_a_noise_floor_shows_by_how_much_a_configuration_differs_from_itself(noise):
+    trials = noise.ledger()
+    arms = arms_of_runs(ARMS, trials)
+    floor = noise_floor(trials, arms_of(SCENARIO))
+    figure = figure_of(differences(floor, *arms))
+    first, second = (runs_of(trials, name) for name in ARMS)
+    throughput = next(
+        trace for trace in figure.data if trace["name"] == "throughput" and "xaxis" not in trace
+    )
+    expected = [
+        100 * (second[at].measurement.throughput_rps.value / first[at].measurement.throughput_rps.value - 1.0)
+        for at in range(1, 9)
+    ]
+    assert throughput["y"] == pytest.approx(expected, rel=1e-4)
+    across, along = figure.layout["shapes"]
+    assert (across["y0"], across["y1"], along["x0"], along["x1"]) == (0, 0, 0, 0)
+
+
+def test_a_noise_floor_without_a_pair_says_so(tmp_path):
+    run = two_arms_run(tmp_path, ARMS, blocks=1, gain=1.0, kind="noise")
+    first = (run.path / LEDGER).read_text().splitlines(keepends=True)[0]
+    (run.path / LEDGER).write_text(first)
+    document = noise_document(run)
+    assert document.answers[0].headline == "Not known"
+    assert section_of(document, "detectable").missing == "no block has two runs that were both measured"
+
+
+def test_the_kind_of_a_run_is_told_by_its_trials_and_of_an_empty_one_by_its_name(
+    tmp_path, compared, pair, noise
+):
+    load = loaded_run(tmp_path, rising_rates())
+    kinds = [kind_of(run) for run in (compared, pair, noise, load, Run(REFERENCE / "quickstart"))]
+    assert kinds == ["compare", "compare", "noise", "load", "sweep"]
+    assert kind_of(Run(REFERENCE / "imdb-benchmark")) == "compare"
+    scenario = pair.scenario()
+    text = format_scenario(scenario)
+    for kind in ("", "compare", "noise", "load"):
+        empty = create_run(scenario, text, root=tmp_path, provenance={}, kind=kind)
+        assert kind_of(empty) == (kind or "sweep")
+        write_report(empty)
+
+
+def test_the_page_of_a_comparison_is_written_where_it_is_wanted_and_at_its_end(pair, tmp_path, capsys):
+    assert run_report(pair.path, output=tmp_path / "x.html", results=tmp_path) == 0
+    assert (tmp_path / "x.html").is_file()
+    assert capsys.readouterr().out == f"{tmp_path / 'x.html'}\n"
+    report_at_end(pair)
+    report_at_end(pair, quiet=True)
+    assert capsys.readouterr().err == f"report: {pair.path / 'report.html'}\n"
+
+
+def test_every_figure_is_one_that_plotly_knows(compared, noise, tmp_path):
+    from plotly.graph_objects import Figure as Known
+
+    load = loaded_run(tmp_path, rising_rates())
+    for document in (comparison_document(compared), noise_document(noise), load_document(load)):
+        for section in document.sections:
+            if section.figure is None:
+                continue
+            roles = json.dumps({"data": section.figure.data, "layout": section.figure.layout})
+            Known(json.loads(re.sub(r'"@[\w-]+"', '"#123456"', re.sub(r', "span": [\d.e+]+', "", roles))))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.bottleneck import limit_title, limit_word
+from batchtune.report.live import measured_load
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
@@ -111,7 +112,7 @@ def variant_line(trial: Trial) -> str:
     ]
     if measured.error_ratio > 0:
         figures.append(f"{percent(measured.error_ratio)} errors")
-    return f"{head}: {', '.join([*figures, *noisy])}"
+    return f"{head}, {measured_load(measured)}: {', '.join([*figures, *noisy])}"
 
 
 def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:

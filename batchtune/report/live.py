@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report.bottleneck import limit_word
+from batchtune.report.panel import Kind, Point, panel, phases_text
 from batchtune.report.units import latency, number, percent
 from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.sweep.progress import GUIDED_PHASES, PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console
     from rich.live import Live
 
     from batchtune.load.live import LiveAggregate
     from batchtune.measure.measurement import Measurement
     from batchtune.scenario.spec.scenario import Scenario
+    from batchtune.tune.bench import Plan
     from batchtune.tune.sweep.progress import SweepProgress
     from batchtune.tune.trials.trial import Trial
 
-_REFRESH_S = 0.25
+_REFRESH_S = 0.5
+"""A frame takes 6 ms of a CPU, of the machine that is measured."""
 _HEARTBEAT_S = 10.0
 """Where there is no terminal, a line at least so often while a trial runs."""
 
@@ -50,7 +56,7 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
     if quiet:
         return _SilentView()
     stream = stream or sys.stderr
-    return _LiveView(scenario) if stream.isatty() else _PlainView(stream, scenario)
+    return TerminalView(scenario) if stream.isatty() else _PlainView(stream, scenario)
 
 
 def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | None = None) -> str:
@@ -81,11 +87,12 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 
 def _head(trial: Trial) -> str:
     source = f"{trial.source}, not comparable" if _own_load(trial) else trial.source
-    load = "" if trial.measurement is None else f", {_load(trial.measurement)}"
+    load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
     return f"trial {trial.number} [{source}] {trial.configuration.label()}{load}"
 
 
-def _load(measured: Measurement) -> str:
+def measured_load(measured: Measurement) -> str:
+    """Under which load it was measured."""
     if measured.concurrency is not None:
         return counted(measured.concurrency, "client")
     return (
@@ -142,7 +149,8 @@ class _PlainView(_SilentView):
             self._phase = progress.phase
             self.event(progress.phase)
         elif progress.live is not None:
-            self.live(f"trial {progress.trial_number}: {live_line(progress.live)}")
+            load = plan_load(progress.plan, self._scenario)
+            self.live(f"trial {progress.plan.number}, {load}: {live_line(progress.live)}")
 
     def live(self, text: str) -> None:
         if time.monotonic() - self._told >= _HEARTBEAT_S:
@@ -152,35 +160,42 @@ class _PlainView(_SilentView):
         self.event(trial_line(trial, scenario=self._scenario))
 
 
-class _LiveView(_SilentView):
-    """Finished trials scroll by; below them a panel with the current trial, the best so far and the time left."""
+class TerminalView(_SilentView):
+    """Finished trials scroll by; below them a panel with phases, the current trial, the best so far and a plot."""
 
-    def __init__(self, scenario: Scenario | None) -> None:
+    def __init__(self, scenario: Scenario | None, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._scenario = scenario
-        self._console = Console(stderr=True, highlight=False)
+        self._console = console or Console(stderr=True, highlight=False)
         self._live: Live = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_draw = 0.0
+        self._progress: SweepProgress | None = None
+        self._thought = ""
+        self._phases_s: dict[str, float] = {}
+        self._trials: list[Trial] = []
 
     def event(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)
 
     def progress(self, progress: SweepProgress) -> None:
+        since_s = progress.elapsed_s - (progress if self._progress is None else self._progress).elapsed_s
+        self._phases_s[progress.phase] = self._phases_s.get(progress.phase, 0.0) + since_s
+        self._progress, self._thought = progress, ""
         now = time.monotonic()
         if now >= self._next_draw:
             self._next_draw = now + _REFRESH_S
-            self._live.update(_panel(progress, self._scenario), refresh=True)
+            self._draw()
 
     def trial(self, trial: Trial) -> None:
         style = "red" if trial.measurement is None else "" if trial.feasible else "yellow"
         self._console.print(trial_line(trial, scenario=self._scenario), style=style, markup=False)
+        self._trials.append(trial)
 
     def live(self, text: str) -> None:
-        from rich.text import Text
-
-        self._live.update(Text(text), refresh=True)
+        self._thought = text
+        self._draw()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -191,26 +206,99 @@ class _LiveView(_SilentView):
     ) -> None:
         self._live.stop()
 
+    def _draw(self) -> None:
+        from rich.text import Text
 
-def _panel(progress: SweepProgress, scenario: Scenario | None) -> RenderableType:
-    from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
+        progress = self._progress
+        if progress is None:
+            self._live.update(Text(self._thought), refresh=True)
+            return
+        drawn = panel(
+            self._rows(progress),
+            points=_points(self._trials, progress.best),
+            limit_s=None if self._scenario is None else self._scenario.slo.limits().get("p95"),
+            console=self._console,
+        )
+        self._live.update(drawn, refresh=True)
 
-    rows = Table.grid(padding=(0, 2))
-    done = f"{progress.trials_done}" + (f" of {progress.trials_max}" if progress.trials_max else "")
-    rows.add_row("now", f"{progress.phase}, trial {progress.trial_number} ({done} done)")
-    if progress.configuration is not None:
-        rows.add_row("trying", progress.configuration.label())
-    if progress.live is not None:
-        rows.add_row("measured", live_line(progress.live))
-    if progress.best is not None:
-        rows.add_row("best so far", trial_line(progress.best, scenario=scenario))
-    if progress.budget_s:
-        left = max(0.0, progress.budget_s - progress.elapsed_s)
-        rows.add_row("time left", rounded_duration(left))
-        rows.add_row("", ProgressBar(total=progress.budget_s, completed=progress.elapsed_s, width=40))
-    return Panel(rows, title="batchtune sweep", title_align="left", expand=False)
+    def _rows(self, progress: SweepProgress) -> Iterator[tuple[str, str, str]]:
+        """Label, text and style of each."""
+        plan = progress.plan
+        yield (
+            "phase",
+            phases_text(self._phases_s, current=progress.phase, expected=self._expected_phases()),
+            "",
+        )
+        if progress.budget_s:
+            left = rounded_duration(max(0.0, progress.budget_s - progress.elapsed_s))
+            yield "time left", f"{left} of {rounded_duration(progress.budget_s)}, confirmation included", ""
+        done = f"{progress.trials_done}" + (f" of {progress.trials_max}" if progress.trials_max else "")
+        yield "trial", f"{plan.number} ({done} tried), {plan_load(plan, self._scenario)}", ""
+        yield "trying", plan.configuration.label(), ""
+        if plan.source != "twin":
+            yield "because", plan.reason, ""
+        if plan.expected:
+            yield "expected", f"{plan.expected}, by the model of the server", ""
+        if self._thought:
+            yield "now", self._thought, ""
+        elif progress.live is not None:
+            yield "now", *_against_slo(progress.live, self._scenario)
+        if progress.best is not None:
+            best = progress.best
+            head = f"trial {best.number}, {measured_load(best.measurement)}" if best.measurement else None
+            yield "best so far", trial_line(best, head=head, scenario=self._scenario), "green"
+
+    def _expected_phases(self) -> tuple[str, ...]:
+        if self._scenario is None:
+            return ()
+        return GUIDED_PHASES if self._scenario.search.strategy == "guided" else PHASES
+
+
+def _against_slo(live: LiveAggregate, scenario: Scenario | None) -> tuple[str, str]:
+    """What is measured at this moment, and its style: yellow above the limit of the p95."""
+    text = live_line(live)
+    limits = {} if scenario is None else scenario.slo.limits()
+    if not limits:
+        return text, ""
+    name = "p95" if "p95" in limits else next(iter(limits))
+    above = name == "p95" and live.p95_s > limits[name]
+    return f"{text} (SLO {name} ≤ {rounded_duration(limits[name])})", "yellow" if above else ""
+
+
+def _points(trials: Sequence[Trial], best: Trial | None) -> list[Point]:
+    """Those under the scenario's own load, which alone can be compared with each other."""
+    return [
+        Point(
+            throughput_rps=trial.measurement.throughput_rps.value,
+            p95_s=trial.measurement.latency_s["p95"].value,
+            kind=_kind(trial, best),
+        )
+        for trial in trials
+        if trial.measurement is not None
+        and not _own_load(trial)
+        and trial.measurement.throughput_rps.value > 0.0
+        and math.isfinite(trial.measurement.latency_s["p95"].value)
+    ]
+
+
+def _kind(trial: Trial, best: Trial | None) -> Kind:
+    if best is not None and trial.number == best.number:
+        return "best"
+    return "kept" if trial.feasible else "missed"
+
+
+def plan_load(plan: Plan, scenario: Scenario | None) -> str:
+    """Under which load a trial runs that has not ended yet."""
+    if plan.rate_rps is not None:
+        return f"{rounded(plan.rate_rps)}/s offered"
+    load = None if scenario is None else scenario.load
+    clients = plan.concurrency or (load.concurrency if load is not None else None)
+    if clients is not None:
+        return counted(clients, "client")
+    if scenario is not None and scenario.objective == "capacity":
+        return "at rising rates"
+    rate_rps = None if load is None else load.rate_rps
+    return "its own arrivals" if rate_rps is None else f"{rounded(rate_rps)}/s offered"
 
 
 def live_line(live: LiveAggregate) -> str:

@@ -134,7 +134,7 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
     process = start("compare", scenario, "--blocks", "100", cwd=scenario.parent)
     assert process.stderr is not None
     for line in process.stderr:
-        if "block 1, with:" in line:
+        if "block 1, with," in line:
             break
     process.send_signal(2)
     out, err = process.communicate(timeout=60)

@@ -388,7 +388,7 @@ def test_everything_survives_json():
 
 def test_a_line_for_each_trial_names_its_block_and_variant():
     trials, _ = run(chosen_variants(scenarios(off=OFF, on=BATCHED)), blocks=1)
-    assert variant_line(trials[0]).startswith(f"block 1, {trials[0].reason}: ")
+    assert variant_line(trials[0]).startswith(f"block 1, {trials[0].reason}, ")
     failed = replace(planted(1, throughput=1.0, p95_s=1.0, failure="no memory"), reason="on", block=2)
     assert variant_line(failed) == "block 2, on: failed: no memory"
 

@@ -17,7 +17,7 @@ from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.comparison import print_comparison, variant_line
-from batchtune.report.live import live_line, sweep_view
+from batchtune.report.live import live_line, plan_load, sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
 from batchtune.scenario.spec.load import LoadSpec
@@ -163,7 +163,9 @@ class _Benches:
                 variant.scenario,
                 self._target(variant),
                 fleet,
-                on_live=lambda _plan, live: self._show(live_line(live)),
+                on_live=lambda plan, live: self._show(
+                    f"{plan_load(plan, variant.scenario)}: {live_line(live)}"
+                ),
                 guard=self._guard,
                 client_max_rps=partial(self._calibrated, fleet, variant.scenario.target.cpus),
             )
@@ -171,7 +173,7 @@ class _Benches:
 
     def _show(self, line: str) -> None:
         if self._turn is not None:
-            self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}: {line}")
+            self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}, {line}")
 
     def _calibrated(
         self, fleet: LoadFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet

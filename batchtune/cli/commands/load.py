@@ -30,7 +30,7 @@ from batchtune.errors import (
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
-from batchtune.report.live import live_line, sweep_view, trial_line
+from batchtune.report.live import live_line, plan_load, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario, TlsSpec
@@ -193,7 +193,9 @@ def _bench(
         scenario,
         target,
         fleet,
-        on_live=lambda plan, live: view.live(f"{_place(plan, plans)}{live_line(live)}"),
+        on_live=lambda plan, live: view.live(
+            f"{_place(plan, plans)}{plan_load(plan, scenario)}: {live_line(live)}"
+        ),
         guard=HostGuard(),
         client_max_rps=lambda requests: (
             calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
@@ -262,7 +264,7 @@ def _tls(spec: TlsSpec | None) -> TlsOptions | None:
 
 
 def _place(plan: Plan, plans: Sequence[Plan]) -> str:
-    return f"point {plan.number} of {len(plans)}: " if len(plans) > 1 else ""
+    return f"point {plan.number} of {len(plans)}, " if len(plans) > 1 else ""
 
 
 def _load_of(point: Trial) -> str | None:

@@ -266,12 +266,11 @@ class Insight:
     def words(self, at: int) -> str:
         """What the objective of a cell is expected to be, in words."""
         expected = math.exp(self.expected(at))
-        shown = {
+        return {
             "throughput": f"{rounded(expected)} requests/s",
             "capacity": f"a capacity of {rounded(expected)} requests/s",
             "latency": f"a p95 of {rounded_duration(1.0 / expected)}",
         }[self._scenario.objective]
-        return f"the twin expects {shown}"
 
     def conclude(self) -> None:
         """How near to the best of the space each configuration measured is believed to be, by all runs."""

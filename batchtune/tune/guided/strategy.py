@@ -49,6 +49,28 @@ def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
     yield from calibration_probes(outlook)
     insight = Insight(outlook, findings)
     findings.conclude = insight.conclude
+    yield from _with_expectations(_search(outlook, insight, findings), insight)
+
+
+def _with_expectations(asking: Strategy, insight: Insight) -> Strategy:
+    """The same asks, each with what is expected of it while the twin has a say."""
+    try:
+        ask = next(asking)
+        while True:
+            ask = asking.send((yield replace(ask, expected=_expectation(insight, ask.configuration))))
+    except StopIteration:
+        return
+    finally:
+        asking.close()
+
+
+def _expectation(insight: Insight, configuration: Configuration) -> str:
+    at = insight.place(configuration) if insight.predicts else None
+    return "" if at is None or insight.hopeless(at) else insight.words(at)
+
+
+def _search(outlook: Outlook, insight: Insight, findings: Findings) -> Strategy:
+    """The usual answers, proposals and a race, or what of them the twin and the time leave to do."""
     if insight.cannot_pay():
         yield from _without_search(outlook, insight)
     elif outlook.remaining_s() < policy.TIGHT_RUNS * _usual_run_s(outlook):
@@ -244,7 +266,7 @@ def _proposal(
     ask = Ask(
         configuration=proposal.configuration,
         source=proposal.proposer,
-        reason=insight.words(at) if by_twin and at is not None else proposal.reason,
+        reason=f"the twin expects {insight.words(at)}" if by_twin and at is not None else proposal.reason,
         point=proposal.point,
     )
     return _at_rate(outlook, insight, ask)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from batchtune.batching.parameters import Configuration
 from batchtune.load.live import LiveAggregate
+from batchtune.tune.bench import Plan
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Source, Trial
 
@@ -19,17 +20,20 @@ _PHASES: dict[Source, str] = {
     "confirm": "confirmation",
 }
 
+PHASES: Final = ("reference points", "search", "confirmation")
+GUIDED_PHASES: Final = ("calibration", "reference points", "search", "race", "confirmation")
+"""In the order in which a sweep comes to them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """Where a sweep stands. `trial_number` and `configuration` are of the trial in flight, `best` leads so far.
+    """Where a sweep stands. `plan` is that of the trial in flight, `best` leads so far.
 
     `trials_max` is None when only time limits the sweep, `budget_s` when only trials do.
     """
 
     phase: str
-    trial_number: int
-    configuration: Configuration
+    plan: Plan
     elapsed_s: float
     budget_s: float | None
     trials_done: int

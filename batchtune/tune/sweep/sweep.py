@@ -230,6 +230,7 @@ class _Sweep:
             configuration=ask.configuration,
             source=ask.source,
             reason=ask.reason,
+            expected=ask.expected,
             seed=self.scenario.load.seed + policy.SEED_STRIDE * (ask.block or 0),
             point=ask.point if ask.point is not None else self.space.locate(ask.configuration),
             block=ask.block,
@@ -278,8 +279,7 @@ class _Sweep:
         self._watcher.on_progress(
             SweepProgress(
                 phase=phase_of(plan.source),
-                trial_number=plan.number,
-                configuration=plan.configuration,
+                plan=plan,
                 elapsed_s=self._ledger.elapsed_s(),
                 budget_s=self.budget_s if math.isfinite(self.budget_s) else None,
                 trials_done=self._searched(),

@@ -17,7 +17,8 @@ class Ask:
 
     `rate_rps`, `concurrency` (a closed loop of so many clients) and `duration_s` (the measured part) replace the
     scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `hint_rps` is where a search for
-    the capacity begins. `block` numbers runs made side by side under one seed.
+    the capacity begins. `block` numbers runs made side by side under one seed. `expected` says in words what it is
+    believed to give before it is run; "": nothing is.
     """
 
     configuration: Configuration
@@ -29,6 +30,7 @@ class Ask:
     concurrency: int | None = None
     duration_s: float | None = None
     hint_rps: float | None = None
+    expected: str = ""
 
 
 def run_s(ask: Ask, pace: Pace, scenario: Scenario) -> float:

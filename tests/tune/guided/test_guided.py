@@ -17,7 +17,7 @@ from batchtune.tune.guided.calibration import searched_sizes
 from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.guided.state import Insight
 from batchtune.tune.guided.strategy import guided_strategy
-from batchtune.tune.sweep.progress import Watcher
+from batchtune.tune.sweep.progress import SweepProgress, Watcher
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.search_summary import Findings, SearchSummary
@@ -62,18 +62,23 @@ def searched(
     return found, told[0]
 
 
-def test_what_goes_on_between_trials_is_told():
+def test_what_goes_on_between_trials_and_what_is_expected_of_each_is_told():
     clock, target, fleet = simulated_server(device())
     said: list[str] = []
+    standings: list[SweepProgress] = []
     list(
         sweep(
             capacity_scenario(time="15s"),
             target,
             fleet,
-            watcher=Watcher(on_thinking=said.append),
+            watcher=Watcher(on_thinking=said.append, on_progress=standings.append),
             now_s=clock,
         )
     )
+    expected = {standing.plan.source: standing.plan.expected for standing in standings}
+    assert expected["calibration"] == expected["confirm"] == ""
+    assert expected["twin"].startswith("a capacity of ")
+    assert expected["twin"].endswith(" requests/s")
     assert said
     assert all(one.startswith("the twin is fitted to ") and one.endswith(" trials") for one in said)
 

@@ -181,7 +181,7 @@ def test_progress_tells_phase_budget_and_the_best_so_far():
     assert {one.phase for one in seen} == {"reference points", "search", "confirmation"}
     assert seen[0].best is None
     assert seen[-1].best is not None
-    assert {one.trial_number for one in seen} == {one.number for one in trials}
+    assert {one.plan.number for one in seen} == {one.number for one in trials}
     assert any(one.live is not None for one in seen)
     assert seen[-1].trials_max == 12
 

@@ -1,0 +1,220 @@
+"""What a terminal shows of a sweep under way: phases, the trial against the SLO, the best, a plot; in every size."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.load.live import LiveAggregate
+from batchtune.report import live
+from batchtune.report.live import TerminalView
+from batchtune.report.panel import Point, phases_text, scatter
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import rounded_duration
+from batchtune.tune.bench import Plan
+from batchtune.tune.sweep.progress import SweepProgress, Watcher
+from batchtune.tune.sweep.sweep import sweep
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, planted, scenario_of
+
+SCENARIO = scenario_of(
+    slo={"p95": "60ms"},
+    search={"strategy": "guided", "budget": {"time": "90s"}, "space": {"max_batch_size": [1, 8]}},
+)
+BATCHING = Configuration(batching=BatchingParameters(max_batch_size=8, num_batch_threads=1))
+LIVE = LiveAggregate(
+    elapsed_s=1.0,
+    sent=900,
+    done=880,
+    errors=0,
+    late=0,
+    throughput_rps=880.0,
+    p50_s=0.01,
+    p95_s=0.0213,
+    in_flight=16,
+    overdue=0,
+)
+
+
+def progress(phase: str = "search", elapsed_s: float = 30.0, **changes: Any) -> SweepProgress:
+    plan = Plan(number=14, seed=1, configuration=BATCHING, source="sampler", reason="the sampler's own")
+    standing = SweepProgress(
+        phase=phase,
+        plan=plan,
+        elapsed_s=elapsed_s,
+        budget_s=90.0,
+        trials_done=9,
+        trials_max=30,
+        best=None,
+        live=LIVE,
+    )
+    return replace(standing, **changes)
+
+
+def terminal(width: int = 80, height: int = 40) -> Console:
+    return Console(
+        file=io.StringIO(), force_terminal=True, color_system=None, width=width, height=height, record=True
+    )
+
+
+def shown(console: Console) -> str:
+    return console.export_text(clear=True)
+
+
+def view_of(
+    console: Console, monkeypatch: pytest.MonkeyPatch, scenario: Scenario | None = SCENARIO
+) -> TerminalView:
+    monkeypatch.setattr(live, "_REFRESH_S", 0.0)
+    return TerminalView(scenario, console)
+
+
+def test_the_panel_says_phases_time_load_trial_expectation_and_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = terminal(120)
+    best = planted(11, batching={"max_batch_size": 8}, throughput=900, p95_s=0.02)
+    with view_of(console, monkeypatch) as view:
+        view.progress(progress("calibration", 0.0))
+        view.progress(progress("calibration", 12.0))
+        shown(console)
+        plan = replace(progress().plan, expected="880 requests/s")
+        view.progress(progress("search", 30.0, best=best, plan=plan))
+    text = shown(console)
+    assert "calibration 12 s · [search 18 s] · race · confirmation" in text
+    assert f"{rounded_duration(60.0)} of {rounded_duration(90.0)}, confirmation included" in text
+    assert "14 (9 of 30 tried), 16 clients" in text
+    assert "max_batch_size=8 num_batch_threads=1" in text
+    assert "the sampler's own" in text
+    assert "880 requests/s, by the model of the server" in text
+    assert "880 requests/s, p95 21.3 ms, 16 in flight (SLO p95 ≤ 60 ms)" in text
+    assert "trial 11, " in text
+
+
+def test_a_trial_that_misses_the_slo_right_now_is_coloured() -> None:
+    assert live._against_slo(LIVE, SCENARIO)[1] == ""
+    assert live._against_slo(replace(LIVE, p95_s=0.061), SCENARIO)[1] == "yellow"
+    assert live._against_slo(LIVE, scenario_of(slo={"p99": "10ms"})) == (
+        "880 requests/s, p95 21.3 ms, 16 in flight (SLO p99 ≤ 10 ms)",
+        "",
+    )
+    assert "SLO" not in live._against_slo(LIVE, scenario_of(slo={}))[0]
+
+
+def test_a_thought_between_trials_keeps_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = terminal()
+    with view_of(console, monkeypatch) as view:
+        view.live("waiting for the server")
+        assert "waiting for the server" in shown(console)
+        view.progress(progress())
+        shown(console)
+        view.live("the twin is fitted to 9 trials")
+        text = shown(console)
+        assert "the twin is fitted to 9 trials" in text
+        assert "in flight" not in text
+        assert "batchtune sweep" in text
+
+
+def test_only_trials_under_the_scenarios_load_are_plotted() -> None:
+    """256 clients of a calibration look ten times better than the 16 of the scenario."""
+    own = planted(1, batching={"max_batch_size": 8}, throughput=900, p95_s=0.02)
+    probe = replace(
+        planted(2, batching={"max_batch_size": 8}, throughput=9000, p95_s=0.02), source="calibration"
+    )
+    probe = replace(probe, asked_concurrency=256)
+    failed = planted(3, batching={"max_batch_size": 8}, throughput=0, p95_s=math.nan, failure="broken")
+    assert [point.throughput_rps for point in live._points([own, probe, failed], None)] == [900.0]
+    assert [point.kind for point in live._points([own], own)] == ["best"]
+    assert live._points([replace(own, feasible=False)], None)[0].kind == "missed"
+
+
+def point(throughput_rps: float, p95_s: float, kind: Any = "kept") -> Point:
+    return Point(throughput_rps=throughput_rps, p95_s=p95_s, kind=kind)
+
+
+def plotted(points: list[Point], limit_s: float | None = None, width: int = 40) -> list[str]:
+    return [line.plain for line in scatter(points, limit_s=limit_s, width=width, height=7)]
+
+
+def test_the_plot_puts_fast_points_right_and_slow_points_up() -> None:
+    lines = plotted([point(100, 0.1, "missed"), point(1000, 0.01, "best"), point(550, 0.0316)], 0.05)
+    top, bottom = lines[1], lines[7]
+    assert top.startswith("  100 ms ┤×")
+    assert bottom.startswith("   10 ms ┤")
+    assert bottom.endswith("◆")
+    assert lines[4][10 + 20] == "•"
+    assert any(line.count("┄") > 30 for line in lines)
+    assert lines[-2].split() == ["100", "1,000", "requests/s"]
+    assert lines[-1].strip() == "• measured  × misses the SLO  ◆ best so far  ┄ SLO 50 ms"
+
+
+def test_a_limit_far_above_is_told_and_costs_the_points_no_room() -> None:
+    lines = plotted([point(100, 0.001), point(200, 0.002)], 0.06)
+    assert lines[1].startswith("    2 ms ┤")
+    assert lines[-1].strip() == "• measured  SLO 60 ms (above)"
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.06, 1e-6])
+@pytest.mark.parametrize("points", [[point(100, 0.01)], [point(100, 0.01), point(100, 0.01)]])
+def test_points_that_are_alike_are_plotted_in_the_middle(points: list[Point], limit_s: float | None) -> None:
+    lines = plotted(points, limit_s)
+    assert sum(line.count("•") for line in lines[1:8]) == 1
+
+
+def test_phases_to_come_follow_those_that_were() -> None:
+    """A race that was left out does not come after the confirmation."""
+    expected = ("search", "race", "confirmation", "more")
+    spent = {"search": 9.4, "confirmation": 2.0}
+    text = phases_text(spent, current="confirmation", expected=expected)
+    assert text == "search 9 s · [confirmation 2 s] · more"
+    assert phases_text({"other": 1.0}, current="other", expected=expected) == "[other 1 s]"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("height", [10, 18, 24, 60])
+def test_it_fits_every_terminal(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = terminal(width, height)
+    trials = [
+        planted(number, batching={"max_batch_size": 8}, throughput=100 * number, p95_s=0.02)
+        for number in range(1, 20)
+    ]
+    with view_of(console, monkeypatch) as view:
+        for trial in trials:
+            view.trial(trial)
+        view.progress(progress(best=trials[-1]))
+        frame = view._live.get_renderable()
+    shown(console)
+    console.print(frame)
+    text = shown(console)
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "best so far" in text
+    if "◆" in text:  # the plot is there
+        assert len(lines) < height
+    assert ("◆" in text) == {10: False, 60: True}.get(height, "◆" in text)
+
+
+def test_markup_in_a_models_name_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = terminal()
+    with view_of(console, monkeypatch) as view:
+        view.event("[bold]launching [/nonsense]")
+        view.progress(progress(plan=replace(progress().plan, reason="[red]why[/]")))
+    text = shown(console)
+    assert "[bold]launching [/nonsense]" in text
+    assert "[red]why[/]" in text
+
+
+def test_a_whole_sweep_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, clock = terminal(100), FakeClock()
+    target = FakeTarget(clock)
+    scenario = scenario_of()
+    with view_of(console, monkeypatch, scenario) as view:
+        watcher = Watcher(on_progress=view.progress, on_thinking=view.live, on_plan=view.event)
+        for done in sweep(scenario, target, FakeFleet(target), watcher=watcher, now_s=clock):
+            view.trial(done.trial)
+    text = shown(console)
+    assert "[confirmation " in text
+    assert "◆ best so far" in text
+    assert sum(view._phases_s.values()) == pytest.approx(view._progress.elapsed_s, abs=1.0)

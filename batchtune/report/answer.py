@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Final, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
@@ -32,7 +34,29 @@ GAP: Final = 2
 DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
 """Caveats that change what one would do; of a noisy host only where nothing is established."""
 
-_GAINS = {"throughput": "", "capacity": " in capacity", "latency": " in p95"}
+LINES_MAX: Final = 15
+GIVES_WAY: Final = (
+    "Limit", "Mind", "Sure?", "SLO", "Limit", "Mind", "Why", "Sure?", "Use", "SLO", "Mind", "Why", "Limit",
+)  # fmt: skip
+"""Which section is told in fewer words next where the answer has more lines than that; `--why` has them all."""
+
+_GAINS = {"throughput": "gain of this", "capacity": "gain in capacity", "latency": "gain in p95"}
+_LAYOUTS: Final = ((len(INDENT), GAP), (0, GAP), (0, 1))
+"""Indent and gap of the table: wide figures take the room that narrow ones leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A labelled paragraph in several lengths, the fullest first; "" leaves it out."""
+
+    label: str
+    texts: tuple[str, ...]
+
+    def lines(self, length: int, width: int) -> list[str]:
+        text = self.texts[length]
+        if not text:
+            return []
+        return paragraph(f"{self.label:<{len(INDENT)}}{text}", width=width, indent=INDENT).split("\n")
 
 
 def print_answer(
@@ -45,64 +69,106 @@ def print_answer(
     why: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """At most fifteen lines of 80 columns where all is well; each line that may be long stands alone and whole.
+    """At most LINES_MAX lines of 80 columns; a command, or the name of a run, may be longer, and stands whole.
 
     `run` names the run and its age where nobody named it; `next_step` is the command that would establish what is
     open; `deployment` the one that serves it, None where another dialect follows; `why` the one that tells more.
     """
     console, width = console_on(stream), text_width(stream)
-
-    def tell(label: str, text: str, style: str | None = None) -> None:
-        filled = paragraph(f"{label:<{len(INDENT)}}{text}", width=width, indent=INDENT)
-        console.print(filled, markup=False, soft_wrap=True, style=style)
-
-    if run is not None:
-        console.print(run, markup=False, soft_wrap=True)
-    tell(workload(scenario, chosen, with_slo=False), "")
-    tell("Use", _use(chosen), style="bold")
-    for line in _table(chosen):
-        console.print(line, markup=False, soft_wrap=True)
-    for label, text in (
-        ("SLO", " ".join(_slo(chosen))),
-        ("Why", _why(chosen)),
-        ("Limit", _limit(chosen)),
-        ("Sure?", " ".join(_sure(chosen))),
-        ("Mind", " ".join(_mind(chosen))),
-    ):
-        if text:
-            tell(label, text)
+    head = [line for line in (run, _heading(scenario, chosen, width)) if line is not None]
+    table = _table(chosen, width)
     commands = [command for command in (deployment, next_step, why) if command is not None]
+    room = LINES_MAX - len(head) - len(table) - len(commands)
+    use, *others = _fitted(_sections(chosen, width), width=width, lines_max=room)
+    for line in head:
+        console.print(line, markup=False, soft_wrap=True)
+    for line in use:
+        console.print(line, markup=False, soft_wrap=True, style="bold")
+    for line in [*table, *(line for section in others for line in section)]:
+        console.print(line, markup=False, soft_wrap=True)
     for label, command in zip(("Next", *("",) * len(commands)), commands, strict=False):
         console.print(f"{label:<{len(INDENT)}}{command}", markup=False, soft_wrap=True)
 
 
-def _use(chosen: Recommendation) -> str:
-    """The parameters in one breath, and from what they cannot be told."""
+def _heading(scenario: Scenario, chosen: Recommendation, width: int) -> str:
+    """What was asked, in one line."""
+    full, brief = (workload(scenario, chosen, with_slo=False, brief=brief) for brief in (False, True))
+    return full if len(full) <= width else shorten(brief, width, placeholder=" …")
+
+
+def _sections(chosen: Recommendation, width: int) -> list[_Section]:
+    """What stands above the table, and what stands below it."""
+    told = [
+        _Section("Use", _use(chosen, width)),
+        _Section("SLO", _slo(chosen)),
+        _Section("Why", _why(chosen)),
+        _Section("Limit", _limit(chosen)),
+        _Section("Sure?", _sure(chosen)),
+        _Section("Mind", _mind(chosen)),
+    ]
+    in_a_line = width - len(INDENT)
+    return [
+        replace(section, texts=(*section.texts, shorten(section.texts[-1], in_a_line, placeholder=" …")))
+        if section.label not in ("Use", "Limit")
+        else section
+        for section in told
+    ]
+
+
+def _fitted(sections: Sequence[_Section], *, width: int, lines_max: int) -> list[list[str]]:
+    """The lines of each section, in the fullest words that leave room for the others."""
+    lines = {section.label: section.lines(0, width) for section in sections}
+    by_label = {section.label: section for section in sections}
+    for label in GIVES_WAY:
+        if sum(map(len, lines.values())) <= lines_max:
+            break
+        lengths = (by_label[label].lines(length, width) for length in range(1, len(by_label[label].texts)))
+        lines[label] = next((fewer for fewer in lengths if len(fewer) < len(lines[label])), lines[label])
+    return list(lines.values())
+
+
+def _use(chosen: Recommendation, width: int) -> tuple[str, ...]:
+    """The parameters in one breath, and from what they cannot be told; then as many as two lines hold."""
     configuration = chosen.configuration
     words = [f"{name} {value}" for name, value in parameters_of(configuration)]
     name = name_without_parameters(configuration)
-    named = ", ".join(words if name is None else [name, *words])
+    words = words if name is None else [name, *words]
+    likeness = _likeness(chosen)
+    told = [
+        f"{', '.join(words[:count])} and {len(words) - count} more{likeness}"
+        for count in range(len(words) - 1, 0, -1)
+    ]
+    full = f"{', '.join(words)}{likeness}"
+    fitting = (
+        text for text in told if len(paragraph(INDENT + text, width=width, indent=INDENT).split("\n")) <= 2
+    )
+    return full, next(fitting, full)
+
+
+def _likeness(chosen: Recommendation) -> str:
+    """From which reference point it cannot be told, or hardly; "" where it can."""
     near = chosen.little_better_than or chosen.indistinct_from
     if near is None:
-        return named
-    if any(one.name == near and one.configuration == configuration for one in chosen.references):
-        return f"{named}: nothing that was tuned is worth its parameters"
+        return ""
+    if any(one.name == near and one.configuration == chosen.configuration for one in chosen.references):
+        return ": nothing that was tuned is worth its parameters"
     told = "hardly better than" if chosen.little_better_than is not None else "so far not to be told from"
-    return f"{named} ({told} {REFERENCES_IN_SENTENCES[near]})"
+    return f" ({told} {REFERENCES_IN_SENTENCES[near]})"
 
 
-def _table(chosen: Recommendation) -> list[str]:
+def _table(chosen: Recommendation, width: int) -> list[str]:
     """One line for the recommended configuration and for each reference point, in columns."""
     quantile = _quantile(chosen)
     rows = [
-        ("", "requests/s", f"{quantile} ms", f"gain of this{_GAINS[chosen.objective]}"),
+        ("", "requests/s", f"{quantile} ms", _GAINS[chosen.objective]),
         ("this", interval(chosen.throughput_rps), milliseconds(chosen.latency_s.get(quantile)), ""),
         *(_reference_row(chosen, one, quantile) for one in other_references(chosen)),
     ]
     if not any(row[3] for row in rows[1:]):
         rows = [(*row[:3], "") for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [_aligned(row, widths) for row in rows]
+    tables = [[_aligned(row, widths, indent=indent, gap=gap) for row in rows] for indent, gap in _LAYOUTS]
+    return next((table for table in tables if max(map(len, table)) <= width), tables[-1])
 
 
 def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> tuple[str, str, str, str]:
@@ -112,10 +178,10 @@ def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> t
     return name, interval(other.throughput_rps), latency, "" if gain is None else ratio(gain)
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+def _aligned(row: Sequence[str], widths: Sequence[int], *, indent: int, gap: int) -> str:
     first, *figures = row
     cells = (f"{text:>{width}}" for text, width in zip(figures, widths[1:], strict=True) if width)
-    return (INDENT + (" " * GAP).join([f"{first:<{widths[0]}}", *cells])).rstrip()
+    return (" " * indent + (" " * gap).join([f"{first:<{widths[0]}}", *cells])).rstrip()
 
 
 def _quantile(chosen: Recommendation) -> str:
@@ -124,12 +190,19 @@ def _quantile(chosen: Recommendation) -> str:
     return next(limited, "p95")
 
 
-def _slo(chosen: Recommendation) -> Iterator[str]:
+def _slo(chosen: Recommendation) -> tuple[str, ...]:
+    """Every promise; then the one that has the least to spare."""
+    capacity = ""
     if chosen.capacity_rps is not None:
-        yield f"Capacity {capacity_text(chosen, chosen.capacity_rps)} requests/s."
-    for promise in chosen.promises:
-        limit = f"{promise.name} ≤ {rounded_duration(promise.limit_s)}"
-        yield f"{limit}: {kept_text(promise, chosen)}."
+        capacity = f"Capacity {capacity_text(chosen, chosen.capacity_rps)} requests/s. "
+    told = [
+        f"{promise.name} ≤ {rounded_duration(promise.limit_s)}: {kept_text(promise, chosen)}."
+        for promise in chosen.promises
+    ]
+    spare = [promise.spare_ratio for promise in chosen.promises]
+    tightest = told[spare.index(min(spare))] if told else ""
+    more = f" And {len(told) - 1} more." if len(told) > 1 else ""
+    return f"{capacity}{' '.join(told)}".strip(), f"{capacity}{tightest}{more}".strip()
 
 
 def kept_text(promise: Promise, chosen: Recommendation) -> str:
@@ -146,20 +219,27 @@ def kept_text(promise: Promise, chosen: Recommendation) -> str:
     return f"{kept}, as their mean does; a single one may reach {highest}"
 
 
-def _why(chosen: Recommendation) -> str:
-    """Whether batching helps, with the first fact of the reason where it does."""
+def _why(chosen: Recommendation) -> tuple[str, ...]:
+    """Whether batching helps, with the first fact of the reason where it does; then without."""
+    verdict = {
+        "yes": "Batching helps",
+        "no": "Batching does not help",
+        "not distinguishable": "Whether batching helps is not known",
+    }[chosen.batching_helps]
+    reason = chosen.reason
     if chosen.batching_helps == "yes":
-        return f"Batching helps: {chosen.reason.split('; ')[0]}."
-    told = {"no": "Batching does not help", "not distinguishable": "Whether batching helps is not known"}
-    reason = chosen.cannot_pay if chosen.batching_helps == "no" and chosen.cannot_pay else chosen.reason
-    return f"{told[chosen.batching_helps]}: {reason}."
+        reason = reason.split("; ")[0]
+    elif chosen.batching_helps == "no" and chosen.cannot_pay:
+        reason = chosen.cannot_pay
+    return f"{verdict}: {reason}.", f"{verdict}."
 
 
-def _limit(chosen: Recommendation) -> str:
+def _limit(chosen: Recommendation) -> tuple[str, ...]:
+    """What limits, by which evidence, and what to do; then less of it, and nothing."""
     if chosen.bottleneck is None:
-        return ""
-    title = limit_title(chosen.bottleneck)
-    return f"{capitalised(title)}: {chosen.bottleneck.text}. {_advice(chosen.bottleneck.advice)}."
+        return ("",)
+    title, advice = capitalised(limit_title(chosen.bottleneck)), _advice(chosen.bottleneck.advice)
+    return f"{title}: {chosen.bottleneck.text}. {advice}.", f"{title}. {advice}.", f"{title}.", ""
 
 
 def _advice(advice: str) -> str:
@@ -167,29 +247,48 @@ def _advice(advice: str) -> str:
     return capitalised(advice.split(": ", maxsplit=1)[0])
 
 
-def _sure(chosen: Recommendation) -> Iterator[str]:
-    yield "Established." if chosen.established else f"Not established: {'; '.join(chosen.open_questions)}."
+def _sure(chosen: Recommendation) -> tuple[str, ...]:
+    """Whether it is established, and whether better may exist; then the first alone, with the first open question."""
+    head = "Established."
+    if not chosen.established:
+        head = f"Not established: {'; '.join(chosen.open_questions)}."
+    brief = head
+    if len(chosen.open_questions) > 1 and not chosen.established:
+        brief = f"Not established: {chosen.open_questions[0]}, and {len(chosen.open_questions) - 1} more."
+    return f"{head} {_better(chosen)}".strip(), head, brief
+
+
+def _better(chosen: Recommendation) -> str:
     near = chosen.near_best
     if near is None:
-        return
+        return ""
     among = f"{near.count} {'tried' if near.of == 'measured' else 'points judged'}"
     if near.probability >= 0.5:
-        yield f"None of the {among} is 5 % better ({sure_text(near.probability)} sure)."
-    else:
-        yield f"Of the {among} one is likely 5 % better ({sure_text(1.0 - near.probability)})."
+        return f"None of the {among} is 5 % better ({sure_text(near.probability)} sure)."
+    return f"Of the {among} one is likely 5 % better ({sure_text(1.0 - near.probability)})."
 
 
-def _mind(chosen: Recommendation) -> Iterator[str]:
-    """What speaks against these figures, and against those that they are compared with."""
+def _mind(chosen: Recommendation) -> tuple[str, ...]:
+    """What speaks against these figures, and against those that they are compared with; then the first of it."""
     codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
     said = {caveat.code for caveat in chosen.caveats}
-    for caveat in chosen.caveats:
-        if caveat.code in codes:
-            yield _sentence(caveat, "")
+    told = [(caveat, "") for caveat in chosen.caveats if caveat.code in codes]
     for reference in chosen.references:
-        for caveat in reference.caveats:
-            if caveat.code in codes and caveat.code not in said:
-                yield _sentence(caveat, f" ({REFERENCES_IN_SENTENCES[reference.name]})")
+        whose = f" ({REFERENCES_IN_SENTENCES[reference.name]})"
+        told += [
+            (caveat, whose)
+            for caveat in reference.caveats
+            if caveat.code in codes and caveat.code not in said
+        ]
+    if not told:
+        return ("",)
+    more = f" And {len(told) - 1} more." if len(told) > 1 else ""
+    first, whose = told[0]
+    return (
+        " ".join(_sentence(caveat, whose) for caveat, whose in told),
+        f"{_sentence(first, whose)}{more}",
+        f"{capitalised(first.text)}{whose}.{more}",
+    )
 
 
 def _sentence(caveat: Caveat, whose: str) -> str:

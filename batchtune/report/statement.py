@@ -119,11 +119,13 @@ def _headline(chosen: Recommendation) -> str:
     return f"{head}, though it cannot be told from {other}"
 
 
-def workload(scenario: Scenario, chosen: Recommendation, *, with_slo: bool = True) -> str:
+def workload(
+    scenario: Scenario, chosen: Recommendation, *, with_slo: bool = True, brief: bool = False
+) -> str:
     """What was asked: model, protocol, size of a request, traffic; the SLO and the objective beside it."""
     rows = f"{counted(chosen.rows_per_request, 'row')} per request"
     if chosen.concurrency is not None:
-        traffic = f"{counted(chosen.concurrency, 'client')} in a closed loop"
+        traffic = f"{counted(chosen.concurrency, 'client')}{'' if brief else ' in a closed loop'}"
     else:
         traffic = f"{scenario.load.arrivals} arrivals"
     protocol = PROTOCOLS[scenario.request.protocol]
@@ -134,7 +136,7 @@ def workload(scenario: Scenario, chosen: Recommendation, *, with_slo: bool = Tru
     objective = f"; objective {scenario.objective}" if with_slo else ""
     model = served_name(scenario.target.model)
     server = scenario.target.cpus
-    on = "" if server is None else f", for a server on {cpu_list(server)}"
+    on = "" if server is None else f", {'' if brief else 'for a '}server on {cpu_list(server)}"
     return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"
 
 

@@ -8,12 +8,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batchtune.batching.parameters import from_dict
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
 from batchtune.recommend.near_best import NearBest
 from batchtune.recommend.recommendation import Recommendation, recommend
 from batchtune.report.answer import print_answer
+from batchtune.scenario.spec.scenario import Scenario
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
 from tests.report.test_statement import DEPLOYMENT, emulated
 
@@ -41,9 +45,9 @@ def said(chosen: Recommendation) -> str:
     return re.sub(r"\s+", " ", printed(chosen))
 
 
-def printed(chosen: Recommendation, **options: str) -> str:
+def printed(chosen: Recommendation, *, scenario: Scenario = SCENARIO, **options: str) -> str:
     stream = io.StringIO()
-    print_answer(chosen, scenario=SCENARIO, deployment=DEPLOYMENT, stream=stream, **options)
+    print_answer(chosen, scenario=scenario, deployment=DEPLOYMENT, stream=stream, **options)
     return stream.getvalue()
 
 
@@ -132,5 +136,79 @@ def test_what_speaks_against_the_run_that_it_is_compared_with_is_said(chosen):
 
 
 def test_the_gain_says_in_what_where_the_columns_do_not(chosen):
-    assert "gain of this in capacity" in said(replace(chosen, objective="capacity"))
-    assert "gain of this in p95" in said(replace(chosen, objective="latency"))
+    assert "gain in capacity" in said(replace(chosen, objective="capacity"))
+    assert "gain in p95" in said(replace(chosen, objective="latency"))
+
+
+def test_a_server_on_cpus_of_its_own_costs_no_line(chosen):
+    server = SCENARIO.target.model_copy(update={"cpus": (0,), "model": "/models/imdb_transformer"})
+    head = printed(chosen, scenario=SCENARIO.model_copy(update={"target": server})).splitlines()[0]
+    assert head == "imdb_transformer by gRPC, 1 row per request, 16 clients, server on CPU 0"
+    named = server.model_copy(update={"model": f"/models/{'long' * 30}"})
+    head = printed(chosen, scenario=SCENARIO.model_copy(update={"target": named})).splitlines()[0]
+    assert len(head) <= 80
+
+
+def test_what_there_is_no_room_for_is_counted(chosen):
+    promises = tuple(
+        replace(chosen.promises[0], name=name, upper_bound_s=upper_bound_s)
+        for name, upper_bound_s in (("p50", 0.02), ("p95", 0.06), ("p99", 0.04))
+    )
+    questions = ("only 1 fresh run confirms it", "whether batching helps is not known", "p95 may be missed")
+    caveats = tuple(caveat("host_busy", foreign_ratio=share) for share in (0.3, 0.4, 0.5))
+    crowded = replace(chosen, promises=promises, established=False, open_questions=questions, caveats=caveats)
+    text = said(crowded)
+    assert "p95 ≤ 50 ms: may be missed" in text  # the one that matters most
+    assert "p50 ≤" not in text
+    assert "may reach 60 ms. And 2 more." in text
+    assert "Mind Programs other than server and client used 30 %" in text
+    assert "Limit" not in text
+
+
+SENTENCES = st.text("abcdefgh ", min_size=1, max_size=300).map(lambda text: f"x{text}")
+
+
+@given(
+    data=st.data(),
+    questions=st.lists(SENTENCES, max_size=5),
+    limits=st.integers(0, 6),
+    caveats=st.integers(0, 6),
+    flags=st.integers(0, 12),
+    cpus=st.none() | st.lists(st.integers(0, 255), min_size=1, max_size=40, unique=True),
+    objective=st.sampled_from(["throughput", "capacity", "latency"]),
+    scale=st.sampled_from([1e-3, 1.0, 50.0]),
+    commands=st.lists(st.sampled_from(["next_step", "why", "run"]), unique=True),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_is_to_be_said_it_has_at_most_fifteen_lines_of_80_columns(
+    chosen, data, questions, limits, caveats, flags, cpus, objective, scale, commands
+):
+    wide = replace(
+        chosen,
+        reason=data.draw(SENTENCES),
+        batching_helps=data.draw(st.sampled_from(["yes", "no", "not distinguishable"])),
+        indistinct_from=data.draw(st.sampled_from([None, "defaults", "no_batching"])),
+        established=not questions,
+        open_questions=tuple(questions),
+        objective=objective,
+        capacity_rps=scaled(chosen.throughput_rps, scale) if objective == "capacity" else None,
+        promises=(replace(chosen.promises[0], upper_bound_s=1.0 / scale),) * limits,
+        bottleneck=replace(chosen.bottleneck, text=data.draw(SENTENCES), advice=data.draw(SENTENCES)),
+        caveats=(caveat("client_busy", cpu_ratio=0.97),) * caveats,
+        throughput_rps=scaled(chosen.throughput_rps, scale),
+        latency_s={name: scaled(one, 1.0 / scale) for name, one in chosen.latency_s.items()},
+        configuration=replace(
+            chosen.configuration, flags=tuple((f"rest_api_flag_{at}", "100") for at in range(flags))
+        ),
+    )
+    server = SCENARIO.target.model_copy(update={"cpus": None if cpus is None else tuple(cpus)})
+    scenario = SCENARIO.model_copy(update={"target": server})
+    named = {"next_step": "batchtune sweep S", "why": "batchtune recommend R --why", "run": "Run R, 3 h old"}
+    text = printed(wide, scenario=scenario, **{name: named[name] for name in commands})
+    lines = text.splitlines()
+    assert len(lines) <= 15, text
+    assert all(len(line) <= 80 for line in lines if DEPLOYMENT not in line), text
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(value=estimate.value * factor, low=estimate.low * factor, high=estimate.high * factor)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchtune.archive.run import COMPARISON, LEDGER, RECOMMENDATION, RUN_NAME, Run
+from batchtune.archive.run import COMPARISON, LEDGER, NOT_RUNS, RECOMMENDATION, RUN_NAME, Run
 from batchtune.errors import BatchtuneError
 
 Kind = Literal["sweep", "load", "compare", "noise"]
@@ -52,6 +52,12 @@ def runs_under(root: Path = Path("results")) -> list[RunEntry]:
     ledgers = [*root.glob(f"*/{LEDGER}"), *root.glob(f"*/*/{LEDGER}")]
     entries = [entry for ledger in ledgers for entry in _entries(Run(ledger.parent))]
     return sorted(entries, key=lambda entry: entry.path.name, reverse=True)
+
+
+def swept_scenarios(root: Path = Path("results")) -> list[str]:
+    """The folders of this folder of results that hold sweeps, by name."""
+    runs = (ledger.parent for ledger in root.glob(f"*/*/{LEDGER}"))
+    return sorted({run.parent.name for run in runs if RUN_NAME.fullmatch(run.name)} - {NOT_RUNS})
 
 
 def _entries(run: Run) -> Iterator[RunEntry]:

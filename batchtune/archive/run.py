@@ -37,7 +37,7 @@ BATCHING_PARAMETERS = "batching_parameters.txt"
 
 RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 """Of a sweep; a run of another kind has its kind behind that."""
-_NOT_RUNS = "reference"
+NOT_RUNS = "reference"
 
 
 class Run:
@@ -302,7 +302,7 @@ def _runs_in(root: Path, pattern: str) -> list[Path]:
     return [
         ledger.parent
         for ledger in root.glob(f"{pattern}/{LEDGER}")
-        if RUN_NAME.fullmatch(ledger.parent.name) and ledger.parent.parent.name != _NOT_RUNS
+        if RUN_NAME.fullmatch(ledger.parent.name) and ledger.parent.parent.name != NOT_RUNS
     ]
 
 

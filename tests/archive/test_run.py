@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import LEDGER, SEARCH, Run, create_run, open_run, write_whole
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
@@ -191,6 +192,7 @@ def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(
             now=datetime(2026, 1, 1, hour, tzinfo=UTC),
         )
     assert open_run(root=tmp_path).path.parent.name == "b"
+    assert swept_scenarios(tmp_path) == ["a", "b"]
     assert open_run(tmp_path / "a").path.name.startswith("20260101T040000Z-")
 
 

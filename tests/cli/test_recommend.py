@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,26 @@ def test_of_a_scenarios_folder_the_newest_run_is_taken_and_named(run, capsys):
     )
     assert code == 0
     assert " ".join(capsys.readouterr().out.split()).startswith(f"Run {run.path}, ")
+
+
+def test_the_latest_run_says_that_there_are_other_scenarios(run, capsys):
+    root = run.path.parents[1]
+    earlier = create_run(
+        scenario_of(name="earlier"), "", root=root, provenance={}, now=datetime(2020, 1, 1, tzinfo=UTC)
+    )
+    options = {"dialect": "tfserving", "write": None, "results": root, "json": True}
+    run_recommend(None, {}, **options)
+    said = capsys.readouterr()
+    assert said.err == (
+        f"note: {run.path} is the latest run, of scenario {run.path.parent.name}; name another by its folder: "
+        f"{earlier.path.parent}\n"
+    )
+    assert json.loads(said.out)["run"] == str(run.path)
+    run_recommend(run.path, {}, **options)
+    assert capsys.readouterr().err == ""
+    earlier.path.rename(root / "kept elsewhere")
+    run_recommend(None, {}, **options)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("dialect", ["triton", "cortex"])

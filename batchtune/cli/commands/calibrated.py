@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive.run import Run, open_run
+from batchtune.archive.run import Run
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
+from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import kept_trials
 from batchtune.errors import (
     InconclusiveError,
@@ -66,7 +67,7 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
         ArchiveError: no such run.
         TwinError: none of its trials can be used; the hint says what would help.
     """
-    run = open_run(path, root=results)
+    run = asked_run(path, results=results)
     scenario = run.scenario()
     trials = kept_trials(run)
     measured = [

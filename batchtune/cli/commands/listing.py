@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from batchtune.archive.listing import runs_under
-from batchtune.archive.run import open_run
+from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.errors import ArchiveError
 from batchtune.report.listing import TableFormat, print_runs, print_trials
 
@@ -26,7 +26,7 @@ def run_runs(results: Path, *, json: bool) -> int:
 
 def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, results: Path) -> int:
     """The exit code, 0."""
-    run = open_run(path, root=results)
+    run = asked_run(path, results=results)
     frame = run.trials()
     for note in run.notes:
         print(f"note: {note}", file=sys.stderr)

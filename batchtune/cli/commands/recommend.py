@@ -16,12 +16,12 @@ from batchtune.archive.run import (
     SCENARIO,
     Run,
     batching_file,
-    open_run,
     write_whole,
 )
 from batchtune.batching.cortex import format_cortex
 from batchtune.batching.flags import format_flags
 from batchtune.batching.triton import format_triton
+from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo import in_place_of, promised
 from batchtune.cli.deployment import deployment
@@ -52,7 +52,7 @@ def run_recommend(
 ) -> int:
     """The exit code: 0 established, 5 not; errors say otherwise (3: what was tried misses the limits)."""
     promise = promised(limits)
-    run = open_run(path, root=results)
+    run = asked_run(path, results=results)
     scenario = run.scenario()
     slo = None if promise is None else in_place_of(scenario.slo, promise)
     trials = kept_trials(run)

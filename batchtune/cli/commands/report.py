@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from batchtune.archive.run import Run, open_run
+from batchtune.archive.run import Run
+from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment
 from batchtune.errors import BatchtuneError
@@ -19,7 +20,7 @@ def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:
     Raises:
         ArchiveError: no such run, or the file cannot be written.
     """
-    print(write_report(open_run(path, root=results), output=output))
+    print(write_report(asked_run(path, results=results), output=output))
     return 0
 
 

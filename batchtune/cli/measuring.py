@@ -11,14 +11,18 @@ from batchtune.cli.arguments.options import (
     ConcurrencyOption,
     JsonOption,
     LoadSetOption,
+    OneConcurrencyOption,
+    OneRateOption,
     QuietOption,
     RateOption,
     RootOption,
     ScenarioArgument,
     SetOption,
     Strategy,
+    SubjectArgument,
     WhyOption,
     examples,
+    takes_request,
     takes_slo,
 )
 from batchtune.errors import UsageError
@@ -28,17 +32,25 @@ measuring = typer.Typer()
 
 @measuring.command(
     epilog=examples(
-        "sweep scenarios/quickstart.yaml",
+        "sweep ./my_model --slo-p95 20ms",
+        "sweep model.onnx --slo-p95 20ms --concurrency 32 --rest --shape ids=128",
         "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
         "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
         "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
     )
 )
 @takes_slo
+@takes_request
 def sweep(
     *,
     slo: dict[str, str],
-    scenario: ScenarioArgument,
+    request: list[str],
+    subject: SubjectArgument,
+    rate: OneRateOption = None,
+    concurrency: OneConcurrencyOption = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="What the sweep may take in all, such as 90s.")
+    ] = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
@@ -55,19 +67,29 @@ def sweep(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Launch the server, load it, search the parameters, recommend."""
+    """Launch the server, load it, search the parameters, recommend.
+
+    A model alone is asked once before: what its signature leaves open is guessed, tried and said. Without --rate and
+    --concurrency the highest rate within the SLO is looked for.
+    """
     from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.subject import subject_of_sweep
     from batchtune.cli.commands.sweep import run_sweep
 
     overrides = [
         *(set_ or []),
         *slo_overrides(slo),
+        *request,
         *([] if strategy is None else [f"search.strategy={strategy}"]),
+        *([] if budget is None else [f"search.budget.time={budget}"]),
     ]
+    asked = subject_of_sweep(
+        subject, overrides, rate=rate, concurrency=concurrency, resume=resume, quiet=quiet
+    )
     raise typer.Exit(
         run_sweep(
-            scenario,
-            overrides,
+            asked.source,
+            asked.overrides,
             results=results,
             resume=resume,
             optuna_storage=optuna_storage,
@@ -80,18 +102,20 @@ def sweep(
 
 @measuring.command(
     epilog=examples(
-        "load scenarios/quickstart.yaml --concurrency 1:64:x2",
+        "load ./my_model --concurrency 1:64:x2 --slo-p95 20ms",
+        "load 127.0.0.1:8501/my_model --rate 100:1000:100",
         "load scenarios/quickstart.yaml --set max_batch_size=8 --slo-p99 50ms",
-        "load scenarios/quickstart.yaml --rate 100:1000:100 --csv",
         "load scenarios/quickstart.yaml --batching-parameters-file batching_parameters.txt",
         "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
     )
 )
 @takes_slo
+@takes_request
 def load(
     *,
     slo: dict[str, str],
-    scenario: ScenarioArgument,
+    request: list[str],
+    subject: SubjectArgument,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
     batching_parameters_file: Annotated[
@@ -120,7 +144,7 @@ def load(
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Load-test the scenario's target, or a running server.
+    """Load-test the scenario's target, a model alone, or a running server (HOST:PORT/MODEL).
 
     One point, or a range of them; each is kept under --results. --rate keeps the pattern of the scenario's arrivals.
     Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when that cannot be told; of a range the
@@ -132,10 +156,11 @@ def load(
     from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.load import run_load
+    from batchtune.cli.commands.subject import subject_of_load
 
     wanted = LoadRequest(
-        scenario=scenario,
-        overrides=[*(set_ or []), *slo_overrides(slo)],
+        scenario=Path(subject),
+        overrides=[*(set_ or []), *slo_overrides(slo), *request],
         concurrency=concurrency,
         rate=rate,
         batching_parameters_file=batching_parameters_file,
@@ -143,21 +168,31 @@ def load(
         rest_url=rest_url,
         grpc_url=grpc_url,
     )
+    wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
     raise typer.Exit(run_load(wanted, output=output, results=None if no_save else results, quiet=quiet))
 
 
 @measuring.command(
     epilog=examples(
+        "compare ./my_model --no-batching --concurrency 32",
         "compare scenarios/imdb-benchmark.yaml --blocks 6",
         "compare scenarios/imdb-benchmark.yaml --baseline grpc_5_rows --json",
     )
 )
 @takes_slo
+@takes_request
 def compare(
     *,
     slo: dict[str, str],
-    scenario: ScenarioArgument,
+    request: list[str],
+    subject: SubjectArgument,
+    rate: OneRateOption = None,
+    concurrency: OneConcurrencyOption = None,
+    no_batching: Annotated[
+        bool,
+        typer.Option("--no-batching", help="Of a model alone: without batching, and with (--set fixed.…)."),
+    ] = False,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="The variant to compare with. Default: the first.")
     ] = None,
@@ -174,17 +209,26 @@ def compare(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run the scenario's variants side by side.
+    """Run the scenario's variants side by side, or a model without batching and with.
 
     Tells by which factor they differ, how sure that is, and what limits each. Ends with 6 when the load generator was
     the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.compare import run_compare
+    from batchtune.cli.commands.subject import subject_of_comparison
 
+    asked = subject_of_comparison(
+        subject,
+        [*(set_ or []), *slo_overrides(slo), *request],
+        rate=rate,
+        concurrency=concurrency,
+        no_batching=no_batching,
+        quiet=quiet,
+    )
     code = run_compare(
-        scenario,
-        [*(set_ or []), *slo_overrides(slo)],
+        asked.source,
+        asked.overrides,
         baseline=baseline,
         blocks=blocks,
         results=results,

@@ -25,7 +25,7 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
     Raises:
         TargetError: the server does not answer one of them, or with an error or nonsense.
     """
-    answers = _by_grpc(endpoint, requests) if requests.transport == "grpc" else _by_http(endpoint, requests)
+    answers = answers_alone(endpoint, requests)
     expected: list[dict[str, NDArray[Any]] | None] = []
     for number, answer in enumerate(answers):
         try:
@@ -36,6 +36,15 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
             ) from error
         expected.append({name: np.array(values) for name, values in outputs.items()})
     return replace(requests, expected=tuple(expected))
+
+
+def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
+    """The server's answer to each request of the set, asked one after the other.
+
+    Raises:
+        TargetError: it does not answer one of them, or with an error.
+    """
+    return _by_grpc(endpoint, requests) if requests.transport == "grpc" else _by_http(endpoint, requests)
 
 
 def _by_http(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:

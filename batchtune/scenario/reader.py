@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,16 @@ from batchtune.scenario.yaml_document import Document, parse_override, parse_yam
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
 
 
-def read_scenario(path: Path | str, *, overrides: Iterable[str] = ()) -> Scenario:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioText:
+    """A scenario that stands in no file: `source` names it in errors, file names in it are relative to `directory`."""
+
+    text: str
+    source: str
+    directory: Path = Path()
+
+
+def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> Scenario:
     """The scenario in a file, with `key.key=value` overrides laid over it.
 
     File names in it are relative to its directory. Its variants are checked too.
@@ -28,9 +38,8 @@ def read_scenario(path: Path | str, *, overrides: Iterable[str] = ()) -> Scenari
     Raises:
         ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
     """
-    return parse_scenario(
-        _text(Path(path)), source=str(path), directory=Path(path).parent, overrides=overrides
-    )
+    read = _read(path)
+    return parse_scenario(read.text, source=read.source, directory=read.directory, overrides=overrides)
 
 
 def parse_scenario(
@@ -47,13 +56,14 @@ def parse_scenario(
     return scenario
 
 
-def unchecked_scenario(path: Path | str, *, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """What a file says, with its overrides, as plain data that nobody has checked.
 
     Raises:
         ScenarioError: no file, no YAML, or an override without a key.
     """
-    return _overridden(parse_yaml(_text(Path(path)), source=str(path)), overrides).data
+    read = _read(path)
+    return _overridden(parse_yaml(read.text, source=read.source), overrides).data
 
 
 def read_kept_scenario(path: Path) -> Scenario:
@@ -62,7 +72,7 @@ def read_kept_scenario(path: Path) -> Scenario:
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = parse_yaml(_text(path), source=str(path))
+    document = parse_yaml(_read(path).text, source=str(path))
     return _validated(document, path.parent, files_exist=False)
 
 
@@ -72,21 +82,21 @@ def read_kept_variants(path: Path) -> dict[str, Scenario]:
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = parse_yaml(_text(path), source=str(path))
+    document = parse_yaml(_read(path).text, source=str(path))
     return _variants(
         document, _validated(document, path.parent, files_exist=False), path.parent, files_exist=False
     )
 
 
-def read_variants(path: Path | str, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
+def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> dict[str, Scenario]:
     """Each variant of the scenario in a file as a scenario of its own, in the order of the file.
 
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    directory = Path(path).parent
-    document = _overridden(parse_yaml(_text(Path(path)), source=str(path)), overrides)
-    return _variants(document, _validated(document, directory), directory)
+    read = _read(path)
+    document = _overridden(parse_yaml(read.text, source=read.source), overrides)
+    return _variants(document, _validated(document, read.directory), read.directory)
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -113,13 +123,21 @@ def dotted_keys() -> list[str]:
     ]
 
 
-def _text(path: Path) -> str:
+def _read(source: Path | str | ScenarioText) -> ScenarioText:
+    if isinstance(source, ScenarioText):
+        return source
+    path = Path(source)
     try:
-        return path.read_text(encoding="utf-8")
+        return ScenarioText(text=path.read_text(encoding="utf-8"), source=str(source), directory=path.parent)
     except FileNotFoundError as error:
         raise ScenarioError(f"{path}: no such file", hint=_instead_of(path)) from error
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except IsADirectoryError as error:
+        hint = f"`batchtune init {path} --write FILE` makes a scenario of a model"
+        raise ScenarioError(
+            f"{path}: expected a scenario, a .yaml file; is a directory", hint=hint
+        ) from error
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
 

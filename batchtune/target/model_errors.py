@@ -7,6 +7,9 @@ from typing import Final
 
 OUT_OF_MEMORY: Final = "the batch does not fit in the device's memory: a smaller max_batch_size does"
 
+_OUT_OF_RANGE: Final = re.compile(
+    r"indices\[[^\]]*\] = -?\d+ is not in \[0, \d+\)|out of data bounds|index out of range in self"
+)
 _MEANINGS: Final = (
     (
         re.compile(r"unsupported type (?:seq|map)\("),
@@ -36,9 +39,7 @@ _MEANINGS: Final = (
         "a shape inside the model is fixed: export it with a dynamic batch dimension",
     ),
     (
-        re.compile(
-            r"indices\[[^\]]*\] = -?\d+ is not in \[0, \d+\)|out of data bounds|index out of range in self"
-        ),
+        _OUT_OF_RANGE,
         (
             "an input is an index beyond the model's table (its vocabulary, say): set its range with "
             "request.inputs: {random: {low: 0, high: N, whole: true}}"
@@ -49,6 +50,11 @@ _MEANINGS: Final = (
         OUT_OF_MEMORY,
     ),
 )
+
+
+def is_out_of_range(text: str) -> bool:
+    """Whether an error text says that an input is an index beyond a table."""
+    return _OUT_OF_RANGE.search(text) is not None
 
 
 def meaning_of(text: str) -> str:

@@ -402,7 +402,7 @@ def test_a_missing_scenario_is_told_which_there_are(tmp_path: Path) -> None:
         read_scenario(tmp_path / "quikstart.yaml")
     assert caught.value.message.endswith("quikstart.yaml: no such file")
     assert caught.value.hint.endswith("quickstart.yaml")
-    with pytest.raises(ScenarioError, match="cannot be read: Is a directory"):
+    with pytest.raises(ScenarioError, match=r"expected a scenario, a \.yaml file; is a directory"):
         read_scenario(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
     with pytest.raises(ScenarioError, match="not UTF-8"):

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.cli.arguments.loop import loop_overrides
 from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import UsageError
 from batchtune.scenario.placement import placed
-from batchtune.scenario.reader import dotted_keys, read_scenario, unchecked_scenario
+from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, unchecked_scenario
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of, misspelt_knob, server_flags
-from batchtune.scenario.spec.load import ArrivalKind
 from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.traces import read_trace
 from batchtune.scenario.yaml_document import parse_override
 from batchtune.tune.bench import Plan
 
-_PATTERNS: Final = frozenset(get_args(ArrivalKind)) - {"closed", "constant", "poisson"}
 _REST: Final[Mapping[str, Protocol]] = {"grpc": "rest", "kserve_grpc": "kserve_rest"}
 _GRPC: Final[Mapping[str, Protocol]] = {
     "rest": "grpc",
@@ -37,7 +36,7 @@ COUNTED_LIMIT_S: Final = 600.0
 class LoadRequest:
     """What the command line asked for; None: as the scenario says."""
 
-    scenario: Path
+    scenario: Path | ScenarioText
     overrides: Sequence[str] = ()
     concurrency: str | None = None
     rate: str | None = None
@@ -75,10 +74,10 @@ def question_of(wanted: LoadRequest) -> Question:
     if wanted.no_batching and wanted.batching_parameters_file is not None:
         raise UsageError("--no-batching and --batching-parameters-file exclude each other")
     written = unchecked_scenario(wanted.scenario)
-    settings, overrides = _split(wanted.overrides, searched=_keys(written, "search", "space"))
+    settings, overrides = split_settings(wanted.overrides, searched=_keys(written, "search", "space"))
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
-    loop = _loop(wanted, _below(asked, "load"))
+    loop = loop_overrides(_below(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
     protocol, notes = _protocol(wanted, _below(asked, "request"))
     scenario = read_scenario(wanted.scenario, overrides=[*overrides, *loop, *protocol])
     if scenario.load.rate_is_missing():
@@ -130,7 +129,9 @@ def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configur
         yield plan
 
 
-def _split(overrides: Iterable[str], *, searched: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+def split_settings(
+    overrides: Iterable[str], *, searched: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """The settings of the server among the `--set`, and the others, which are the scenario's."""
     space = set(searched)
     settings: dict[str, Any] = {}
@@ -185,34 +186,6 @@ def _of_a_launch(key: str) -> bool:
     """Whether this key of a scenario says how a server is launched: all of `target` but whom to ask, and how."""
     asked = ("target.model", "target.tls")
     return key.startswith("fixed.") or (key.startswith("target.") and not key.startswith(asked))
-
-
-def _loop(wanted: LoadRequest, load: Mapping[str, Any]) -> list[str]:
-    """Overrides that turn the scenario's load into the one that `--rate` or `--concurrency` asks for.
-
-    A rate keeps the pattern of the arrivals (gamma, on_off, ramp, steps, trace), stretched to that mean.
-    """
-    arrivals = load.get("arrivals")
-    if wanted.rate is not None:
-        rate = [f"load.rate={rates_rps(wanted.rate)[0]}", "objective=latency"]
-        if arrivals != "closed":
-            return rate
-        return [
-            "load.arrivals=poisson", "load.concurrency=null", "load.think_time=0s", "load.requests=null", *rate
-        ]  # fmt: skip
-    if wanted.concurrency is not None:
-        if arrivals in _PATTERNS:
-            raise UsageError(
-                f"--concurrency: the scenario's arrivals are {arrivals}; clients that wait for their answers have no "
-                "such pattern",
-                hint="give --rate, which keeps it, or add "
-                f"--set load.arrivals=closed --set load.{arrivals}=null",
-            )
-        return [
-            "load.arrivals=closed", "load.rate=null", "load.max_in_flight=null",
-            f"load.concurrency={client_counts(wanted.concurrency)[0]}", "objective=throughput",
-        ]  # fmt: skip
-    return []
 
 
 def _protocol(wanted: LoadRequest, request: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:

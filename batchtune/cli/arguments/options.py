@@ -15,6 +15,49 @@ ScenarioArgument = Annotated[
 ]
 
 
+def _files_beginning(incomplete: str) -> list[str]:
+    """For the shell's completion of an argument that may be no file."""
+    folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    below = [f"{path}{'/' if path.is_dir() else ''}" for path in folder.glob("*")]
+    return sorted(path for path in below if path.startswith(incomplete.removeprefix("./")))
+
+
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCENARIO.yaml|MODEL",
+        autocompletion=_files_beginning,
+        help="A scenario (target, requests, load, SLO, search); or a model alone: a SavedModel directory, a .onnx, "
+        ".pt2 or .pt file, the name of a sample model.",
+    ),
+]
+RestOption = Annotated[
+    bool, typer.Option("--rest", help="Send requests by REST; without, as the scenario says, or gRPC.")
+]
+RowsOption = Annotated[int | None, typer.Option(min=1, help="Rows in a request.")]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=128|NAME=224x224x3",
+        help="Dimensions of an input a row, where the model leaves them open.",
+    ),
+]
+RangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range", metavar="NAME=LOW:HIGH", help="Values of an input: LOW up to, and without, HIGH."
+    ),
+]
+OneRateOption = Annotated[
+    str | None, typer.Option("--rate", metavar="R", help="Lowest latency at R requests/s, such as 500/s.")
+]
+OneConcurrencyOption = Annotated[
+    str | None,
+    typer.Option("--concurrency", metavar="N", help="Most requests/s of N clients in a closed loop."),
+]
+
+
 def _keys_beginning(incomplete: str) -> list[str]:
     """For the shell's completion of a scenario's `--set`."""
     from batchtune.scenario.reader import dotted_keys
@@ -115,6 +158,37 @@ def takes_slo(command: Callable[..., None]) -> Callable[..., None]:
         )
     with_slo.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return with_slo
+
+
+_REQUEST_OPTIONS: Final[Mapping[str, Any]] = {
+    "rest": (RestOption, False),
+    "rows": (RowsOption, None),
+    "shape": (ShapeOption, None),
+    "range_": (RangeOption, None),
+}
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--rest`, `--rows`, `--shape` and `--range`; as `request` they come as a `--set` each."""
+
+    @functools.wraps(command)
+    def with_request(**given: Any) -> None:
+        from batchtune.cli.arguments.model_words import request_overrides
+
+        words = {name: given.pop(name) for name in _REQUEST_OPTIONS}
+        request = request_overrides(
+            rest=words["rest"], rows=words["rows"], shapes=words["shape"], ranges=words["range_"]
+        )
+        command(**given, request=request)
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "request"]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _REQUEST_OPTIONS.items()
+    ]
+    with_request.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_request
 
 
 def examples(*lines: str) -> str:

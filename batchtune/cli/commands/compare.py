@@ -19,7 +19,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.live import live_line, plan_load, sweep_view
 from batchtune.scenario.placement import placed
-from batchtune.scenario.reader import format_scenario, read_scenario, read_variants
+from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.units import counted
 from batchtune.target.model_files import resolve_model
@@ -42,7 +42,7 @@ INTERRUPTED = 130
 
 
 def run_compare(
-    path: Path,
+    path: Path | ScenarioText,
     overrides: list[str],
     *,
     baseline: str | None,

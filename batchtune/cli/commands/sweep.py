@@ -16,7 +16,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import format_scenario, read_scenario
+from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
 from batchtune.target.tfserving import TfServingTarget, launched_target
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def run_sweep(
-    path: Path,
+    path: Path | ScenarioText,
     overrides: list[str],
     *,
     results: Path,
@@ -83,7 +83,12 @@ def run_sweep(
         return 130
     if optuna_storage is not None and trials:
         _export(trials, scenario, optuna_storage)
-    return _concluded(run, scenario, trials, fault=fault, why=why, json=json)
+    code = _concluded(run, scenario, trials, fault=fault, why=why, json=json)
+    if isinstance(path, ScenarioText):
+        print(
+            f"the scenario that ran: {run.path / SCENARIO} (copy it, and go on from there)", file=sys.stderr
+        )
+    return code
 
 
 def _concluded(

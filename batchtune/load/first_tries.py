@@ -1,0 +1,179 @@
+"""Does a model answer a request, one of twice and one of eight times its rows, and how long does that take?
+
+Asked one by one before anything is measured, so that what a sweep would trip over is told at once: a shape or a range
+that the signature leaves open, a batch dimension that is fixed. What was left open is guessed and tried.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from batchtune.errors import TargetError, UsageError
+from batchtune.load.lone_answers import answers_alone
+from batchtune.load.worker.answers import decode_answer
+from batchtune.scenario.guesses import (
+    Ranges,
+    Shapes,
+    guessed_request,
+    inputs_with_range,
+    narrower,
+    range_guesses,
+    shape_guesses,
+)
+from batchtune.scenario.payloads import RequestSet, build_requests
+from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.units import counted
+from batchtune.target.endpoint import Endpoint
+from batchtune.target.model_errors import is_out_of_range, meaning_of
+from batchtune.wire.signature import Signature
+
+TIMES_LARGER: Final = 8
+"""The larger request tells what a row adds to a batch."""
+
+_PATIENCE_S: Final = 60.0
+"""For one answer of a model of unknown speed."""
+
+_TIMED_S: Final = 1.0
+"""So long, or so many answers, are timed at most."""
+_TIMED_ANSWERS: Final = 24
+_DISTINCT: Final = 4
+
+_FIXED_BATCH: Final = (
+    "export the model with an open batch dimension: as it is no server can batch it (`batchtune load MODEL "
+    "--no-batching` measures it so)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTries:
+    """What was learnt: `request` is answered, `shapes` and `ranges` are what had to be guessed for it.
+
+    `lone_s` is the time of a request alone, `larger_s` of one with TIMES_LARGER times its rows; None: not asked, as
+    the model takes no more rows at once than those of one request.
+    """
+
+    request: RequestSpec
+    shapes: Shapes
+    ranges: Ranges
+    lone_s: float
+    larger_s: float | None
+
+
+def first_tries(
+    endpoint: Endpoint, signature: Signature, request: RequestSpec, *, batched: bool = True
+) -> FirstTries:
+    """Ask the model; `batched` False: that it takes one request's rows at a time is no fault.
+
+    Raises:
+        TargetError: it refuses a request, or one of twice the rows; the hint says what that means.
+        UsageError: the request does not fit the signature.
+    """
+    asking = _Asking(endpoint, signature, request)
+    shapes, ranges = asking.settled()
+    answered = guessed_request(request, shapes=shapes, ranges=ranges)
+    larger_s = None
+    fault = asking.fault_of(answered, times=2)
+    if fault is None:
+        larger_s = asking.seconds_of(answered, times=TIMES_LARGER)
+    elif batched:
+        raise TargetError(
+            f"a request of {counted(request.rows, 'row')} is answered, one of {2 * request.rows} is not: {fault}",
+            hint=meaning_of(fault) or _FIXED_BATCH,
+        )
+    return FirstTries(
+        request=answered,
+        shapes=shapes,
+        ranges=ranges,
+        lone_s=asking.seconds_of(answered, times=1),
+        larger_s=larger_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    endpoint: Endpoint
+    signature: Signature
+    request: RequestSpec
+
+    def settled(self) -> tuple[Shapes, Ranges]:
+        """The dimensions and values with which the model answers.
+
+        Raises:
+            TargetError: there are none among those guessed.
+        """
+        ranges: Ranges = range_guesses(self.signature, inputs_with_range(self.request, self.signature))
+        first_fault = None
+        for shapes in shape_guesses(self.signature, self.request.shapes):
+            fault = self.fault_of(guessed_request(self.request, shapes=shapes, ranges=ranges))
+            if fault is not None and is_out_of_range(fault):
+                for fewer in narrower(ranges):
+                    if self.fault_of(guessed_request(self.request, shapes=shapes, ranges=fewer)) is None:
+                        return shapes, fewer
+            if fault is None:
+                return shapes, ranges
+            first_fault = first_fault or fault
+        raise TargetError(f"the model refuses a request: {first_fault}", hint=self._hint(first_fault or ""))
+
+    def fault_of(self, request: RequestSpec, *, times: int = 1) -> str | None:
+        """Why a request of so many times the rows is not answered; None where it is."""
+        try:
+            for answer in answers_alone(self.endpoint, self._requests(request, times=times, distinct=1)):
+                decode_answer(request.protocol, answer)
+        except ValueError as error:
+            return f"its answer does not decode: {error}"
+        except TargetError as error:
+            return error.message.partition("asked alone: ")[2] or error.message
+        except UsageError as error:
+            if times == 1:
+                raise
+            return f"the batch dimension is fixed ({error.message.partition(': ')[2]})"
+        return None
+
+    def seconds_of(self, request: RequestSpec, *, times: int) -> float:
+        """The median time of a request of so many times the rows, asked alone.
+
+        Raises:
+            TargetError: it is refused.
+        """
+        requests = self._requests(request, times=times, distinct=_DISTINCT)
+        requests = replace(requests, bodies=requests.bodies * (_TIMED_ANSWERS // len(requests.bodies)))
+        times_s = list(_timed(answers_alone(self.endpoint, requests)))
+        return statistics.median(times_s[1:] or times_s)
+
+    def _requests(self, request: RequestSpec, *, times: int, distinct: int) -> RequestSet:
+        patient = request.model_copy(
+            update={"rows": times * request.rows, "timeout_s": _PATIENCE_S, "mix": ()}
+        )
+        return build_requests(patient, self.signature, model_name=self.endpoint.model_name, distinct=distinct)
+
+    def _hint(self, fault: str) -> str:
+        known = meaning_of(fault)
+        if known:
+            return known
+        inputs = ", ".join(f"--shape {spec.name}=…" for spec in self.signature.inputs if _is_open(spec.shape))
+        ranges = ", ".join(
+            f"--range {spec.name}=LOW:HIGH" for spec in self.signature.inputs if spec.dtype != "object"
+        )
+        options = "; ".join(filter(None, (inputs, ranges)))
+        return (
+            f"say what it takes ({options}), or send recorded requests: --set request.inputs.file=inputs.npz"
+        )
+
+
+def _is_open(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is None or None in shape[1:]
+
+
+def _timed(answers: Iterator[bytes]) -> Iterator[float]:
+    """Seconds of each answer, until there are enough."""
+    started = before = time.perf_counter()
+    for _ in answers:
+        now = time.perf_counter()
+        yield now - before
+        if now - started > _TIMED_S:
+            return
+        before = now

@@ -1,0 +1,270 @@
+"""A model, or a server that runs, stands where a scenario would: what was guessed is said, what ran can be run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from batchtune.cli.arguments.load_request import LoadRequest
+from batchtune.cli.arguments.loop import refuse_range
+from batchtune.cli.arguments.model_words import request_overrides
+from batchtune.cli.arguments.subject import kind_of, model_of
+from batchtune.cli.commands.model_scenario import LookedAt, look_at, look_at_running
+from batchtune.cli.commands.subject import subject_of_comparison, subject_of_load, subject_of_sweep
+from batchtune.errors import TargetError, UsageError
+from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
+from batchtune.target.address import answering_at
+from tests.cli.test_cli import EMULATED, batchtune
+from tests.load.tiny_onnx import lookup, product
+from tests.server.server_process import ServerProcess, free_ports
+from tests.target.kserve_server import KserveServer
+
+
+@pytest.fixture
+def emulated(tmp_path: Path) -> Path:
+    """Without a version directory."""
+    model = tmp_path / "my model"
+    model.mkdir()
+    (model / "emulated.yaml").write_text(EMULATED)
+    return model
+
+
+def looked_at(model: Path, *overrides: str, **options: Any) -> tuple[LookedAt, list[str]]:
+    said: list[str] = []
+    return look_at(str(model), overrides, say=said.append, **{"command": "sweep", **options}), said
+
+
+def test_what_is_on_disk_tells_a_scenario_from_a_model(emulated: Path, tmp_path: Path) -> None:
+    (tmp_path / "localhost:8500").touch()
+    kinds = {
+        "gone.yaml": "scenario",
+        "gone.yml": "scenario",
+        "/dev/null": "scenario",
+        str(emulated): "model",
+        "net.onnx": "model",
+        "imdb_transformer": "model",
+        "localhost:8500": "address",
+        "[::1]:8500/m": "address",
+        "http://host:8501/v1/models/m": "address",
+        str(tmp_path / "localhost:8500"): "model",
+    }
+    assert {argument: kind_of(argument) for argument in kinds} == kinds
+
+
+def test_what_is_neither_names_all_that_is_taken() -> None:
+    with pytest.raises(
+        UsageError, match=r"no scenario \(\.yaml\), model file or directory, HOST:PORT/MODEL"
+    ) as raised:
+        model_of("nothing")
+    assert "imdb_transformer" in raised.value.hint
+    with pytest.raises(UsageError) as raised:
+        model_of("quickstart")
+    assert raised.value.hint == "`batchtune init --example quickstart` writes that example here"
+    with pytest.raises(UsageError, match=r"\./nothing.* does not exist"):
+        model_of("./nothing")
+
+
+def test_the_only_model_of_a_folder_is_taken(emulated: Path) -> None:
+    assert model_of(str(emulated.parent)) == str(emulated)
+
+
+def test_options_of_a_request_are_those_of_a_scenario() -> None:
+    overrides = request_overrides(
+        rest=True, rows=3, shapes=["ids=128", "image=8x8x3", "flag="], ranges=["ids=0:20000", "x=-1:0.5"]
+    )
+    assert overrides[:2] == ["request.protocol=rest", "request.rows=3"]
+    assert [json.loads(text.partition("=")[2]) for text in overrides[2:]] == [
+        {"ids": [128], "image": [8, 8, 3], "flag": []},
+        {
+            "random": {
+                "by_input": {"ids": {"low": 0, "high": 20000, "whole": True}, "x": {"low": -1.0, "high": 0.5}}
+            }
+        },
+    ]
+    assert request_overrides(rest=False, rows=None, shapes=None, ranges=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("shapes", "ranges", "expected"),
+    [
+        (["128"], [], "--shape: expected NAME=128, or NAME=224x224x3; was '128'"),
+        (["x=0"], [], "--shape"),
+        (["x=-"], [], "--shape"),
+        ([], ["x=5"], "--range: expected NAME=0:20000; was 'x=5'"),
+        ([], ["x=5:5"], "--range"),
+        ([], ["=0:5"], "--range"),
+    ],
+)
+def test_a_shape_or_a_range_that_is_none_says_how_one_is_written(
+    shapes: list[str], ranges: list[str], expected: str
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        request_overrides(rest=False, rows=None, shapes=shapes, ranges=ranges)
+
+
+def test_one_load_is_no_range() -> None:
+    with pytest.raises(UsageError, match="--rate: one value, not 3") as raised:
+        refuse_range(rate="100:300:100", concurrency=None)
+    assert "batchtune load" in raised.value.hint
+    refuse_range(rate=None, concurrency="8")
+
+
+def test_a_model_alone_makes_a_scenario_that_can_be_read_again(emulated: Path) -> None:
+    looked, said = looked_at(emulated, "slo.p95=50ms")
+    scenario = read_scenario(looked.text("m"))
+    assert (scenario.name, scenario.target.model) == ("my-model", str(emulated))
+    assert (scenario.objective, scenario.load.arrivals) == ("capacity", "poisson")
+    assert scenario.search.time_budget_s == 90.0
+    assert said == [f"looking at {emulated}: launching the server"]
+    assert looked.notes == ()
+    assert parse_scenario(format_scenario(scenario)) == scenario
+    assert not list(emulated.glob("1"))
+
+
+def test_what_was_guessed_is_said_and_stands_in_the_scenario(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = lookup(tmp_path / "ids.onnx", vocabulary=1000)
+    looked, _ = looked_at(model, "load.arrivals=closed", "load.concurrency=8", "objective=throughput")
+    assert looked.document["request"] == {
+        "shapes": {"ids": [128]},
+        "inputs": {"random": {"by_input": {"ids": {"low": 0, "high": 100, "whole": True}}}},
+    }
+    assert looked.notes == (
+        "ids: the model leaves [?, ?] open; sent is 128 a row (--shape ids=128)",
+        "ids: whole numbers from 0 to 99 (--range ids=0:20000 for a vocabulary of 20,000)",
+    )
+    given = request_overrides(rest=False, rows=2, shapes=["ids=7"], ranges=["ids=0:1000"])
+    looked, _ = looked_at(model, *given, command="load")
+    assert looked.notes == ()
+    scenario = read_scenario(looked.text("m"))
+    assert (scenario.request.shapes, scenario.request.rows) == ({"ids": (7,)}, 2)
+    assert (scenario.load.concurrency, scenario.objective) == (32, "throughput")
+
+
+def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:
+    with pytest.raises(UsageError, match="nothing says what is wanted") as raised:
+        looked_at(emulated)
+    for option in ("--slo-p95 20ms", "--concurrency 32", "--rate 500/s"):
+        assert option in raised.value.hint
+
+
+def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = product(tmp_path / "fixed.onnx", rows=1)
+    done = batchtune("sweep", model, "--slo-p95", "20ms", cwd=tmp_path)
+    assert done.returncode == 7
+    assert "the batch dimension is fixed" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_model_is_loaded_by_rest_and_its_scenario_kept(emulated: Path, tmp_path: Path) -> None:
+    options = ("--rest", "--concurrency", "2", "--set", "load.duration=200ms", "--set", "max_batch_size=4")
+    done = batchtune("load", emulated, *options, "--json", cwd=tmp_path)
+    assert done.returncode in (0, 6), done.stderr
+    assert "x float32 [?, 8]; 1 row answered in" in done.stderr
+    document = json.loads(done.stdout)
+    kept = yaml.safe_load((tmp_path / document["run"] / "scenario.yaml").read_text())
+    assert kept["target"]["model"] == str(emulated)
+    assert (kept["request"]["protocol"], kept["load"]["concurrency"]) == ("rest", 2)
+    assert [point["configuration"]["batching"]["max_batch_size"] for point in document["points"]] == [4]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
+    emulated: Path, tmp_path: Path
+) -> None:
+    done = batchtune("sweep", emulated, "--slo-p95", "100ms", "--budget", "20s", cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr
+    assert "Use " in done.stdout
+    assert "mkdir -p 'served/my model/1'" in done.stdout
+    assert "the highest rate within p95 ≤ 100 ms is looked for" in done.stderr
+    named = next(line for line in done.stderr.splitlines() if line.startswith("the scenario that ran: "))
+    path = tmp_path / named.removeprefix("the scenario that ran: ").partition(" (")[0]
+    assert read_scenario(path).search.time_budget_s == 20.0
+
+
+def test_a_comparison_of_a_model_is_without_batching_and_with(emulated: Path) -> None:
+    options = {"rate": None, "concurrency": "4", "quiet": True}
+    with pytest.raises(UsageError, match="a model alone has no variants"):
+        subject_of_comparison(str(emulated), [], no_batching=False, **options)
+    with pytest.raises(UsageError, match="--no-batching is for a model alone"):
+        subject_of_comparison("s.yaml", [], no_batching=True, **options)
+    asked = subject_of_comparison(str(emulated), ["fixed.max_batch_size=8"], no_batching=True, **options)
+    scenario = read_scenario(asked.source, overrides=asked.overrides)
+    assert list(scenario.variants) == ["no_batching", "batching"]
+    assert (scenario.fixed, scenario.load.concurrency) == ({"max_batch_size": 8}, 4)
+
+
+def test_options_change_a_scenario_file_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: s\ntarget: {model: m}\nload: {arrivals: closed, concurrency: 8}\nobjective: throughput\n"
+    )
+    asked = subject_of_sweep(
+        str(path), ["request.protocol=rest"], rate="50/s", concurrency=None, resume=None, quiet=True
+    )
+    scenario = read_scenario(asked.source, overrides=asked.overrides)
+    assert (scenario.objective, scenario.load.rate_rps, scenario.request.protocol) == (
+        "latency",
+        50.0,
+        "rest",
+    )
+
+
+def test_a_run_of_a_model_is_gone_on_with_by_its_own_scenario(emulated: Path) -> None:
+    with pytest.raises(UsageError, match="--resume") as raised:
+        subject_of_sweep(
+            str(emulated), [], rate=None, concurrency=None, resume=Path("results/m/R"), quiet=True
+        )
+    assert raised.value.hint == "batchtune sweep results/m/R/scenario.yaml --resume results/m/R"
+
+
+def test_a_sweep_of_a_running_server_says_what_can_be_done_instead() -> None:
+    with pytest.raises(UsageError, match="the parameters of one that runs are its owner's") as raised:
+        subject_of_sweep("host:8501/m", [], rate=None, concurrency=None, resume=None, quiet=True)
+    assert "batchtune load host:8501/m" in raised.value.hint
+
+
+def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_path: Path) -> None:
+    base_path = tmp_path / "base"
+    base_path.mkdir()
+    (base_path / "1").symlink_to(emulated)
+    with ServerProcess(base_path) as server:
+        found = {port: answering_at(f"127.0.0.1:{port}/m") for port in (server.rest_port, server.grpc_port)}
+        assert [address.protocol for address in found.values()] == ["rest", "grpc"]
+        url = f"http://127.0.0.1:{server.rest_port}/v1/models/m:predict"
+        assert answering_at(url) == found[server.rest_port]
+        for address in found.values():
+            looked = look_at_running(address, ["load.concurrency=3"])
+            scenario = read_scenario(looked.text("m"))
+            assert (scenario.target.model, scenario.request.protocol) == ("m", address.protocol)
+        wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(scenario=Path()), quiet=True)
+        assert (wanted.rest_url, wanted.grpc_url) == (None, f"grpc://127.0.0.1:{server.grpc_port}")
+        with pytest.raises(UsageError, match="which model of that server") as raised:
+            answering_at(f"127.0.0.1:{server.rest_port}")
+        assert raised.value.hint == f"give 127.0.0.1:{server.rest_port}/MODEL"
+        with pytest.raises(TargetError, match="nobody"):
+            look_at_running(answering_at(f"127.0.0.1:{server.rest_port}/nobody"), [])
+
+
+def test_a_server_of_kserves_protocol_is_told_from_one_of_tensorflows() -> None:
+    with KserveServer() as server:
+        server.get["/v2"] = (200, {"name": "fake", "extensions": []})
+        assert answering_at(f"127.0.0.1:{server.rest_port}/m").protocol == "kserve_rest"
+        address = answering_at(f"grpc://127.0.0.1:{server.grpc_port}/m")
+        assert address.protocol == "kserve_grpc"
+        looked = look_at_running(address, [])
+        assert [spec.name for spec in looked.signature.inputs] == ["x"]
+
+
+def test_an_address_where_nobody_answers_is_told() -> None:
+    (port,) = free_ports(1)
+    for address in (f"127.0.0.1:{port}/m", f"grpc://127.0.0.1:{port}/m"):
+        with pytest.raises(TargetError, match="no connection"):
+            answering_at(address)
+    with pytest.raises(UsageError, match="no address of a server"):
+        answering_at("http://host/m")

@@ -1,0 +1,66 @@
+"""A model is asked a few times before anything is measured: what is open is found out, what would fail is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError, UsageError
+from batchtune.load.first_tries import FirstTries, first_tries
+from batchtune.scenario.guesses import BINARY, SMALL
+from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.target.tfserving import TfServingTarget
+from tests.load.tiny_onnx import lookup, product
+
+pytest.importorskip("onnxruntime")
+
+
+@contextmanager
+def served(model: Path) -> Iterator[TfServingTarget]:
+    with TfServingTarget(TargetSpec(model=str(model))) as target:
+        target.apply(Configuration(batching=None))
+        yield target
+
+
+def tried(model: Path, request: RequestSpec, *, batched: bool = True) -> FirstTries:
+    with served(model) as target:
+        return first_tries(target.endpoint, target.signature("serving_default"), request, batched=batched)
+
+
+def test_a_length_that_the_model_does_not_take_is_followed_by_others_until_one_is_answered(
+    tmp_path: Path,
+) -> None:
+    model = product(tmp_path / "net.onnx", columns="features")
+    with served(model) as target:
+        signature = target.signature("serving_default")
+        with pytest.raises(TargetError, match="the model refuses a request: INVALID_ARGUMENT") as raised:
+            first_tries(target.endpoint, signature, RequestSpec())
+        assert "--shape x=…" in raised.value.hint
+        tries = first_tries(target.endpoint, signature, RequestSpec(shapes={"x": (4,)}))
+        with pytest.raises(UsageError, match=r"request.shapes: signature .* has no input 'z'"):
+            first_tries(target.endpoint, signature, RequestSpec(shapes={"x": (4,), "z": (4,)}))
+    assert tries.shapes == tries.ranges == {}
+    assert tries.larger_s is not None
+    assert 0.0 < tries.lone_s < 1.0
+
+
+@pytest.mark.parametrize(("vocabulary", "expected"), [(1000, SMALL), (2, BINARY)])
+def test_numbers_beyond_a_table_are_narrowed(tmp_path: Path, vocabulary: int, expected: object) -> None:
+    tries = tried(lookup(tmp_path / "net.onnx", vocabulary=vocabulary), RequestSpec(protocol="rest"))
+    assert (tries.shapes, tries.ranges) == ({"ids": (128,)}, {"ids": expected})
+    assert tries.request.shapes == {"ids": (128,)}
+
+
+def test_a_fixed_batch_dimension_is_told_unless_nothing_is_batched(tmp_path: Path) -> None:
+    model = product(tmp_path / "net.onnx", rows=1)
+    with pytest.raises(
+        TargetError, match="a request of 1 row is answered, one of 2 is not: the batch dim"
+    ) as raised:
+        tried(model, RequestSpec())
+    assert "export" in raised.value.hint
+    assert tried(model, RequestSpec(), batched=False).larger_s is None

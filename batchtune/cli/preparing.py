@@ -9,26 +9,83 @@ from typing import Annotated
 
 import typer
 
-from batchtune.cli.arguments.options import JsonOption, QuietOption, RootOption, examples
+from batchtune.cli.arguments.options import (
+    JsonOption,
+    OneConcurrencyOption,
+    OneRateOption,
+    QuietOption,
+    RootOption,
+    examples,
+    takes_request,
+    takes_slo,
+)
 
 preparing = typer.Typer()
 
 
-@preparing.command(epilog=examples("init --example", "init --example quickstart"))
+@preparing.command(
+    epilog=examples(
+        "init ./my_model --slo-p95 20ms --write my_model.yaml",
+        "init model.onnx --check",
+        "init --example quickstart",
+    )
+)
+@takes_slo
+@takes_request
 def init(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A bundled example.")] = None,
+    *,
+    slo: dict[str, str],
+    request: list[str],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|HOST:PORT/MODEL|NAME",
+            help="A SavedModel directory, a .onnx, .pt2 or .pt file, a sample model; a running server; with --example "
+            "a bundled scenario.",
+        ),
+    ] = None,
     example: Annotated[
         bool, typer.Option("--example", help="Write the bundled example NAME; without NAME, list them.")
     ] = False,
-    output: Annotated[
+    rate: OneRateOption = None,
+    concurrency: OneConcurrencyOption = None,
+    write: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to. Default: NAME.yaml; -: stdout."),
+        typer.Option(
+            "--write",
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to. Default: stdout; of an example NAME.yaml, and -: stdout.",
+        ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only ask the model: one row, two, eight; 7 when it does not answer."),
+    ] = False,
+    quiet: QuietOption = False,
 ) -> None:
-    """Write a scenario to begin with."""
-    from batchtune.cli.commands.init import run_init
+    """Write a scenario to begin with: a commented one for a model, or a bundled example.
 
-    raise typer.Exit(run_init(name, example=example, output=output))
+    The model is launched and asked first: what its signature leaves open is guessed, tried and said.
+    """
+    if name is None or example:
+        from batchtune.cli.commands.init import run_init
+
+        raise typer.Exit(run_init(name, output=write))
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.init_model import run_init_model
+
+    code = run_init_model(
+        name,
+        [*slo_overrides(slo), *request],
+        rate=rate,
+        concurrency=concurrency,
+        write=write,
+        check=check,
+        quiet=quiet,
+    )
+    raise typer.Exit(code)
 
 
 @preparing.command(epilog=examples("doctor", "doctor --json"))

@@ -8,9 +8,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from batchtune.cli.app import app
-from batchtune.errors import UsageError
+from batchtune.cli.checks.check import Check
+from batchtune.cli.commands import init_model
+from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import example_names, read_example
 from batchtune.scenario.reader import read_scenario
+from tests.cli.test_cli import EMULATED
+from tests.server.server_process import ServerProcess
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +71,64 @@ def test_a_name_without_the_flag_is_told_the_flag() -> None:
     done = batchtune("init", "quickstart")
     assert isinstance(done.exception, UsageError)
     assert "init --example quickstart" in done.exception.hint
+
+
+@pytest.fixture
+def emulated(tmp_path: Path) -> Path:
+    model = tmp_path / "net"
+    model.mkdir()
+    (model / "emulated.yaml").write_text(EMULATED)
+    return model
+
+
+def test_a_model_is_asked_and_its_scenario_written_with_the_next_command(
+    emulated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init_model, "watch_host", lambda _on_window: Check(state="ok", text="quiet for 4 s"))
+    done = batchtune("init", str(emulated), "--write", "m.yaml", "--rows", "2")
+    assert done.exit_code == 0, done.exception
+    text = Path("m.yaml").read_text()
+    scenario = read_scenario(Path("m.yaml"))
+    assert (scenario.name, scenario.objective, scenario.request.rows) == ("net", "capacity", 2)
+    assert "    batchtune sweep m.yaml\n" in text
+    assert "# a guess, ten times a lone request: what do you promise?" in text
+    assert "takes x float32 [?, 8]" in text
+    assert 0.02 <= scenario.slo.limits()["p95"] <= 0.2
+    assert "this machine: quiet for 4 s" in done.stderr
+    assert "next: batchtune sweep m.yaml (about 1 min 45 s)" in done.stderr
+    again = batchtune("init", str(emulated), "--write", "m.yaml")
+    assert isinstance(again.exception, UsageError)
+    assert "m.yaml: is there already" in again.exception.message
+
+
+def test_a_check_only_asks(emulated: Path) -> None:
+    done = batchtune("init", str(emulated), "--check", "-q", "--concurrency", "4")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(
+        f"ok: {emulated} answers 1, 2 and 8 times the rows of a request: 1 row answered in"
+    )
+    assert done.stderr == ""
+    (emulated / "emulated.yaml").write_text("service_time: 3\n")
+    done = batchtune("init", str(emulated), "--check", "-q")
+    assert isinstance(done.exception, TargetError)
+
+
+def test_a_scenario_is_no_model() -> None:
+    done = batchtune("init", "m.yaml")
+    assert isinstance(done.exception, UsageError)
+    assert "is a scenario already" in done.exception.message
+
+
+def test_a_running_server_gets_a_scenario_to_load_it_with(
+    emulated: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(init_model, "watch_host", lambda _on_window: Check(state="ok", text="quiet"))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "1").symlink_to(emulated)
+    with ServerProcess(tmp_path / "base") as server:
+        address = f"127.0.0.1:{server.rest_port}"
+        done = batchtune("init", f"{address}/m", "-o", "m.yaml")
+    assert done.exit_code == 0, done.exception
+    scenario = read_scenario(Path("m.yaml"))
+    assert (scenario.target.model, scenario.request.protocol, scenario.load.concurrency) == ("m", "rest", 32)
+    assert f"next: batchtune load m.yaml --rest-url http://{address}" in done.stderr

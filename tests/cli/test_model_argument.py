@@ -130,6 +130,8 @@ def test_what_was_guessed_is_said_and_stands_in_the_scenario(tmp_path: Path) -> 
     model = lookup(tmp_path / "ids.onnx", vocabulary=1000)
     looked, _ = looked_at(model, "load.arrivals=closed", "load.concurrency=8", "objective=throughput")
     assert looked.document["request"] == {
+        "protocol": "grpc",
+        "rows": 1,
         "shapes": {"ids": [128]},
         "inputs": {"random": {"by_input": {"ids": {"low": 0, "high": 100, "whole": True}}}},
     }

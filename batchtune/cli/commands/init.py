@@ -1,4 +1,4 @@
-"""`batchtune init`: a scenario to begin with."""
+"""`batchtune init --example`: a bundled scenario to begin with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.examples import Example, example_names, read_example
 
 
-def run_init(name: str | None, *, example: bool, output: Path | None) -> int:
+def run_init(name: str | None, *, output: Path | None) -> int:
     """The exit code, 0.
 
     Raises:
@@ -18,11 +18,6 @@ def run_init(name: str | None, *, example: bool, output: Path | None) -> int:
     """
     if name is None:
         return _list_examples()
-    if not example:
-        raise UsageError(
-            f"{name}: not asked for as an example",
-            hint=f"`batchtune init --example {name}`; bundled are: {', '.join(example_names())}",
-        )
     _write_example(read_example(name), output)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import yaml
@@ -17,7 +17,7 @@ from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_sc
 from batchtune.scenario.spec.request import RandomRange
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.tensor_shapes import check_names
-from batchtune.scenario.units import counted, rounded_duration
+from batchtune.scenario.units import counted, format_duration, rounded_duration
 from batchtune.target.address import Address
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
@@ -25,10 +25,13 @@ from batchtune.target.tfserving import launched_target
 from batchtune.tune.sweep.proposal import proposed
 from batchtune.wire.signature import Signature, TensorSpec
 
-Command = Literal["sweep", "load", "compare"]
+Command = Literal["sweep", "load", "compare", "init"]
 
 CLIENTS: Final = 32
 """Of a load test or a comparison that nobody gave a load."""
+
+_ANY_LIMIT: Final = "1s"
+"""Of `init`, until the model was asked how fast it is."""
 
 _UNASKED: Final = "nothing says what is wanted: a capacity needs a limit"
 _ASK: Final = (
@@ -41,13 +44,14 @@ _ASK: Final = (
 class LookedAt:
     """A model that answered: its signature, what was tried, and the scenario that follows, as plain data.
 
-    `notes` say in a line each what was guessed, with the option that changes it.
+    `notes` say in a line each what was guessed, with the option that changes it; `guessed_limit`: so was the SLO.
     """
 
     document: dict[str, Any]
     signature: Signature
     tries: FirstTries
     notes: tuple[str, ...]
+    guessed_limit: bool = False
 
     def text(self, source: str) -> ScenarioText:
         """The scenario, as if it had been read from a file."""
@@ -71,6 +75,8 @@ def look_at(
         TargetError: the server does not start, or the model refuses a request.
     """
     base = _begun(model_of(model), command=command)
+    if command == "init" and _lacks_limit(base, overrides):
+        base["slo"] = {"p95": _ANY_LIMIT}
     scenario, _ = placed(_scenario(base, overrides, model=model))
     say(f"looking at {model}: launching the server")
     with launched_target(scenario, on_event=say) as target:
@@ -84,7 +90,12 @@ def look_at(
             raise TargetError(
                 f"{error.message}; the server died of it:\n{target.log_tail()}", hint=error.hint
             ) from error
-    return _completed(base, overrides, scenario, signature, tries, searched=command == "sweep")
+    limited = bool(base["slo"])
+    if limited:
+        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
+        scenario = _scenario(base, overrides, model=model)
+    looked = _completed(base, overrides, scenario, signature, tries, searched=command in ("sweep", "init"))
+    return replace(looked, guessed_limit=limited)
 
 
 def look_at_running(address: Address, overrides: Sequence[str]) -> LookedAt:
@@ -95,7 +106,7 @@ def look_at_running(address: Address, overrides: Sequence[str]) -> LookedAt:
         TargetError: nobody answers, or the model refuses a request.
     """
     base = _begun(address.model, command="load")
-    base["request"] = {"protocol": address.protocol}
+    base["request"]["protocol"] = address.protocol
     scenario = _scenario(base, overrides, model=address.model)
     target = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
     signature = target.signature(scenario.request.signature)
@@ -139,12 +150,12 @@ def _begun(model: str, *, command: Command) -> dict[str, Any]:
     base: dict[str, Any] = {
         "name": _scenario_name(served_name(model)),
         "target": {"model": model},
-        "request": {},
+        "request": {"protocol": "grpc", "rows": 1},
         "load": {"arrivals": "poisson"},
         "slo": {},
         "objective": "capacity",
     }
-    if command != "sweep":
+    if command in ("load", "compare"):
         base |= {"load": {"arrivals": "closed", "concurrency": CLIENTS}, "objective": "throughput"}
     if command == "compare":
         base["variants"] = {"no_batching": {"fixed": {"enable_batching": False}}, "batching": {}}
@@ -152,12 +163,22 @@ def _begun(model: str, *, command: Command) -> dict[str, Any]:
 
 
 def _scenario(base: dict[str, Any], overrides: Sequence[str], *, model: str) -> Scenario:
-    text = yaml.safe_dump(base, sort_keys=False)
-    merged = unchecked_scenario(ScenarioText(text=text, source=model), overrides=overrides)
-    slo = merged.get("slo") or {}
-    if merged["objective"] == "capacity" and not any(slo.get(name) for name in slo if name != "errors"):
+    if _lacks_limit(base, overrides):
         raise UsageError(f"{model}: {_UNASKED}", hint=_ASK)
-    return parse_scenario(text, source=model, overrides=overrides)
+    return parse_scenario(yaml.safe_dump(base, sort_keys=False), source=model, overrides=overrides)
+
+
+def _lacks_limit(base: dict[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether a capacity is asked for, and no latency limit given that would end it."""
+    merged = unchecked_scenario(ScenarioText(text=yaml.safe_dump(base), source="MODEL"), overrides=overrides)
+    slo = merged.get("slo") or {}
+    return merged["objective"] == "capacity" and not any(slo.get(name) for name in slo if name != "errors")
+
+
+def _likely_limit(lone_s: float) -> str:
+    """Some ten times the latency of a lone request, in a round number."""
+    steps_s = [step * 10.0**power for power in range(-3, 3) for step in (1.0, 2.0, 5.0)]
+    return format_duration(next((step_s for step_s in steps_s if step_s >= 10.0 * lone_s), steps_s[-1]))
 
 
 def _tried(endpoint: Any, signature: Signature, scenario: Scenario, *, batched: bool) -> FirstTries:

@@ -108,14 +108,14 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
     load = {"arrivals": "closed"}
     overrides += loop_overrides(load, rate=wanted.rate, concurrency=wanted.concurrency)
     if kind == "model":
-        looked = _looked_at(
+        looked = looked_at(
             argument,
             lambda say: look_at(argument, overrides, command="load", say=say, batched=not wanted.no_batching),
             quiet=quiet,
         )
         return replace(wanted, scenario=looked.text(argument))
     address = answering_at(argument)
-    looked = _looked_at(argument, lambda _say: look_at_running(address, overrides), quiet=quiet)
+    looked = looked_at(argument, lambda _say: look_at_running(address, overrides), quiet=quiet)
     return replace(
         wanted, scenario=looked.text(argument), rest_url=address.rest_url, grpc_url=address.grpc_url
     )
@@ -144,7 +144,7 @@ def _subject(
         return Subject(source=Path(argument), overrides=[*overrides, *loop])
     arrivals = "poisson" if command == "sweep" else "closed"
     laid_over = [*overrides, *loop_overrides({"arrivals": arrivals}, rate=rate, concurrency=concurrency)]
-    looked = _looked_at(
+    looked = looked_at(
         argument,
         lambda say: look_at(argument, laid_over, command=command, say=say),
         quiet=quiet,
@@ -153,7 +153,7 @@ def _subject(
     return Subject(source=looked.text(argument), overrides=[])
 
 
-def _looked_at(
+def looked_at(
     argument: str,
     look: Callable[[Callable[[str], None]], LookedAt],
     *,

@@ -1,0 +1,168 @@
+"""`batchtune init MODEL`: the model is asked, and a commented scenario for it written; `--check` only asks."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from batchtune.cli.arguments.loop import loop_overrides, refuse_range
+from batchtune.cli.arguments.points import refuse_both
+from batchtune.cli.arguments.subject import kind_of
+from batchtune.cli.checks.machine import watch_host
+from batchtune.cli.commands.model_scenario import (
+    LookedAt,
+    inputs_of,
+    look_at,
+    look_at_running,
+    speed_of,
+    wants_of,
+)
+from batchtune.cli.commands.subject import looked_at
+from batchtune.errors import UsageError
+from batchtune.report.live import sweep_view
+from batchtune.scenario.commented import commented
+from batchtune.scenario.reader import read_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import rounded_duration
+from batchtune.target.address import Address, answering_at
+
+LAUNCH_S: Final = 15.0
+"""Of a sweep beside its budget: the launch, the first look, the report."""
+
+_ARRIVALS: Final[Mapping[str, str]] = {
+    "poisson": "requests come at random, whatever the server does; others: constant, gamma (bursts), trace, …",
+    "closed": "each client waits for its answer before it asks again; poisson: requests come at a rate",
+}
+_COMMENTS: Final[Mapping[str, str]] = {
+    "name": "results go to results/<name>/",
+    "target.cpus": "that the server may run on",
+    "request.protocol": "or rest",
+    "request.rows": "in a request: a batch is made of several requests",
+    "load.concurrency": "clients: at most so many requests can meet in a batch",
+    "load.rate": "requests per second",
+    "load.warm_up": "of a trial: sent, and not counted",
+    "load.duration": "of a trial: counted; longer ones are surer, and fewer",
+    "search.budget": "for everything, the fresh runs that confirm the choice included",
+    "search.space.max_batch_size": "rows in a batch at most; 1 runs every request by itself",
+    "search.space.batch_timeout_micros": "how long the first request of a batch may wait for company",
+    "search.space.num_batch_threads": "batches that run at the same time",
+    "fixed.max_enqueued_batches": "that may wait; a request beyond is refused",
+}
+
+
+def run_init_model(
+    argument: str,
+    overrides: Sequence[str],
+    *,
+    rate: str | None,
+    concurrency: str | None,
+    write: Path | None,
+    check: bool,
+    quiet: bool,
+) -> int:
+    """The exit code, 0; the scenario goes to stdout, or to the file `write`.
+
+    Raises:
+        UsageError: no model, options that contradict each other, or a file that is there already.
+        TargetError: the model does not serve, or refuses a request.
+    """
+    refuse_both(rate=rate, concurrency=concurrency)
+    refuse_range(rate=rate, concurrency=concurrency)
+    kind = kind_of(argument)
+    if kind == "scenario":
+        raise UsageError(
+            f"{argument}: is a scenario already",
+            hint=f"`batchtune sweep {argument}` runs it; init takes a model",
+        )
+    if write is not None and write.exists() and not check:
+        raise UsageError(f"{write}: is there already", hint="name another file with --write")
+    address = answering_at(argument) if kind == "address" else None
+    looked = _asked(argument, address, overrides, rate=rate, concurrency=concurrency, quiet=quiet)
+    if check:
+        print(f"ok: {argument} answers 1, 2 and 8 times the rows of a request: {speed_of(looked.tries)}")
+        return 0
+    scenario = read_scenario(looked.text(argument))
+    text = _text(looked, scenario, argument, write)
+    if write is None:
+        print(text, end="")
+    else:
+        _write(write, text)
+    with sweep_view(quiet=quiet) as view:
+        host = watch_host(lambda _windows: None)
+        view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))
+    print(_next(scenario, address, write), file=sys.stderr)
+    return 0
+
+
+def _asked(
+    argument: str,
+    address: Address | None,
+    overrides: Sequence[str],
+    *,
+    rate: str | None,
+    concurrency: str | None,
+    quiet: bool,
+) -> LookedAt:
+    arrivals = "poisson" if address is None else "closed"
+    laid_over = [*overrides, *loop_overrides({"arrivals": arrivals}, rate=rate, concurrency=concurrency)]
+    if address is not None:
+        return looked_at(argument, lambda _say: look_at_running(address, laid_over), quiet=quiet)
+    return looked_at(argument, lambda say: look_at(argument, laid_over, command="init", say=say), quiet=quiet)
+
+
+def _text(looked: LookedAt, scenario: Scenario, argument: str, write: Path | None) -> str:
+    file = shlex.quote(str(write or f"{scenario.name}.yaml"))
+    searched = "search" in looked.document
+    question = (
+        f"Which batching parameters should {scenario.name} be served with?"
+        if searched
+        else f"How does {scenario.name} answer on the server that runs?"
+    )
+    head = [
+        question,
+        "",
+        f"    batchtune {'sweep' if searched else 'load'} {file}",
+        "",
+        f"Written by `batchtune init {shlex.quote(argument)}`, which asked the model: {speed_of(looked.tries)}.",
+        "Every key: scenarios/README.md of batchtune; --set key=value overrides one for a run.",
+    ]
+    return commented(looked.document, head=head, comments=_comments(looked, scenario))
+
+
+def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
+    comments = {
+        **_COMMENTS,
+        "target.model": f"takes {inputs_of(looked.signature)}",
+        "load.arrivals": _ARRIVALS.get(scenario.load.arrivals, ""),
+        "objective": wants_of(scenario) if "search" in looked.document else "",
+    }
+    guessed = [note.replace(" (--", "; --").removesuffix(")") for note in looked.notes]
+    shapes = [note for note in guessed if "--shape" in note]
+    values = [note for note in guessed if "--shape" not in note]
+    comments["request.shapes"] = f"guessed, and answered: {'; '.join(shapes)}" if shapes else ""
+    comments["request.inputs"] = f"guessed, and answered: {'; '.join(values)}" if values else ""
+    if looked.guessed_limit:
+        comments["slo.p95"] = "a guess, ten times a lone request: what do you promise?"
+    return comments
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    print(f"{path}: a scenario to begin with")
+
+
+def _next(scenario: Scenario, address: Address | None, write: Path | None) -> str:
+    file = shlex.quote(str(write or f"{scenario.name}.yaml"))
+    saved = "" if write is not None else f"save it as {file}, then "
+    if address is not None:
+        option = f"--rest-url {address.rest_url}" if address.rest_url else f"--grpc-url {address.grpc_url}"
+        return f"next: {saved}batchtune load {file} {option}"
+    budget_s = scenario.search.time_budget_s or 0.0
+    return f"next: {saved}batchtune sweep {file} (about {rounded_duration(budget_s + LAUNCH_S)})"

@@ -124,7 +124,10 @@ def test_why_batches_closed_is_drawn_beside_their_sizes_as_shares_of_a_hundred(t
     data = sizes(account_with(tmp_path, [trial]).shown, which=LATEST).figure.data
     assert data[0]["x"] == ["4", "8"]
     assert [trace["text"] for trace in data[1:]] == [["full"], ["on the timeout"]]
-    assert [(trace["name"], trace["x"]) for trace in data[1:]] == [("full", [80.0]), ("timeout", [20.0])]
+    assert [(trace["name"], trace["base"], trace["x"]) for trace in data[1:]] == [
+        ("full", [0.0], [80.0]),
+        ("timeout", [80.0], [20.0]),
+    ]
 
 
 def test_many_sizes_are_summed_up_between_powers_of_two(tmp_path):

@@ -91,7 +91,8 @@ def factors(comparison: Comparison) -> Section:
             layout[f"yaxis{panel}"]["showticklabels"] = False
     return replace(
         section,
-        lead="Right of the line at ×1 is more, left is less; an interval that crosses it may be no change at all."
+        lead="Right of the line at ×1 is more, left is less: good is more throughput and less p95. An interval that "
+        "crosses the line may be no change at all."
         + (" Throughput is that of rows where requests differ in rows." if "rows" in metrics else ""),
         figure=Figure(data=data, layout=layout | {"legend": legend_above(height_px)}, height_px=height_px),
         how=(
@@ -143,10 +144,10 @@ def _rank(value: float) -> float:
 def _panels(metrics: Sequence[Metric]) -> list[tuple[str, tuple[Metric, ...]]]:
     """p95 apart; what else is compared shares a panel, for it is the same thing in requests or rows."""
     rates = tuple(metric for metric in metrics if metric != "p95")
-    panels: list[tuple[str, tuple[Metric, ...]]] = [("p95: less is better", ("p95",))]
+    panels: list[tuple[str, tuple[Metric, ...]]] = [("p95", ("p95",))]
     if rates:
         name = METRICS[rates[0]] if len(rates) == 1 else "throughput"
-        panels.insert(0, (f"{name}: more is better", rates))
+        panels.insert(0, (name, rates))
     return panels
 
 

@@ -28,6 +28,9 @@ _TELLING_SHARE: Final = 15.0
 _SIZES_PX: Final = 190
 _BAR_PX: Final = 34
 _GAP_PX: Final = 96
+_UPRIGHT: Final = 6
+_SLANTED_PX: Final = 30
+"""The names of more bars than that stand askew on a phone."""
 _MARGINS_PX: Final = 110
 _MOST_IN_WORDS: Final = 3
 _MOST_SIZES: Final = 20
@@ -47,7 +50,8 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
     data = [_bars_of(curve, activity, names) for curve, activity in told]
     closed = [(curve, activity) for curve, activity in told if sum(activity.close_reasons.values())]
     bars_px = _BAR_PX * len(closed)
-    area_px = _SIZES_PX + (_GAP_PX + bars_px if closed else 0)
+    gap_px = _GAP_PX if len(set(names.values())) <= _UPRIGHT else _GAP_PX + _SLANTED_PX
+    area_px = _SIZES_PX + (gap_px + bars_px if closed else 0)
     height_px = area_px + _MARGINS_PX
     layout: dict[str, Any] = {
         "barmode": "group",
@@ -64,7 +68,7 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         layout |= {
             "xaxis2": axis("% of the batches", range=[0, 100], anchor="y2"),
             "yaxis2": axis("", type="category", anchor="x2", domain=[0, bars_px / area_px]),
-            "annotations": [panel_title("How many rows they hold"), panel_title("Why they closed", "2")],
+            "annotations": [panel_title("size"), panel_title("why they closed", "2")],
             "legend": legend_above(height_px),
         }
         data += _reason_bars(closed)
@@ -106,25 +110,34 @@ def _range_of(size: int) -> str:
 def _reason_bars(closed: Sequence[tuple[Shown, ServerActivity]]) -> list[Trace]:
     """One bar a name, its parts as texts within: they need no legend."""
     present = {reason for _, activity in closed for reason, count in activity.close_reasons.items() if count}
-    return [
-        _reason_bar(reason, closed[::-1])
-        for reason in [*(known for known in _REASONS if known in present), *sorted(present - _REASONS.keys())]
-    ]
+    begin = [0.0] * len(closed)
+    bars: list[Trace] = []
+    for reason in [*(known for known in _REASONS if known in present), *sorted(present - _REASONS.keys())]:
+        bar, shares = _reason_bar(reason, closed[::-1], begin)
+        bars.append(bar)
+        begin = [start + share for start, share in zip(begin, shares, strict=True)]
+    return bars
 
 
-def _reason_bar(reason: str, closed: Sequence[tuple[Shown, ServerActivity]]) -> Trace:
+def _reason_bar(
+    reason: str, closed: Sequence[tuple[Shown, ServerActivity]], begin: Sequence[float]
+) -> tuple[Trace, list[float]]:
+    """From where the reasons before end; with its shares, in per cent."""
     shares = [
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
         for _, activity in closed
     ]
     told = [safe(_in_words(reason, curve.trial.configuration)) for curve, _ in closed]
-    return {
+    bar: Trace = {
         "type": "bar",
         "orientation": "h",
+        "offsetgroup": "reasons",
+        "width": 0.7,
         "y": [safe(curve.name) for curve, _ in closed],
         "x": numbers(shares),
+        "base": numbers(begin),
         "text": [words if share >= _TELLING_SHARE else "" for words, share in zip(told, shares, strict=True)],
-        "customdata": told,
+        "hovertext": [f"{share:.3g} % {words}" for share, words in zip(shares, told, strict=True)],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
@@ -132,10 +145,11 @@ def _reason_bar(reason: str, closed: Sequence[tuple[Shown, ServerActivity]]) -> 
         "name": safe(reason),
         "showlegend": False,
         "marker": {"color": _REASONS.get(reason, "@other"), "line": {"width": 1, "color": "@surface"}},
-        "hovertemplate": "%{x:.3~r} % of the batches %{customdata}<extra>%{y}</extra>",
+        "hovertemplate": "%{hovertext}<extra>%{y}</extra>",
         "xaxis": "x2",
         "yaxis": "y2",
     }
+    return bar, shares
 
 
 def _in_words(reason: str, configuration: Configuration) -> str:

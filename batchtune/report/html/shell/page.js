@@ -23,7 +23,7 @@
   };
 
   // Paper is light, has a width of its own, and shows what a click would: all that is folded, and the trials.
-  const paperWidth = 672, paperHeight = 0.78, mostOnPaper = 100;
+  const paperWidth = 672, paperHeight = 0.72, mostOnPaper = 100;
   let onPaper = false;
 
   const themed = (layout, narrow) => {

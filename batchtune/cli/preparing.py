@@ -92,7 +92,7 @@ def init(
 def doctor(
     results: RootOption = Path("results"), json: JsonOption = False, quiet: QuietOption = False
 ) -> None:
-    """Say what is installed and usable here, and what to do about the rest.
+    """Say what is installed, what works here, and what to do about it.
 
     Ends with 7 when something is broken without which the quickstart cannot be swept: no framework for its model, no
     simulator, no room for results.

@@ -82,7 +82,8 @@ def _confirmation(
     if chosen.confirmations == 0:
         return ["no fresh run confirms it"]
     if chosen.confirmations < policy.ESTABLISHED_RUNS:
-        return [f"only {counted(chosen.confirmations, 'fresh run')} confirms it"]
+        runs = counted(chosen.confirmations, "fresh run")
+        return [f"only {runs} confirm{'s' if chosen.confirmations == 1 else ''} it"]
     if _passed(chosen.runs) and is_stricter(scenario.slo, slo):
         return []
     if chosen.claim is not None and all(

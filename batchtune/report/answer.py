@@ -282,6 +282,7 @@ def _mind(chosen: Recommendation) -> tuple[str, ...]:
         ]
     if not told:
         return ("",)
+    told.sort(key=lambda one: one[0].code == "emulated_device")  # the least that one would do about it
     more = f" And {len(told) - 1} more." if len(told) > 1 else ""
     first, whose = told[0]
     return (

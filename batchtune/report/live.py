@@ -267,18 +267,18 @@ def _against_slo(live: LiveAggregate, scenario: Scenario | None) -> tuple[str, s
 
 def _points(trials: Sequence[Trial], best: Trial | None) -> list[Point]:
     """Those under the scenario's own load, which alone can be compared with each other."""
-    return [
-        Point(
-            throughput_rps=trial.measurement.throughput_rps.value,
-            p95_s=trial.measurement.latency_s["p95"].value,
-            kind=_kind(trial, best),
+    points = []
+    for trial in trials:
+        measured = trial.measurement
+        p95_s = (
+            math.nan
+            if measured is None or "p95" not in measured.latency_s
+            else measured.latency_s["p95"].value
         )
-        for trial in trials
-        if trial.measurement is not None
-        and not _own_load(trial)
-        and trial.measurement.throughput_rps.value > 0.0
-        and math.isfinite(trial.measurement.latency_s["p95"].value)
-    ]
+        if measured is not None and math.isfinite(p95_s) and not _own_load(trial):
+            rate_rps = measured.throughput_rps.value
+            points.append(Point(throughput_rps=rate_rps, p95_s=p95_s, kind=_kind(trial, best)))
+    return points
 
 
 def _kind(trial: Trial, best: Trial | None) -> Kind:

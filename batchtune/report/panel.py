@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH: Final = 100
 PLOT_WIDTH: Final = 56
+LEAST_COLUMNS: Final = 20
 PLOT_HEIGHTS: Final = (4, 7)
 """A plot has at least and at most so many lines; where there is no room for the least there is none."""
 AROUND_PLOT: Final = 7
@@ -64,9 +65,9 @@ def panel(
     inside = console.options.update(width=width - _BORDER)
     least, most = PLOT_HEIGHTS
     height = min(most, console.height - 1 - AROUND_PLOT - len(console.render_lines(table, inside)))
+    columns = min(PLOT_WIDTH, width - _BORDER - _LEFT_OF_PLOT)
     shown: list[RenderableType] = [table]
-    if points and height >= least:
-        columns = min(PLOT_WIDTH, width - _BORDER - _LEFT_OF_PLOT)
+    if points and height >= least and columns >= LEAST_COLUMNS:
         shown += ["", *scatter(points, limit_s=limit_s, width=columns, height=height)]
     return Panel(Group(*shown), title="batchtune sweep", title_align="left", width=width)
 

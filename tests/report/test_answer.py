@@ -165,6 +165,12 @@ def test_what_there_is_no_room_for_is_counted(chosen):
     assert "Limit" not in text
 
 
+def test_that_a_device_is_emulated_hides_no_other_caveat(chosen):
+    caveats = (caveat("emulated_device"), caveat("client_busy", cpu_ratio=0.97))
+    text = said(replace(chosen, caveats=caveats))
+    assert "Mind The client used 97 % of the CPU that it has" in text
+
+
 SENTENCES = st.text("abcdefgh ", min_size=1, max_size=300).map(lambda text: f"x{text}")
 
 

@@ -34,6 +34,7 @@ FORBIDDEN = [
     (r"Not established:", r"the mean of the fresh runs keeps it"),
     (r"what was tuned cannot be told", r"is not worth its parameters"),
     (r"[∞]|nan", r"."),
+    (r"runs confirms|1 fresh run confirm ", r"."),
 ]
 SHORT_FORBIDDEN = [
     (r"Use no batching", r"Batching helps:"),
@@ -46,6 +47,7 @@ SHORT_FORBIDDEN = [
     (r"hardly better than", r"nothing that was tuned"),
     (r"None of the", r"one is likely 5 % better"),
     (r"[∞]|nan", r"."),
+    (r"runs confirms|1 fresh run confirm ", r"."),
 ]
 VERDICTS = st.sampled_from([None, "PASS", "PASS", "FAIL", "UNSURE"])
 ROWS = st.lists(

@@ -29,7 +29,7 @@ _SIZES_PX: Final = 190
 _BAR_PX: Final = 34
 _GAP_PX: Final = 96
 _UPRIGHT: Final = 6
-_SLANTED_PX: Final = 30
+_SLANTED_PX: Final = 50
 """The names of more bars than that stand askew on a phone."""
 _MARGINS_PX: Final = 110
 _MOST_IN_WORDS: Final = 3
@@ -57,7 +57,7 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         "barmode": "group",
         "bargap": 0.2 if len(set(names.values())) > 4 else 0.6,
         "xaxis": axis(
-            "rows in a batch (after padding)",
+            "rows in a batch",
             type="category",
             categoryorder="array",
             categoryarray=list(dict.fromkeys(names.values())),
@@ -76,7 +76,7 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         section,
         lead=_lead(told) if len(told) <= _MOST_IN_WORDS else "",
         figure=Figure(data=data, layout=layout, height_px=height_px),
-        how=f"By the server's counters. {which}, warm-up included.",
+        how=f"By the server's counters, rows after padding. {which}, warm-up included.",
     )
 
 

@@ -64,7 +64,7 @@
     }
     const layout = themed(figure.layout, narrow);
     if (onPaper) Object.assign(layout, { width: paperWidth, height: parseInt(place.style.height) });
-    return Plotly.react(place, coloured(figure.data), layout, config);
+    return Plotly.react(place, coloured(figure.data), layout, narrow ? { ...config, displayModeBar: false } : config);
   };
 
   const lay = (places, paper) => {

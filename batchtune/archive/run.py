@@ -31,7 +31,6 @@ PROVENANCE = "provenance.json"
 SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 COMPARISON = "comparison.json"
-CHECK = "check.json"
 SERVER_LOG = "server.log"
 LOCK = "lock"
 BATCHING_PARAMETERS = "batching_parameters.txt"
@@ -241,7 +240,7 @@ def create_run(
     *,
     provenance: Mapping[str, Any] | None = None,
     now: datetime | None = None,
-    kind: Literal["", "compare", "noise", "load", "check"] = "",
+    kind: Literal["", "compare", "noise", "load"] = "",
 ) -> Run:
     """A new results directory with the scenario as run; `provenance` is collected when not given.
 

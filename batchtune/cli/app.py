@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from batchtune.cli.arguments.options import examples
-from batchtune.cli.checking import checking
 from batchtune.cli.measuring import measuring
 from batchtune.cli.preparing import preparing
 from batchtune.cli.reading import reading
@@ -24,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for commands in (preparing, measuring, checking, reading):
+for commands in (preparing, measuring, reading):
     app.add_typer(commands)
 
 

@@ -52,6 +52,9 @@ class Driver:
     def fresh_run_s(self) -> float:
         return 1.0
 
+    def at_end(self, _conclude: Callable[[], None]) -> None:
+        pass
+
     def thinking(self, _text: str) -> None:
         pass
 

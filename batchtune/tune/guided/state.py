@@ -18,7 +18,7 @@ from batchtune.tune.guided.merits import calibrated, measured_merits, most_merit
 from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship
 from batchtune.tune.strategies.protocol import Outlook
 from batchtune.tune.strategies.references import reference_configurations
-from batchtune.tune.trials.search_summary import Findings, Trust
+from batchtune.tune.trials.search_summary import SearchSummary, Trust
 from batchtune.tune.trials.space import in_force, lies_inside
 from batchtune.tune.trials.trial import NO_CANDIDATES
 from batchtune.twin.model.twin import Twin
@@ -35,7 +35,7 @@ class Insight:
 
     believed: Beliefs
 
-    def __init__(self, outlook: Outlook, findings: Findings) -> None:
+    def __init__(self, outlook: Outlook, findings: SearchSummary) -> None:
         self._outlook = outlook
         self._scenario = outlook.scenario
         self._findings = findings

@@ -34,7 +34,7 @@ from batchtune.tune.strategies.references import (
 )
 from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.pace import full_rows, rung_load, times_of
-from batchtune.tune.trials.search_summary import Findings
+from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Source, Trial
 
 _REASONS: dict[Source, str] = {
@@ -43,12 +43,12 @@ _REASONS: dict[Source, str] = {
 }
 
 
-def guided_strategy(outlook: Outlook, findings: Findings) -> Strategy:
+def guided_strategy(outlook: Outlook, findings: SearchSummary) -> Strategy:
     """Calibrate, measure the usual answers, propose, race."""
     yield from rule_probes(outlook)
     yield from calibration_probes(outlook)
     insight = Insight(outlook, findings)
-    findings.conclude = insight.conclude
+    outlook.at_end(insight.conclude)
     yield from _with_expectations(_search(outlook, insight, findings), insight)
 
 
@@ -69,7 +69,7 @@ def _expectation(insight: Insight, configuration: Configuration) -> str:
     return "" if at is None or insight.hopeless(at) else insight.words(at)
 
 
-def _search(outlook: Outlook, insight: Insight, findings: Findings) -> Strategy:
+def _search(outlook: Outlook, insight: Insight, findings: SearchSummary) -> Strategy:
     """The usual answers, proposals and a race, or what of them the twin and the time leave to do."""
     if insight.cannot_pay():
         yield from _without_search(outlook, insight)

@@ -6,7 +6,7 @@ the same strategy drives a server, a recorded table and a simulator.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol, TypeAlias
 
 from batchtune.scenario.spec.scenario import Scenario
@@ -51,6 +51,10 @@ class Outlook(Protocol):
 
     def fresh_run_s(self) -> float:
         """What one fresh run for confirmation takes."""
+        ...
+
+    def at_end(self, conclude: Callable[[], None]) -> None:
+        """Call this when the sweep ends, however it ends: to bring findings up to date with the fresh runs."""
         ...
 
     def thinking(self, text: str) -> None:

@@ -10,10 +10,10 @@ from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import reference_points
 from batchtune.tune.strategies.rule import rule_conclusion, rule_strategy
 from batchtune.tune.strategies.serving_guide import guide_strategy
-from batchtune.tune.trials.search_summary import Findings
+from batchtune.tune.trials.search_summary import SearchSummary
 
 
-def strategy_of(outlook: Outlook, findings: Findings) -> Strategy:
+def strategy_of(outlook: Outlook, findings: SearchSummary) -> Strategy:
     """Everything up to the confirmations: reference points and the strategy's own asks."""
     match outlook.scenario.search.strategy:
         case "guided":

@@ -36,7 +36,7 @@ from batchtune.tune.trials.ask import Ask, run_s
 from batchtune.tune.trials.ledger import Ledger, is_spoilt
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, out_of_memory
 from batchtune.tune.trials.pace import Pace, pace_of, times_of
-from batchtune.tune.trials.search_summary import Findings, SearchSummary
+from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
 
@@ -108,7 +108,8 @@ class _Sweep:
         self._ledger = Ledger(finished, now_s)
         self._watcher = watcher
         self._now_s = now_s
-        self._findings = Findings()
+        self._findings = SearchSummary(strategy=scenario.search.strategy)
+        self._conclude: Callable[[], None] = lambda: None
         self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._failures = 0
         self._best: Trial | None = None
@@ -130,6 +131,9 @@ class _Sweep:
             raise
         finally:
             self._watcher.on_summary(self._summary())
+
+    def at_end(self, conclude: Callable[[], None]) -> None:
+        self._conclude = conclude
 
     @property
     def pace(self) -> Pace:
@@ -314,22 +318,13 @@ class _Sweep:
         return times.run_s
 
     def _summary(self) -> SearchSummary:
-        found = self._findings
-        found.conclude()
+        self._conclude()
         pooled = pool(self.trials, scenario=self.scenario)
-        return SearchSummary(
-            strategy=self.scenario.search.strategy,
-            stop_reason=found.stop_reason or self._stop_reason(),
+        return replace(
+            self._findings,
+            stop_reason=self._findings.stop_reason or self._stop_reason(),
             space_size=self.space.size,
-            twin=found.twin,
-            trust=found.trust,
-            trust_reason=found.trust_reason,
-            twin_error=dict(found.twin_error),
-            near_best=dict(found.near_best),
-            judged=found.judged,
             proposals=dict(Counter(one.source for one in self.trials if one.source in ("twin", "sampler"))),
-            cannot_pay=found.cannot_pay,
-            plan=found.plan,
             noise_ratio=run_noise(pooled, scenario=self.scenario).sd,
             repeated_trials=sum(one.repeat_of is not None for one in self.trials),
             seconds_by_phase=dict(self._phase_s),

@@ -7,7 +7,7 @@ beside the ledger, and the recommendation states it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,9 +18,9 @@ SCHEMA_VERSION = 1
 Trust = Literal["leads", "shares", "off"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SearchSummary:
-    """What a sweep says of itself.
+    """What a sweep says of itself: the strategy writes down what it finds, the sweep adds the rest at its end.
 
     `twin` is the calibrated twin as plain types; `trust` says whether it led the search, shared it with the sampler
     or was switched off, `trust_reason` why in words, `twin_error` its leave-one-out errors by figure (median
@@ -85,22 +85,3 @@ class SearchSummary:
             return from_plain(cls, values)
         except TypeError as error:
             raise ValueError(f"not a summary of a search: {error}") from error
-
-
-@dataclass(slots=True, kw_only=True)
-class Findings:
-    """What a strategy finds out about its own search; the sweep makes the summary of it.
-
-    `conclude` brings `near_best` up to date with everything measured, the fresh runs too.
-    """
-
-    stop_reason: str = ""
-    twin: Mapping[str, Any] | None = None
-    trust: Trust | None = None
-    trust_reason: str = ""
-    twin_error: Mapping[str, float] = field(default_factory=dict)
-    near_best: Mapping[str, float] = field(default_factory=dict)
-    judged: int = 0
-    cannot_pay: str | None = None
-    plan: str = ""
-    conclude: Callable[[], None] = lambda: None

@@ -20,7 +20,7 @@ from batchtune.tune.guided.strategy import guided_strategy
 from batchtune.tune.sweep.progress import SweepProgress, Watcher
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
-from batchtune.tune.trials.search_summary import Findings, SearchSummary
+from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import Device
@@ -307,7 +307,7 @@ def test_a_point_that_differs_in_the_timeout_alone_and_not_to_the_twin_is_settle
     scenario, trials, _ = usual
     driver = Driver(scenario)
     driver.trials.extend(one for one in trials if one.source in ("probe", "calibration", "guide"))
-    insight = Insight(driver, Findings())
+    insight = Insight(driver, SearchSummary(strategy="guided"))
     (guides,) = (one.point for one in trials if one.source == "guide")
     points = {at: cell.point for at, cell in enumerate(insight.cells) if cell.point is not None}
     (measured,) = (at for at, point in points.items() if point == guides)
@@ -391,7 +391,7 @@ def test_sizes_that_ran_out_of_memory_are_neither_proposed_again_nor_hoped_for()
         },
     )
     driver = Driver(scenario, law=Law(fixed_s=0.003, per_row_s=0.0001, rows_max=24), trials_max=18)
-    trials = driver.run(lambda outlook: guided_strategy(outlook, Findings()))
+    trials = driver.run(lambda outlook: guided_strategy(outlook, SearchSummary(strategy="guided")))
     tried = [
         trial.configuration.batching.max_batch_size
         for trial in trials

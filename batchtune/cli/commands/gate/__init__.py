@@ -1,1 +1,0 @@
-"""Which commands guard what was reached?"""

@@ -140,7 +140,7 @@ def test_a_sweep_is_not_given_up_while_anything_worked():
     """Every size above 1 fails: what is left is confirmed, and that is the recommendation."""
     said = []
     trials = run(
-        scenario_of(search={"strategy": "guided", "budget": {"time": "60s"}}),
+        scenario_of(search={"strategy": "guided", "budget": {"time": "20s"}}),
         law=Law(rows_max=1),
         watcher=Watcher(on_summary=said.append),
     )

@@ -19,7 +19,7 @@ LINES_MAX = 330
 FILES_MIN = 4
 TOO_LONG = {
     "archive/run.py": 395,
-    "recommend/recommendation.py": 400,
+    "recommend/recommendation.py": 375,
     "server/rest/calls.py": 335,
     "tune/policy.py": 535,
     "tune/sweep/sweep.py": 345,

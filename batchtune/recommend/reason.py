@@ -72,14 +72,6 @@ def absence_of_batching(
     return "no configuration with batching was measured"
 
 
-def is_telling(batched: Pooled, no_batching: Pooled | None, *, scenario: Scenario) -> bool:
-    """Whether it shows if batching helps: to miss the SLO at a rate above no batching's says nothing of lower ones."""
-    if scenario.objective != "capacity" or no_batching is None or batched.feasible:
-        return True
-    alone_rps = no_batching.value if no_batching.claim is None else no_batching.claim.rps
-    return batched.value <= policy.PAYS_FROM * alone_rps
-
-
 def nothing_to_recommend(
     pooled: Sequence[Pooled], trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec
 ) -> BatchtuneError:
@@ -204,50 +196,6 @@ def _miss(nearest: Pooled, name: str, slo: SloSpec) -> str:
         if ratio < 2
         else f"{shown} is {rounded(ratio)} × {allowed}"
     )
-
-
-def cannot_pay(trials: Sequence[Trial]) -> str | None:
-    """The finding that no batch can pay: executing b rows takes b times as long as one (τ(b) is proportional to b).
-
-    By the server's account of all trials with the fewest batch threads, whose batches disturb each other least; None
-    when larger batches do more rows per second, or when too few sizes were seen.
-    """
-    times = _execution_times(trials)
-    if len(times) < 2 or max(times) < policy.WIDE_SIZES * min(times):
-        return None
-    least, most = min(times), max(times)
-    per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
-    if per_row_s[least] / min(per_row_s.values()) >= policy.PAYS_FROM:
-        return None
-    return (
-        f"batching cannot pay here: a batch of {_rows(most)} takes {rounded(times[most] / times[least])} times "
-        f"as long as one of {_rows(least)}, so the device does no more rows in a second however they come"
-    )
-
-
-def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
-    """Mean seconds of a batch by its rows, over the trials with the fewest batch threads."""
-    told = [
-        (in_force(trial.configuration, "num_batch_threads"), trial.measurement.server)
-        for trial in trials
-        if trial.configuration.batching is not None
-        and trial.measurement is not None
-        and trial.measurement.server is not None
-        and trial.measurement.server.execution_s_by_rows
-    ]
-    fewest = min((threads for threads, _ in told), default=0)
-    seen: dict[int, tuple[int, float]] = {}
-    for threads, server in told:
-        if threads == fewest:
-            for rows, mean_s in server.execution_s_by_rows.items():
-                batches, spent_s = seen.get(rows, (0, 0.0))
-                more = server.batches_by_rows.get(rows, 0)
-                seen[rows] = (batches + more, spent_s + more * mean_s)
-    return {
-        rows: spent_s / batches
-        for rows, (batches, spent_s) in seen.items()
-        if batches >= policy.SEEN_BATCHES_MIN
-    }
 
 
 def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:

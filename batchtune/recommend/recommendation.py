@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
@@ -37,11 +37,10 @@ from batchtune.recommend.prediction import (
 )
 from batchtune.recommend.reason import (
     absence_of_batching,
-    cannot_pay,
     explain_gain,
-    is_telling,
     nothing_to_recommend,
 )
+from batchtune.recommend.worth import Helps, batching_helps, cannot_pay, is_telling
 from batchtune.scenario.spec.scenario import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage
 from batchtune.tune import policy
@@ -58,9 +57,6 @@ TIMEOUT: Final = "batch_timeout_micros"
 
 SCHEMA_VERSION = 2
 """Of recommendation.json; what an older one lacks is absent when it is read."""
-
-
-Helps = Literal["yes", "no", "not distinguishable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +174,12 @@ def recommend(
     gain = None if batched is None else gain_over(batched, no_batching, noise=noise, scenario=scenario)
     with_batching = [one for one in choice.inside if one.configuration.batching is not None]
     tried = any(is_telling(one, no_batching, scenario=scenario) for one in with_batching)
-    helps = _helps(batched, no_batching, gain, scenario=scenario) if tried else "not distinguishable"
-    if helps == "no" and chosen.configuration.batching is not None:
-        helps = "not distinguishable"  # by the search alone: no fresh run confirms what no batching showed
-    unable = _cannot_pay(trials, search)
-    if unable and helps == "not distinguishable" and _is_confirmed_alone(chosen, gain):
-        helps = "no"
+    unable = (None if search is None else search.cannot_pay) or cannot_pay(trials)
+    helps: Helps = "not distinguishable"
+    if tried:
+        helps = batching_helps(
+            chosen, batched, no_batching, gain, cannot_pay=unable is not None, scenario=scenario
+        )
     gains = {
         name: gain_over(chosen, one, noise=noise, scenario=scenario)
         for name, one in choice.references.items()
@@ -298,36 +294,6 @@ def _hardly_better_than(
     return (None, name) if gain is not None and is_told_apart(gain) else (name, None)
 
 
-def _helps(
-    batched: Pooled | None, no_batching: Pooled | None, gain: Estimate | None, *, scenario: Scenario
-) -> Helps:
-    """By the interval of the gain and the margin WORTH_GAIN; meeting an SLO that no batching misses counts too.
-
-    `batched` None: none that was tried meets the SLO.
-    """
-    if no_batching is None or no_batching.failures:
-        return "not distinguishable"
-    if batched is None:
-        return "no"
-    if not no_batching.feasible and scenario.objective != "capacity":
-        return "yes"
-    if gain is None:
-        return "not distinguishable"
-    if is_gain(gain):
-        return "yes"
-    return "no" if gain.high < 1.0 + policy.WORTH_GAIN else "not distinguishable"
-
-
-def _is_confirmed_alone(chosen: Pooled, gain: Estimate | None) -> bool:
-    """Whether fresh runs stand for no batching, and what batching gained in them may be nothing.
-
-    With the finding that the time of a batch is proportional to its rows that is an answer, however wide the gain's
-    interval: it would take many more runs to see a gain of nothing to 5 %.
-    """
-    alone = chosen.configuration.batching is None and chosen.confirmations >= policy.ESTABLISHED_RUNS
-    return alone and gain is not None and gain.low < 1.0
-
-
 def _unbatched_rows_per_s(no_batching: Pooled | None, *, scenario: Scenario) -> float:
     """What the server does without batching in the closed loop; NaN in an open one, which leaves it idle at times."""
     if scenario.load.open_loop or no_batching is None:
@@ -348,11 +314,6 @@ def _near_best(
         count=search.judged,
         space_size=search.space_size if search.space_size > search.judged else None,
     )
-
-
-def _cannot_pay(trials: Sequence[Trial], search: SearchSummary | None) -> str | None:
-    found = None if search is None else search.cannot_pay
-    return cannot_pay(trials) if found is None else found
 
 
 def _notes(

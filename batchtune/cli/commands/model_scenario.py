@@ -33,6 +33,8 @@ CLIENTS: Final = 32
 _ANY_LIMIT: Final = "1s"
 """Of `init`, until the model was asked how fast it is."""
 
+_UNKNOWN_THERE: Final = "is {model} the name under which that server serves it, and has it been loaded?"
+
 _UNASKED: Final = "nothing says what is wanted: a capacity needs a limit"
 _ASK: Final = (
     "give --slo-p95 20ms (the highest rate within it), --concurrency 32 (most requests/s of 32 clients), or "
@@ -109,7 +111,12 @@ def look_at_running(address: Address, overrides: Sequence[str]) -> LookedAt:
     base["request"]["protocol"] = address.protocol
     scenario = _scenario(base, overrides, model=address.model)
     target = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
-    signature = target.signature(scenario.request.signature)
+    try:
+        signature = target.signature(scenario.request.signature)
+    except TargetError as error:
+        raise TargetError(
+            error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
+        ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=False)
     return _completed(base, overrides, scenario, signature, tries, searched=False)
 

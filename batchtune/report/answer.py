@@ -29,7 +29,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
 
 INDENT: Final = " " * 7
-GAP: Final = 2
 
 DECISIVE: Final = frozenset({"emulated_device", "errors", "growing_backlog", "not_steady"}) | CLIENT_CODES
 """Caveats that change what one would do; of a noisy host only where nothing is established."""
@@ -41,8 +40,8 @@ GIVES_WAY: Final = (
 """Which section is told in fewer words next where the answer has more lines than that; `--why` has them all."""
 
 _GAINS = {"throughput": "gain of this", "capacity": "gain in capacity", "latency": "gain in p95"}
-_LAYOUTS: Final = ((len(INDENT), GAP), (0, GAP), (0, 1))
-"""Indent and gap of the table: wide figures take the room that narrow ones leave."""
+_GAPS: Final = (2, 1)
+"""Between the columns of the table: wide figures take the room of the indent first, then of the gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +166,10 @@ def _table(chosen: Recommendation, width: int) -> list[str]:
     if not any(row[3] for row in rows[1:]):
         rows = [(*row[:3], "") for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    tables = [[_aligned(row, widths, indent=indent, gap=gap) for row in rows] for indent, gap in _LAYOUTS]
-    return next((table for table in tables if max(map(len, table)) <= width), tables[-1])
+    tables = [[_aligned(row, widths, gap=gap) for row in rows] for gap in _GAPS]
+    narrow = next((table for table in tables if max(map(len, table)) <= width), tables[-1])
+    indent = min(len(INDENT), max(0, width - max(map(len, narrow))))
+    return [f"{'':{indent}}{line}" for line in narrow]
 
 
 def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> tuple[str, str, str, str]:
@@ -178,10 +179,10 @@ def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> t
     return name, interval(other.throughput_rps), latency, "" if gain is None else ratio(gain)
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int], *, indent: int, gap: int) -> str:
+def _aligned(row: Sequence[str], widths: Sequence[int], *, gap: int) -> str:
     first, *figures = row
     cells = (f"{text:>{width}}" for text, width in zip(figures, widths[1:], strict=True) if width)
-    return (" " * indent + (" " * gap).join([f"{first:<{widths[0]}}", *cells])).rstrip()
+    return (" " * gap).join([f"{first:<{widths[0]}}", *cells]).rstrip()
 
 
 def _quantile(chosen: Recommendation) -> str:

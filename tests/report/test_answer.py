@@ -149,6 +149,14 @@ def test_a_server_on_cpus_of_its_own_costs_no_line(chosen):
     assert len(head) <= 80
 
 
+def test_wide_figures_take_of_the_indent_what_they_need(chosen):
+    wide = replace(chosen, throughput_rps=scaled(chosen.throughput_rps, 500.0))
+    table = [line for line in printed(wide).splitlines() if "[" in line]
+    assert max(map(len, table)) == 80
+    assert table[1].lstrip().startswith("no batching")
+    assert len(table[1]) - len(table[1].lstrip()) in range(1, 7)
+
+
 def test_what_there_is_no_room_for_is_counted(chosen):
     promises = tuple(
         replace(chosen.promises[0], name=name, upper_bound_s=upper_bound_s)

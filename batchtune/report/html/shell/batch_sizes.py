@@ -57,20 +57,21 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         "barmode": "group",
         "bargap": 0.2 if len(set(names.values())) > 4 else 0.6,
         "xaxis": axis(
-            "rows in a batch",
+            "",
             type="category",
             categoryorder="array",
             categoryarray=list(dict.fromkeys(names.values())),
         ),
         "yaxis": axis("% of the batches", rangemode="tozero", domain=[1 - _SIZES_PX / area_px, 1]),
+        "annotations": [panel_title("rows in a batch")],
+        "legend": legend_above(height_px),
     }
     if closed:
         layout |= {
             "xaxis2": axis("% of the batches", range=[0, 100], anchor="y2"),
             "yaxis2": axis("", type="category", anchor="x2", domain=[0, bars_px / area_px]),
-            "annotations": [panel_title("size"), panel_title("why they closed", "2")],
-            "legend": legend_above(height_px),
         }
+        layout["annotations"].append(panel_title("why they closed", "2"))
         data += _reason_bars(closed)
     return replace(
         section,

@@ -8,6 +8,9 @@
       steps: {1: 2.1, 8: 2.5} # instead: up to 1 row 2.1 ms, up to 8 rows 2.5 ms; above, in proportion
       jitter_ratio: 0.0       # standard deviation / mean of a log-normal factor
       seed: 0                 # of the jitter
+      slow_ratio: 0.0         # this share of the batches, drawn with the same seed,
+      slow_factor: 10.0       # takes so many times as long
+      cpu_ms: 0.0             # CPU time that each batch burns of its time
       concurrency: serial     # one batch at a time, in order; parallel: all at once
       contention_ratio: 0.0   # of a parallel device: beside n others a batch runs at the rate 1 / (1 + ratio * n)
     memory: {rows_max: 256}   # a batch of more rows fails as out of memory does
@@ -20,6 +23,7 @@ every answer can be checked: `expected_outputs`. The service time includes the c
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 import threading
@@ -37,6 +41,9 @@ from batchtune.server.backends.precise_sleep import sleep_until
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
+_BURNT = bytes(4096)
+"""Hashed in some 5 µs; of 2 KiB or less the lock would be kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTime:
@@ -47,6 +54,9 @@ class ServiceTime:
     steps: tuple[tuple[int, float], ...] = ()
     jitter_ratio: float = 0.0
     seed: int = 0
+    slow_ratio: float = 0.0
+    slow_factor: float = 10.0
+    cpu_ms: float = 0.0
     concurrency: Literal["serial", "parallel"] = "serial"
     contention_ratio: float = 0.0
 
@@ -147,10 +157,12 @@ class EmulatedDevice:
                 f"emulated device has room for {self._rows_max} rows",
             )
         if self._shared is not None:
+            _burn_cpu(self._service_time.cpu_ms)
             self._hold_shared(self._shared, rows)
             return expected_outputs(self._outputs, inputs)
         due_ns = self._due_ns(arrived_ns, rows)
         outputs = expected_outputs(self._outputs, inputs)
+        _burn_cpu(self._service_time.cpu_ms)
         sleep_until(due_ns)
         return outputs
 
@@ -168,7 +180,8 @@ class EmulatedDevice:
                 next_end_ns = shared.next_end_ns()
 
     def _due_ns(self, arrived_ns: int, rows: int) -> int:
-        if self._sigma == 0.0 and self._service_time.concurrency == "parallel":
+        is_drawn = self._sigma > 0.0 or self._service_time.slow_ratio > 0.0
+        if not is_drawn and self._service_time.concurrency == "parallel":
             return arrived_ns + self._held_ns(rows)
         with self._lock:
             held_ns = self._held_ns(rows)
@@ -178,11 +191,13 @@ class EmulatedDevice:
             return self._free_at_ns
 
     def _held_ns(self, rows: int) -> int:
-        """The time of one batch alone on the device; with jitter, under the lock."""
-        held_ns = self._service_time.mean_ns(rows)
-        if self._sigma == 0.0:
-            return held_ns
-        return round(held_ns * math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma)))
+        """The time of one batch alone on the device; where anything is drawn, under the lock."""
+        factor = 1.0
+        if self._sigma > 0.0:
+            factor *= math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma))
+        if self._service_time.slow_ratio > 0.0 and self._random.random() < self._service_time.slow_ratio:
+            factor *= self._service_time.slow_factor
+        return round(self._service_time.mean_ns(rows) * factor)
 
 
 def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:
@@ -192,6 +207,13 @@ def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[s
     """
     sums = sum(_row_sums(array) for array in inputs.values())
     return {spec.name: _output(spec, np.asarray(sums)) for spec in outputs}
+
+
+def _burn_cpu(milliseconds: float) -> None:
+    """Keep this thread's CPU busy for so long, without the lock of the interpreter."""
+    end_ns = time.thread_time_ns() + milliseconds * 1e6
+    while time.thread_time_ns() < end_ns:
+        hashlib.sha256(_BURNT)
 
 
 def load_emulated_model(version_directory: Path) -> LoadedModel:

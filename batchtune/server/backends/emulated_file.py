@@ -23,9 +23,16 @@ _SERVICE_TIME_KEYS = (
     "steps",
     "jitter_ratio",
     "seed",
+    "slow_ratio",
+    "slow_factor",
+    "cpu_ms",
     "concurrency",
     "contention_ratio",
 )
+
+_NUMBERS = (
+    "base_ms", "per_row_ms", "jitter_ratio", "slow_ratio", "slow_factor", "cpu_ms", "contention_ratio",
+)  # fmt: skip
 
 
 class EmulatedFile(TypedDict):
@@ -62,7 +69,7 @@ def read_emulated_file(path: Path) -> EmulatedFile:
 def _service_time(section: Any) -> dict[str, Any]:
     check_keys(section, "service_time", _SERVICE_TIME_KEYS)
     checked = dict(section)
-    for key in ("base_ms", "per_row_ms", "jitter_ratio", "contention_ratio"):
+    for key in _NUMBERS:
         if key in section:
             checked[key] = number(section[key], f"service_time.{key}")
     if "seed" in section:

@@ -140,6 +140,28 @@ def test_jitter_keeps_the_mean_and_is_seeded() -> None:
     assert np.std(first) == pytest.approx(0.2e6, rel=0.1)
 
 
+def test_a_share_of_the_batches_is_slow_and_drawn_with_the_seed() -> None:
+    def draw(seed: int) -> list[int]:
+        service_time = ServiceTime(
+            base_ms=1.0, slow_ratio=0.25, slow_factor=10.0, seed=seed, concurrency="parallel"
+        )
+        device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+        return [device._due_ns(0, 1) for _ in range(400)]
+
+    drawn = draw(1)
+    assert drawn == draw(1)
+    assert set(drawn) == {1_000_000, 10_000_000}
+    # 400 draws with probability 1/4: within 5 standard errors.
+    assert drawn.count(10_000_000) == pytest.approx(100, abs=5 * 75**0.5)
+
+
+def test_a_batch_burns_the_cpu_time_that_was_asked_for() -> None:
+    device = EmulatedDevice(ServiceTime(base_ms=1.0, cpu_ms=3.0), rows_max=None, outputs=Y)
+    before_ns = time.thread_time_ns()
+    device({"x": np.zeros((1, 4), np.float32)})
+    assert time.thread_time_ns() - before_ns >= 3_000_000
+
+
 def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
     device = EmulatedDevice(ServiceTime(), rows_max=2, outputs=Y)
     device({"x": np.zeros((2, 4), np.float32)})

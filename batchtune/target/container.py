@@ -110,6 +110,15 @@ def tree_cpu_s(pid: int) -> float | None:
     return float(sum(used.user + used.system for used in times))
 
 
+def tree_memory_bytes(pid: int) -> int | None:
+    """Resident bytes of a process and its children; None when it is gone."""
+    try:
+        root = psutil.Process(pid)
+        return sum(process.memory_info().rss for process in (root, *root.children(recursive=True)))
+    except psutil.Error:
+        return None
+
+
 def tree_listens(pid: int, port: int) -> bool:
     """Whether a process or one of its children listens on a TCP port; true where the system does not tell."""
     try:

@@ -25,10 +25,11 @@ _Series = dict[tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """One reading: metric name -> label pairs -> value; `monotonic_s` and `server_cpu_s` at the same moment."""
+    """One reading: metric name -> label pairs -> value; time, server's CPU time and memory at that moment."""
 
     monotonic_s: float
     server_cpu_s: float | None
+    memory_bytes: int | None = None
     series: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
 
 
@@ -39,6 +40,7 @@ class ServerActivity:
     `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
     `event_loop_lag_p99_s` is a floor: the lower edge of the histogram's bucket.
+    `memory_bytes` is what the server and its children hold at the second reading.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -56,6 +58,7 @@ class ServerActivity:
     padding_ratio: float | None = None
     device_busy_ratio: float | None = None
     server_cpu_s: float | None = None
+    memory_bytes: int | None = None
     event_loop_lag_p99_s: float | None = None
     emulated: bool = False
     device_parallel: bool | None = None
@@ -78,7 +81,12 @@ def parse_prometheus(text: str) -> dict[str, _Series]:
     return dict(series)
 
 
-def read_counters(endpoint: Endpoint, *, server_cpu_s: Callable[[], float | None] = lambda: None) -> Counters:
+def read_counters(
+    endpoint: Endpoint,
+    *,
+    server_cpu_s: Callable[[], float | None] = lambda: None,
+    memory_bytes: Callable[[], int | None] = lambda: None,
+) -> Counters:
     """Read the metrics page; a server without one gives a reading without series.
 
     Raises:
@@ -87,14 +95,18 @@ def read_counters(endpoint: Endpoint, *, server_cpu_s: Callable[[], float | None
     import httpx
 
     if endpoint.rest_port is None:
-        return Counters(monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s())
+        return Counters(
+            monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_bytes=memory_bytes()
+        )
     try:
         with control_client(endpoint) as client:
             answer = client.get(endpoint.monitoring_path)
     except httpx.HTTPError as error:
         raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {in_words(error)}") from error
     series = parse_prometheus(answer.text) if answer.status_code == 200 else {}
-    return Counters(monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), series=series)
+    return Counters(
+        monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_bytes=memory_bytes(), series=series
+    )
 
 
 def activity(before: Counters, after: Counters) -> ServerActivity:
@@ -139,6 +151,7 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         padding_ratio=padding / rows if rows else None,
         device_busy_ratio=busy_micros / 1e6 / duration_s if busy_micros else None,
         server_cpu_s=cpu,
+        memory_bytes=after.memory_bytes,
         event_loop_lag_p99_s=change.histogram_quantile_s(f"{_OURS}event_loop_lag_bucket", 0.99),
         emulated=any(value > 0 for value in after.series.get(f"{_OURS}emulated_device", {}).values()),
         device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,

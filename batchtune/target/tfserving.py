@@ -106,7 +106,7 @@ class TfServingTarget:
         process = self._running_process()
         process.raise_if_dead()
         try:
-            return read_counters(self.endpoint, server_cpu_s=process.cpu_s)
+            return read_counters(self.endpoint, server_cpu_s=process.cpu_s, memory_bytes=process.memory_bytes)
         except TargetError:
             self._in_force = None
             process.raise_if_dead(within_s=DYING_S)

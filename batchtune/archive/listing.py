@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchtune.archive.run import COMPARISON, LEDGER, NOT_RUNS, RECOMMENDATION, RUN_NAME, Run
-from batchtune.errors import BatchtuneError
+from batchtune.archive.run import CHECK, COMPARISON, LEDGER, NOT_RUNS, RECOMMENDATION, RUN_NAME, Run
+from batchtune.errors import ArchiveError, BatchtuneError
 
-Kind = Literal["sweep", "load", "compare", "noise"]
+Kind = Literal["sweep", "load", "compare", "noise", "check"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEntry:
-    """One run. `verdict` is a word: established, open, unfinished; of a load test how many points passed, or missed.
+    """One run. `verdict` is a word: established, open, unfinished; of a load test how many points passed, or missed
+    (a check has its own).
 
     `recommended` is the configuration in one line, None where there is none. `target` is the model that was asked for.
     A run that cannot be read has its error in `verdict`.
@@ -66,7 +68,7 @@ def _entries(run: Run) -> Iterator[RunEntry]:
     if name is None:
         return
     kind: Kind = "sweep"
-    for other in ("load", "compare", "noise"):
+    for other in ("load", "compare", "noise", "check"):
         if run.path.name.endswith(f"-{other}"):
             kind = other
     scenario, target, recommended, trials = run.path.parent.name, None, None, 0
@@ -99,7 +101,19 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
         return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "unfinished", None
     if kind in ("compare", "noise"):
         return "done" if (run.path / COMPARISON).is_file() else "unfinished", None
+    if kind == "check":
+        return _check_verdict(run), None
     if not (run.path / RECOMMENDATION).is_file():
         return "no recommendation", None
     chosen = run.recommendation()
     return "established" if chosen.established else "open", chosen.configuration.label()
+
+
+def _check_verdict(run: Run) -> str:
+    path = run.path / CHECK
+    try:
+        return str(json.loads(path.read_bytes())["verdict"])
+    except FileNotFoundError:
+        return "unfinished"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArchiveError(f"{path}: not a check: {error}") from error

@@ -31,6 +31,7 @@ PROVENANCE = "provenance.json"
 SEARCH = "search.json"
 RECOMMENDATION = "recommendation.json"
 COMPARISON = "comparison.json"
+CHECK = "check.json"
 SERVER_LOG = "server.log"
 LOCK = "lock"
 BATCHING_PARAMETERS = "batching_parameters.txt"
@@ -240,7 +241,7 @@ def create_run(
     *,
     provenance: Mapping[str, Any] | None = None,
     now: datetime | None = None,
-    kind: Literal["", "compare", "noise", "load"] = "",
+    kind: Literal["", "compare", "noise", "load", "check"] = "",
 ) -> Run:
     """A new results directory with the scenario as run; `provenance` is collected when not given.
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from batchtune.cli.arguments.options import examples
+from batchtune.cli.checking import checking
 from batchtune.cli.measuring import measuring
 from batchtune.cli.preparing import preparing
 from batchtune.cli.reading import reading
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for commands in (preparing, measuring, reading):
+for commands in (preparing, measuring, checking, reading):
     app.add_typer(commands)
 
 

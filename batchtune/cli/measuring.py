@@ -11,6 +11,7 @@ from batchtune.cli.arguments.options import (
     ConcurrencyOption,
     JsonOption,
     LoadSetOption,
+    MaxRegressOption,
     OneConcurrencyOption,
     OneRateOption,
     QuietOption,
@@ -137,6 +138,14 @@ def load(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Load this running server by gRPC; nothing is launched."),
     ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIGURE=LIMIT,…",
+            help="Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (a request) at most; "
+            "e.g. throughput=500/s,cpu=200us.",
+        ),
+    ] = None,
     set_: LoadSetOption = None,
     results: RootOption = Path("results"),
     no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing under --results.")] = False,
@@ -147,9 +156,9 @@ def load(
     """Load-test the scenario's target, a model alone, or a running server (HOST:PORT/MODEL).
 
     One point, or a range of them; each is kept under --results. --rate keeps the pattern of the scenario's arrivals.
-    Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when that cannot be told; of a range the
-    best point decides. Ends with 6 when no point is a measurement of the server: the load generator was the limit, or
-    the host stayed noisy through two repeats. Ends with 7 when a point failed.
+    Ends with 0 when the SLO and every --gate are kept or there is none, 3 when one is missed, 5 when that cannot be
+    told; of a range the best point decides. Ends with 6 when no point is a measurement of the server: the load
+    generator was the limit, or the host stayed noisy through two repeats. Ends with 7 when a point failed.
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
@@ -170,7 +179,9 @@ def load(
     )
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
-    raise typer.Exit(run_load(wanted, output=output, results=None if no_save else results, quiet=quiet))
+    raise typer.Exit(
+        run_load(wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or [])
+    )
 
 
 @measuring.command(
@@ -178,6 +189,7 @@ def load(
         "compare ./my_model --no-batching --concurrency 32",
         "compare scenarios/imdb-benchmark.yaml --blocks 6",
         "compare scenarios/imdb-benchmark.yaml --baseline grpc_5_rows --json",
+        "compare scenarios/imdb-benchmark.yaml --max-regress p95=5%,throughput=3%",
     )
 )
 @takes_slo
@@ -204,6 +216,7 @@ def compare(
             help="Runs of each variant, side by side; an interval needs 6, an even number is best.",
         ),
     ] = 10,
+    max_regress: MaxRegressOption = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
     json: JsonOption = False,
@@ -211,7 +224,8 @@ def compare(
 ) -> None:
     """Run the scenario's variants side by side, or a model without batching and with.
 
-    Tells by which factor they differ, how sure that is, and what limits each. Ends with 6 when the load generator was
+    Tells by which factor they differ, how sure that is, and what limits each. With --max-regress it ends with 1 when a
+    variant regressed against the baseline, 5 when that cannot be told. Ends with 6 when the load generator was
     the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.arguments.slo import slo_overrides
@@ -231,6 +245,7 @@ def compare(
         asked.overrides,
         baseline=baseline,
         blocks=blocks,
+        max_regress=max_regress or [],
         results=results,
         json=json,
         quiet=quiet,

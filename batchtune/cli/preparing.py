@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ from batchtune.cli.arguments.options import (
     takes_slo,
 )
 
+CiHost = Literal["github", "gitlab"]
 preparing = typer.Typer()
 
 
@@ -28,6 +29,7 @@ preparing = typer.Typer()
         "init ./my_model --slo-p95 20ms --write my_model.yaml",
         "init model.onnx --check",
         "init --example quickstart",
+        "init --ci github scenario.yaml",
     )
 )
 @takes_slo
@@ -41,7 +43,7 @@ def init(
         typer.Argument(
             metavar="MODEL|HOST:PORT/MODEL|NAME",
             help="A SavedModel directory, a .onnx, .pt2 or .pt file, a sample model; a running server; with --example "
-            "a bundled scenario.",
+            "a bundled scenario; with --ci the scenario to check by.",
         ),
     ] = None,
     example: Annotated[
@@ -49,6 +51,12 @@ def init(
     ] = False,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
+    ci: Annotated[
+        CiHost | None,
+        typer.Option(
+            "--ci", help="Write a job that checks every change by the scenario named (scenario.yaml)."
+        ),
+    ] = None,
     write: Annotated[
         Path | None,
         typer.Option(
@@ -65,10 +73,14 @@ def init(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a scenario to begin with: a commented one for a model, or a bundled example.
+    """Write a scenario to begin with: a commented one for a model, or a bundled example; or a job for CI.
 
     The model is launched and asked first: what its signature leaves open is guessed, tried and said.
     """
+    if ci is not None:
+        from batchtune.cli.commands.gate.ci import run_init_ci
+
+        raise typer.Exit(run_init_ci(ci, name, output=write))
     if name is None or example:
         from batchtune.cli.commands.init import run_init
 

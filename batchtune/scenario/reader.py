@@ -99,6 +99,21 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
     return _variants(document, _validated(document, read.directory), read.directory)
 
 
+def read_arms(
+    path: Path | str, arms: Mapping[str, Iterable[str]], *, overrides: Iterable[str] = ()
+) -> dict[str, Scenario]:
+    """The scenario in a file once for each arm, with the overrides of that arm; compared, not searched.
+
+    Raises:
+        ScenarioError: as `read_scenario`.
+    """
+    read = _read(path)
+    document = _overridden(parse_yaml(read.text, source=read.source), overrides)
+    _validated(document, read.directory)
+    compared = _compared(document)
+    return {name: _validated(_overridden(compared, given), read.directory) for name, given in arms.items()}
+
+
 def format_scenario(scenario: Scenario) -> str:
     """The scenario as YAML with every default spelt out; `parse_scenario` reads it back as an equal scenario."""
     return _MODELINE + yaml.safe_dump(scenario.document(), sort_keys=False, allow_unicode=True, width=100)
@@ -161,12 +176,17 @@ def _overridden(document: Document, overrides: Iterable[str]) -> Document:
     return document
 
 
+def _compared(document: Document) -> Document:
+    """Without what is searched, and without variants of its own."""
+    left = {key: value for key, value in document.data.items() if key != "search"}
+    return Document(data={**left, "variants": {}}, places=document.places)
+
+
 def _variants(
     document: Document, scenario: Scenario, directory: Path | None, *, files_exist: bool = True
 ) -> dict[str, Scenario]:
     """Variants are compared, not searched: what the scenario searches may be fixed in one."""
-    compared = {key: value for key, value in document.data.items() if key != "search"}
-    base = Document(data={**compared, "variants": {}}, places=document.places)
+    base = _compared(document)
     return {
         name: _validated(
             base.overlaid(document.under("variants", name)), directory, variant=name, files_exist=files_exist

@@ -75,7 +75,10 @@ def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> 
 def test_help_says_with_which_code_a_load_ends() -> None:
     done = batchtune("load", "--help", cwd=Path.cwd())
     text = " ".join(done.stdout.split())
-    assert "Ends with 0 when the SLO is kept or there is none, 3 when it is missed, 5 when" in text
+    assert (
+        "Ends with 0 when the SLO and every --gate are kept or there is none, 3 when one is missed, 5 when"
+        in text
+    )
     assert "Ends with 6" in text
 
 

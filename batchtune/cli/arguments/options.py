@@ -132,6 +132,17 @@ LoadSetOption = Annotated[
 ]
 
 
+MaxRegressOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-regress",
+        "--max-regression",
+        metavar="FIGURE=MARGIN,…",
+        help="From which change for the worse on a figure fails: throughput, capacity, p50, p95, p99, errors, cpu, "
+        "gpu, memory; e.g. p95=5%,throughput=3%. Those given replace the scenario's.",
+    ),
+]
+
 _LIMIT = ("DURATION", "Latency limit such as 20ms; those given replace the scenario's.")
 _SLO_HELP: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9"), _LIMIT),

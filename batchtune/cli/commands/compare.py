@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.archive.run import SERVER_LOG, create_run
+from batchtune.archive.run import create_run
+from batchtune.check.account import Account, attributed, judged
+from batchtune.check.block_figures import paired_figures
+from batchtune.check.gate import Gate, gates_of, parse_margins
+from batchtune.check.paired import judge_fixed
+from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
-from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
-from batchtune.load.calibration import calibrate
-from batchtune.load.fleet import LoadFleet
-from batchtune.measure.validity.host import HostGuard
+from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.report.comparison import print_comparison, variant_line
-from batchtune.report.live import live_line, plan_load, sweep_view
+from batchtune.report.gate.statement import print_check
+from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
-from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.units import counted
-from batchtune.target.model_files import resolve_model
-from batchtune.target.tfserving import TfServingTarget
-from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
+from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchtune.archive.run import Run
-    from batchtune.report.live import View
-    from batchtune.scenario.payloads import RequestSet
     from batchtune.scenario.spec.scenario import Scenario
     from batchtune.tune.trials.trial import Trial
 
@@ -47,29 +44,39 @@ def run_compare(
     *,
     baseline: str | None,
     blocks: int,
+    max_regress: list[str],
     results: Path,
     json: bool,
     quiet: bool,
 ) -> int:
     """The exit code.
 
-    0; 6 when a pair is client-limited, or the host disturbed every run of a variant (repeats included); 7 when a
-    variant failed; 130 when interrupted. That two variants cannot be told apart is an answer, and ends with 0.
+    0; with gates 1 when a variant regressed, 3 when it misses the SLO, 5 when that cannot be told; 6 when a pair is
+    client-limited, or the host disturbed every run of a variant (repeats included); 7 when a variant failed; 130 when
+    interrupted. That two variants cannot be told apart is an answer, and ends with 0.
     """
     scenario = read_scenario(path, overrides=overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
+    margins = parse_margins(max_regress)
+    gates = gates_of(margins, objective=scenario.objective) if margins else ()
+    started_s = time.monotonic()
     done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:
         return INTERRUPTED
     comparison = summarise(done.trials, variants)
     done.run.write_comparison(comparison.to_dict())
+    accounts = _accounts(done, variants, gates, scenario=scenario, seconds=time.monotonic() - started_s)
     if json:
-        print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict()}, indent=2))
+        checks = {"checks": [account.to_dict() for account in accounts]} if gates else {}
+        print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict(), **checks}, indent=2))
     elif done.trials:
         print_comparison(comparison, path=done.run.path)
+        for account in accounts:
+            print()
+            print_check(account)
     if done.trials:
         report_at_end(done.run, quiet=quiet)
-    return INTERRUPTED if done.interrupted else _exit_code(comparison)
+    return INTERRUPTED if done.interrupted else _exit_code(comparison) or _gate_code(accounts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,16 +104,13 @@ def run_blocks(
     """
     done = Blocks()
     scenario, _ = placed(scenario)
-    placements = [(variant, *placed(variant.scenario)) for variant in variants]
-    variants = [replace(variant, scenario=apart) for variant, apart, _ in placements]
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
-        for note in dict.fromkeys(note for _, _, note in placements if note):
-            view.event(note)
+        variants = placed_variants(variants, view)
         try:
-            _check(variants, view)
+            check_targets(variants, view)
             run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)
             view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
-            benches = _Benches(view, stack, blocks=blocks, folder=run.path)
+            benches = Benches(view, stack, blocks=blocks, folder=run.path)
             paces = probed_paces(variants, bench_of=benches.of)
             for variant in variants:
                 view.event(pace_text(variant, paces[variant.name]))
@@ -125,80 +129,40 @@ def run_blocks(
     return done
 
 
-def _check(variants: Sequence[Variant], view: View) -> None:
-    for variant in variants:
-        request, target = variant.scenario.request, variant.scenario.target
-        if request.protocol.startswith("kserve_"):
-            raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
-    targets = (variant.scenario.target for variant in variants)
-    for model, framework in dict.fromkeys((target.model, target.framework) for target in targets):
-        resolve_model(model, framework=framework, on_event=view.event)
-
-
-@dataclass(slots=True)
-class _Benches:
-    """A launched server for each distinct target, a fleet for each number and place of processes, a bench a variant.
-
-    All start on first use and live until the end; the host guard and what the client can do at most are shared.
-    """
-
-    view: View
-    stack: ExitStack
-    blocks: int
-    folder: Path
-    _guard: HostGuard = field(default_factory=HostGuard)
-    _targets: dict[str, TfServingTarget] = field(default_factory=dict)
-    _fleets: dict[tuple[int, tuple[int, ...] | None], LoadFleet] = field(default_factory=dict)
-    _benches: dict[str, Bench] = field(default_factory=dict)
-    _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
-    _turn: Turn | None = None
-
-    def turn(self, turn: Turn) -> None:
-        self._turn = turn
-
-    def of(self, variant: Variant) -> Bench:
-        if variant.name not in self._benches:
-            fleet = self._fleet(variant.scenario.load)
-            self._benches[variant.name] = Bench(
-                variant.scenario,
-                self._target(variant),
-                fleet,
-                on_live=lambda plan, live: self._show(
-                    f"{plan_load(plan, variant.scenario)}: {live_line(live)}"
-                ),
-                guard=self._guard,
-                client_max_rps=partial(self._calibrated, fleet, variant.scenario.target.cpus),
+def _accounts(
+    done: Blocks,
+    variants: Sequence[Variant],
+    gates: Sequence[Gate],
+    *,
+    scenario: Scenario,
+    seconds: float,
+) -> list[Account]:
+    """Each variant against the first under the gates; without gates, or before the first block, none."""
+    if not gates or not done.trials:
+        return []
+    baseline = variants[0].name
+    accounts = []
+    for variant in variants[1:]:
+        blocks = paired_figures(done.trials, baseline=baseline, candidate=variant.name)
+        conclusion = judged(judge_fixed(gates, blocks), done.trials, (variants[0], variant))
+        attribution = attributed(conclusion, done.trials, baseline=baseline, candidate=variant.name)
+        accounts.append(
+            Account(
+                scenario=scenario.name,
+                baseline=baseline,
+                candidate=variant.name,
+                conclusion=conclusion,
+                attribution=attribution,
+                seconds=seconds,
             )
-        return self._benches[variant.name]
+        )
+    return accounts
 
-    def _show(self, line: str) -> None:
-        if self._turn is not None:
-            self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}, {line}")
 
-    def _calibrated(
-        self, fleet: LoadFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
-    ) -> float:
-        """What this fleet can send at most: measured once for requests of one protocol and size."""
-        key = (requests.protocol, sum(map(len, requests.bodies)), fleet.processes)
-        if key not in self._client_max_rps:
-            self._client_max_rps[key] = calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps
-        return self._client_max_rps[key]
-
-    def _target(self, variant: Variant) -> TfServingTarget:
-        if variant.server_key not in self._targets:
-            self.view.event(f"launching the server for {variant.name}")
-            target = TfServingTarget(variant.scenario.target, on_event=self.view.event)
-            self._targets[variant.server_key] = self.stack.enter_context(target)
-            number = len(self._targets)
-            target.keep_log(self.folder / (SERVER_LOG if number == 1 else f"server-{number}.log"))
-        return self._targets[variant.server_key]
-
-    def _fleet(self, load: LoadSpec) -> LoadFleet:
-        key = (load.processes, load.cpus)
-        if key not in self._fleets:
-            fleet = LoadFleet(processes=load.processes, cpus=load.cpus)
-            self._fleets[key] = self.stack.enter_context(fleet)
-        return self._fleets[key]
+def _gate_code(accounts: Sequence[Account]) -> int:
+    """A regression of any variant comes first, then a missed SLO, then what is open."""
+    codes = {account.conclusion.exit_code for account in accounts}
+    return next((code for code in (6, 1, 3, 5) if code in codes), 0)
 
 
 def _exit_code(comparison: Comparison) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.archive.run import SERVER_LOG, create_run
 from batchtune.batching.parameters import Configuration
+from batchtune.check.limit import Limit, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     Question,
@@ -70,15 +71,17 @@ def run_load(
     output: Literal["table", "json", "csv"],
     results: Path | None,
     quiet: bool,
+    gates: Sequence[str] = (),
 ) -> int:
     """The exit code; what was measured is printed in any case, and kept under `results` (None: nowhere).
 
     An error that ends it is raised after that.
 
-    0; 3 when the SLO is missed, 5 when that cannot be told; of a range its best point decides, and without an SLO
-    there is no verdict. 6 when every point that was measured shows the load generator or a noisy host (repeats
-    included); 7 when a point failed; 130 when interrupted.
+    0; 3 when the SLO or a limit of `gates` is missed, 5 when that cannot be told; of a range its best point decides,
+    and without an SLO or a limit there is no verdict. 6 when every point that was measured shows the load generator or
+    a noisy host (repeats included); 7 when a point failed; 130 when interrupted.
     """
+    limits = parse_limits(gates)
     question = question_of(wanted)
     measured = Measured()
     fault: BatchtuneError | None = None
@@ -101,7 +104,7 @@ def run_load(
     if measured.interrupted:
         print("interrupted", file=sys.stderr)
         return 130
-    return _exit_code(measured.points, question.scenario)
+    return _exit_code(measured.points, question.scenario) or _gate_code(measured.points, limits)
 
 
 def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "json", "csv"]) -> None:
@@ -114,6 +117,20 @@ def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "
             print_points_csv(points, scenario=scenario)
         case "table":
             print_points(points, scenario=scenario)
+
+
+def _gate_code(points: Sequence[Trial], limits: Sequence[Limit]) -> int:
+    """Tell what the best point says of each limit; the exit code."""
+    best = best_point(points)
+    if best is None or not limits:
+        return 0
+    findings = judge_limits(limits, best.point)
+    for finding in findings:
+        print(f"gate: {finding.text}", file=sys.stderr)
+    states = {finding.state for finding in findings}
+    if "missed" in states:
+        return NoFeasibleConfigurationError.exit_code
+    return InconclusiveError.exit_code if states & {"open", "not measured"} else 0
 
 
 def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:

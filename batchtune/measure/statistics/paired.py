@@ -48,7 +48,7 @@ def hodges_lehmann(differences: Sequence[float]) -> Estimate:
     """The median of the Walsh averages and its 95 % interval; ends are ±inf below `BLOCKS_NEEDED` differences."""
     if not differences:
         return UNDEFINED
-    averages = _walsh_averages(np.asarray([differences], dtype=np.float64))[0]
+    averages = walsh_averages(differences)
     rank = signed_rank_interval_rank(len(differences))
     return Estimate(
         value=float(np.median(averages)),
@@ -113,7 +113,7 @@ def detectable_shift(count: int) -> float:
     if not rank:
         return math.inf
     draws = np.random.default_rng(count).standard_normal((_DRAWS, count))
-    needed = -_walsh_averages(draws)[:, rank - 1]
+    needed = -_walsh_rows(draws)[:, rank - 1]
     return float(np.quantile(needed, POWER))
 
 
@@ -133,7 +133,13 @@ def spread_about_zero(differences: Sequence[float]) -> Estimate:
     )
 
 
-def _walsh_averages(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+def walsh_averages(differences: Sequence[float]) -> NDArray[np.float64]:
+    """All averages of two differences, each with itself too, ascending; empty without any."""
+    averages: NDArray[np.float64] = _walsh_rows(np.asarray([differences], dtype=np.float64))[0]
+    return averages
+
+
+def _walsh_rows(differences: NDArray[np.float64]) -> NDArray[np.float64]:
     """All (d_i + d_j) / 2 with i ≤ j of each row, ascending: shape (rows, count·(count+1)/2)."""
     first, second = np.triu_indices(differences.shape[1])
     return np.sort((differences[:, first] + differences[:, second]) / 2.0, axis=1)

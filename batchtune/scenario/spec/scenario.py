@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration
 from batchtune.errors import BatchingParametersError, ScenarioError
+from batchtune.scenario.spec.check import CheckSpec
 from batchtune.scenario.spec.knobs import configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
@@ -166,9 +167,10 @@ class Scenario(Spec):
     )
     variants: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="named changes to this scenario, for `batchtune compare`",
+        description="named changes to this scenario, for `batchtune compare` and `check`",
         examples=[{"without": {"fixed": {"enable_batching": False}}}],
     )
+    check: CheckSpec = Field(default_factory=CheckSpec, description="gates of `batchtune check`")
 
     def configuration(self, point: Mapping[str, Any] | None = None) -> Configuration:
         """`fixed` overlaid with a point of the space; names that are no batching parameter are server flags.
@@ -222,6 +224,8 @@ class Scenario(Spec):
             del document["search"]["budget"]
         if not self.search.space:  # everything is fixed; written as {} it would be refused
             del document["search"]["space"]
+        if not self.check.model_fields_set:
+            del document["check"]
         if not self.slo.promises:  # a default that is spelt out would be a promise
             del document["slo"]["errors"]
         return document

@@ -82,18 +82,21 @@ def compare(
     bench_of: Callable[[Variant], Bench],
     on_turn: Callable[[Turn], None] = lambda _turn: None,
     paces: Mapping[str, Pace] | None = None,
+    first_block: int = 1,
+    first_number: int = 1,
 ) -> Iterator[FinishedTrial]:
     """Run the blocks, yielding each trial as it ends, repeats included: the last complete attempt counts.
 
     `bench_of` is asked before every trial and may launch a server on first use; only the variant that runs is under
     load. `paces`, by the variants' names, say how long loads must last; without them the scenario's own times hold.
-    Ends early when fewer than two variants still work.
+    Blocks and trials are counted from `first_block` and `first_number`: those of one scenario that were run before had
+    other seeds and orders. Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
     repeats_left = int(policy.COMPARE_REPEATS_SHARE * blocks * len(variants))
-    seed = variants[0].scenario.load.seed
-    number = 0
-    for block, order in enumerate(balanced_orders(variants, blocks=blocks, seed=seed), start=1):
+    seed = variants[0].scenario.load.seed + first_block - 1
+    number = first_number - 1
+    for block, order in enumerate(balanced_orders(variants, blocks=blocks, seed=seed), start=first_block):
         if len(working) < min(2, len(variants)):
             return
         for variant in order:

@@ -1,0 +1,91 @@
+"""What does one check say in all: the verdict, where a change comes from, what it compared, and what it took?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchtune.check.attribution import Attribution, attribute
+from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.variant import figures_of, runs_of
+from batchtune.tune.trials.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """`baseline` and `candidate` are the names of the two sides, `run` the folder that keeps the runs; `note` is what
+    to know before believing it (empty: nothing). `attribution` is None where nothing changed, or nothing is known."""
+
+    scenario: str
+    baseline: str
+    candidate: str
+    conclusion: Conclusion
+    attribution: Attribution | None
+    seconds: float
+    run: str | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Safe for JSON."""
+        return {
+            **self.conclusion.to_dict(),
+            "schema_version": SCHEMA_VERSION,
+            "scenario": self.scenario,
+            "baseline": self.baseline,
+            "candidate": self.candidate,
+            "attribution": None if self.attribution is None else self.attribution.to_dict(),
+            "seconds": self.seconds,
+            "run": self.run,
+            "note": self.note,
+        }
+
+
+def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
+    """The conclusion, unless the runs are void or the candidate, the last variant, misses the scenario's SLO."""
+    if conclusion.target_failed:
+        return conclusion
+    void = _void(trials, variants)
+    if void:
+        return replace(conclusion, verdict="INVALID", reason=void)
+    candidate = variants[-1]
+    missed = _slo_missed(trials, candidate.name, candidate.scenario)
+    kept: tuple[Verdict, ...] = ("OK", "IMPROVED", "INCONCLUSIVE")
+    if missed and conclusion.verdict in kept:
+        return replace(conclusion, verdict="SLO MISSED", reason=f"{candidate.name} misses the SLO: {missed}")
+    return conclusion
+
+
+def attributed(
+    conclusion: Conclusion, trials: Sequence[Trial], *, baseline: str, candidate: str
+) -> Attribution | None:
+    """Where a change comes from; None where no gate tells one."""
+    if not any(finding.state in ("regressed", "improved") for finding in conclusion.findings):
+        return None
+    sides = [
+        [trial.measurement for trial in runs_of(trials, name).values() if trial.measurement is not None]
+        for name in (baseline, candidate)
+    ]
+    return attribute(sides[0], sides[1])
+
+
+def _void(trials: Sequence[Trial], variants: Sequence[Variant]) -> str:
+    """Why the figures are not the servers'; empty: they are."""
+    for variant in variants:
+        figures = figures_of(variant, trials)
+        if figures.client_limited:
+            return f"the load generator was the limit, not the server of {variant.name}"
+        if figures.disturbed:
+            return f"the host disturbed every run of {variant.name}, also when it was repeated"
+    return ""
+
+
+def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> str:
+    """Why most runs fail the test of the SLO; empty: they do not, or nothing is promised."""
+    if not scenario.slo.promises:
+        return ""
+    measured = [trial.measurement for trial in runs_of(trials, name).values()]
+    failed = [run for run in measured if run is not None and run.verdict == "FAIL"]
+    return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else ""

@@ -1,0 +1,178 @@
+"""What is kept of a baseline in a small file, and may it be compared with what is measured here?
+
+The figures of each run, a fingerprint of the workload and of the host. The file is meant to be committed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.archive.run import write_whole
+from batchtune.check.block_figures import run_figures
+from batchtune.check.finding import BlockFigures
+from batchtune.check.paired import Phase
+from batchtune.errors import ArchiveError, BaselineError
+from batchtune.plain_values import to_plain
+from batchtune.provenance import comparable
+from batchtune.scenario.spec.check import METRICS, Metric
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.trials.trial import Trial
+
+SCHEMA_VERSION: Final = 1
+KIND: Final = "batchtune baseline"
+BASELINE: Final = "baseline.json"
+RUNS_MIN: Final = 6
+_BYTES_MAX: Final = 1 << 20
+_HOST_KEYS: Final = ("schema_version", "machine", "kernel_series", "cpu", "python", "gpu")
+_WORKLOAD_KEYS: Final = ("request", "load", "objective", "slo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """`runs` are the figures of each run; `workload` and `host` what another measurement must share to be compared."""
+
+    scenario: str
+    utc: str
+    workload: Mapping[str, Any]
+    host: Mapping[str, Any]
+    commit: str | None
+    runs: tuple[Mapping[Metric, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "schema_version": SCHEMA_VERSION,
+            "scenario": self.scenario,
+            "utc": self.utc,
+            "commit": self.commit,
+            "workload": self.workload,
+            "host": self.host,
+            "runs": [to_plain(run) for run in self.runs],
+        }
+
+    def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
+        """Each run that ended beside one of the baseline's; a confirmation takes these from the other end."""
+        kept = self.runs if phase == "screen" else self.runs[::-1]
+        ended = [trial for trial in trials if trial.state == "complete" and trial.measurement is not None]
+        by_block = {trial.block: trial for trial in ended}
+        figures = [run_figures(by_block[block]) for block in sorted(by_block, key=lambda block: block or 0)]
+        return [
+            {metric: (before.get(metric, math.nan), after[metric]) for metric in METRICS}
+            for before, after in zip(kept, figures, strict=False)
+        ]
+
+
+def baseline_of(scenario: Scenario, trials: Sequence[Trial], provenance: Mapping[str, Any]) -> Baseline:
+    """What these runs of one scenario are worth keeping of."""
+    runs = [
+        run_figures(trial) for trial in trials if trial.state == "complete" and trial.measurement is not None
+    ]
+    return Baseline(
+        scenario=scenario.name,
+        utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=workload_of(scenario),
+        host={key: provenance.get(key) for key in _HOST_KEYS},
+        commit=(provenance.get("git") or {}).get("commit"),
+        runs=tuple(runs),
+    )
+
+
+def workload_of(scenario: Scenario) -> dict[str, Any]:
+    """What is asked of the server, and on which CPUs: not the model or its settings, which a check is about."""
+    document = scenario.document()
+    workload = {key: document.get(key) for key in _WORKLOAD_KEYS}
+    load = {key: value for key, value in document["load"].items() if key != "seed"}
+    cpus = scenario.target.cpus
+    return {**workload, "load": load, "server_cpus": None if cpus is None else list(cpus)}
+
+
+def differences(
+    baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """What differs in the workload, which forbids comparing, and in the host, which makes it a tripwire at best."""
+    ours, theirs = _flat(baseline.workload), _flat(json.loads(json.dumps(workload_of(scenario))))
+    workload = [
+        f"{key}: {ours.get(key, 'not set')} against {theirs.get(key, 'not set')}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+    return workload, comparable(baseline.host, provenance)
+
+
+def write_baseline(baseline: Baseline, path: Path) -> None:
+    """Keep it.
+
+    Raises:
+        ArchiveError: it cannot be written.
+    """
+    write_whole(path, (json.dumps(baseline.to_dict(), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The baseline in a file, or in the folder of a run that wrote one.
+
+    Raises:
+        BaselineError: there is none, it is of a newer version, or holds too few runs.
+        ArchiveError: the file is no baseline, or only a part of one.
+    """
+    path = path / BASELINE if path.is_dir() else path
+    remedy = f"measure it where the check will run: batchtune check SCENARIO.yaml --baseline {path} --update-baseline"
+    try:
+        if path.stat().st_size > _BYTES_MAX:
+            raise ArchiveError(f"{path}: {path.stat().st_size:,} bytes are no baseline", hint=remedy)
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise BaselineError(
+            f"NO BASELINE: {path} does not exist; nothing was compared", hint=remedy
+        ) from error
+    except OSError as error:
+        raise BaselineError(f"NO BASELINE: {path} cannot be read: {error.strerror}", hint=remedy) from error
+    except (ValueError, RecursionError) as error:
+        raise ArchiveError(f"{path}: not JSON, or cut short: {error}", hint=remedy) from error
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise ArchiveError(f"{path}: not a baseline of batchtune", hint=remedy)
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise BaselineError(
+            f"{path}: schema_version {document.get('schema_version')!r}, and this batchtune reads {SCHEMA_VERSION}",
+            hint=f"use the batchtune that wrote it, or {remedy}",
+        )
+    baseline = _parsed(document, path, remedy)
+    if len(baseline.runs) < RUNS_MIN:
+        raise BaselineError(f"{path}: {len(baseline.runs)} runs; a baseline needs {RUNS_MIN}", hint=remedy)
+    return baseline
+
+
+def _parsed(document: Mapping[str, Any], path: Path, remedy: str) -> Baseline:
+    try:
+        return Baseline(
+            scenario=str(document["scenario"]),
+            utc=str(document["utc"]),
+            workload=dict(document["workload"]),
+            host=dict(document["host"]),
+            commit=document.get("commit"),
+            runs=tuple(_figures(run) for run in document["runs"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArchiveError(f"{path}: not a whole baseline: {error!r}", hint=remedy) from error
+
+
+def _figures(run: Mapping[str, Any]) -> dict[Metric, float]:
+    figures: dict[Metric, float] = {metric: float(run[metric]) for metric in METRICS if metric in run}
+    if not figures:
+        raise ValueError("a run without figures")
+    return figures
+
+
+def _flat(document: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        return {prefix: document}
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

@@ -1,0 +1,66 @@
+"""Which figures does a run give to the gates?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from batchtune.check.finding import BlockFigures
+from batchtune.measure.measurement import Measurement
+from batchtune.scenario.spec.check import METRICS, Metric
+from batchtune.tune.compare.variant import runs_of
+from batchtune.tune.evidence.bottleneck_of import rows_per_request
+from batchtune.tune.trials.trial import Trial
+
+
+def paired_figures(trials: Sequence[Trial], *, baseline: str, candidate: str) -> list[BlockFigures]:
+    """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks."""
+    before, after = runs_of(trials, baseline), runs_of(trials, candidate)
+    blocks: list[BlockFigures] = []
+    for block in sorted(before.keys() & after.keys()):
+        left, right = run_figures(before[block]), run_figures(after[block])
+        blocks.append({metric: (left[metric], right[metric]) for metric in METRICS})
+    return blocks
+
+
+def run_figures(trial: Trial) -> Mapping[Metric, float]:
+    """Every figure of one run; nan where it was not measured."""
+    measured = trial.measurement
+    if measured is None:
+        return dict.fromkeys(METRICS, math.nan)
+    capacity = math.nan if trial.objective is None else trial.objective.value
+    return {
+        "throughput": measured.throughput_rps.value,
+        "capacity": capacity,
+        "p50": measured.latency_s["p50"].value,
+        "p95": measured.latency_s["p95"].value,
+        "p99": measured.latency_s["p99"].value,
+        "errors": measured.error_ratio,
+        "cpu": _per_request(measured, None if measured.server is None else measured.server.server_cpu_s),
+        "gpu": _per_request(measured, _gpu_s(measured)),
+        "memory": _memory_bytes(measured),
+    }
+
+
+def _gpu_s(measured: Measurement) -> float | None:
+    server = measured.server
+    if server is None or server.gpu_busy_ratio is None:
+        return None
+    return server.gpu_busy_ratio * server.duration_s
+
+
+def _memory_bytes(measured: Measurement) -> float:
+    server = measured.server
+    return math.nan if server is None or server.memory_bytes is None else float(server.memory_bytes)
+
+
+def _per_request(measured: Measurement, seconds: float | None) -> float:
+    """Seconds of the server's account over the requests of the same account, those of the warm-up included."""
+    server = measured.server
+    if server is None or not seconds:
+        return math.nan
+    requests = float(sum(server.requests_by_status.values()))
+    rows = rows_per_request(measured)
+    if not requests and rows:
+        requests = server.rows / rows
+    return seconds / requests if requests else math.nan

@@ -1,0 +1,111 @@
+"""What do the blocks say of one gate?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from batchtune.check.gate import Gate
+from batchtune.check.looks import Look, bounds
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.plain_values import fields_to_plain
+from batchtune.scenario.spec.check import Metric
+
+State = Literal["regressed", "improved", "ok", "open", "not measured"]
+"""`open`: its interval holds the margin."""
+
+BlockFigures = Mapping[Metric, tuple[float, float]]
+"""(before, after) of each figure in one block; nan where it was not measured."""
+
+FLOOR_ERRORS: Final = 4.3
+"""A gate is cleared against no less than so many standard errors of the last look: 2.3 of its interval, and 2 so that
+19 of 20 unchanged pairs are cleared (tests/benchmarks/check/simulated_check.py)."""
+
+FLOOR_MOST: Final = 2.5
+"""The noise may raise that margin to so many times what was asked for; beyond it the gate stays open, and says so."""
+
+_ONE_ERROR: Final = 0.1587
+"""The level of a bound that lies one standard error away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One gate after `blocks` blocks that have both figures.
+
+    `worsening` is how much worse, in the gate's unit, with bounds at the levels of the look. It is flagged against the
+    margin asked for, whatever the noise; it is cleared against `margin`: the same, or more where the noise does not let
+    less be told. `before` and `after` are medians.
+    `confirmed` is None where no fresh blocks were asked.
+    """
+
+    gate: Gate
+    state: State
+    blocks: int
+    worsening: Estimate
+    margin: float
+    before: float
+    after: float
+    confirmed: bool | None = None
+
+    @property
+    def change(self) -> Estimate:
+        """The change of the figure itself with its bounds in order: 0.05 is 5 % more (of errors: 5 points)."""
+        ends = sorted((self.gate.change(self.worsening.low), self.gate.change(self.worsening.high)))
+        return Estimate(value=self.gate.change(self.worsening.value), low=ends[0], high=ends[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = fields_to_plain(self)
+        del plain["worsening"], plain["gate"]
+        change = {name: getattr(self.change, name) for name in ("value", "low", "high")}
+        return {
+            "metric": self.gate.metric,
+            "margin_asked": self.gate.margin,
+            "change": {name: end if math.isfinite(end) else None for name, end in change.items()},
+            **plain,
+        }
+
+
+def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int) -> Finding:
+    """Judge one gate at one look of a phase of at most `blocks_max` blocks."""
+    pairs = [figures[gate.metric] for figures in blocks if gate.metric in figures]
+    known = [
+        worse for worse in (gate.worsening(before, after) for before, after in pairs) if not math.isnan(worse)
+    ]
+    value, low, high = bounds(known, low_level=look.flag_level, high_level=look.clear_level)
+    clear_limit = max(gate.limit, min(_floor(known, blocks_max), FLOOR_MOST * gate.limit))
+    state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
+    return Finding(
+        gate=gate,
+        state=state,
+        blocks=len(known),
+        worsening=Estimate(value=value, low=low, high=high),
+        margin=gate.margin if state == "regressed" else abs(gate.change(clear_limit)),
+        before=_median(before for before, _ in pairs),
+        after=_median(after for _, after in pairs),
+    )
+
+
+def _state(known: Sequence[float], *, low: float, high: float, limit: float, clear_limit: float) -> State:
+    if not known:
+        return "not measured"
+    if low > limit:
+        return "regressed"
+    if high < -limit:
+        return "improved"
+    return "ok" if high < clear_limit else "open"
+
+
+def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
+    """The smallest change that so many blocks can clear, by the spread of those there are; 0 where they are too few."""
+    value, _, above = bounds(worsenings, low_level=_ONE_ERROR, high_level=_ONE_ERROR)
+    if math.isinf(above) or not worsenings:
+        return 0.0
+    return FLOOR_ERRORS * (above - value) * math.sqrt(len(worsenings) / blocks_max)
+
+
+def _median(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan

@@ -1,0 +1,147 @@
+"""Which figure is guarded, which way is worse, and from which change on does it count?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from batchtune.errors import UsageError
+from batchtune.scenario.spec.check import METRICS, Metric
+from batchtune.scenario.units import parse_ratio, rounded
+
+DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
+    "throughput": 0.02,
+    "capacity": 0.05,
+    "p50": 0.02,
+    "p95": 0.05,
+    "p99": 0.10,
+    "errors": 0.001,
+    "cpu": 0.02,
+    "gpu": 0.02,
+    "memory": 0.05,
+}
+"""From which change on it counts where nobody says so. The rarer what a figure is made of, the more it varies between
+runs of one server (tests/benchmarks/check/simulated_check.py: what each margin lets through)."""
+
+OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
+    "throughput": ("throughput", "p95", "p99", "errors", "cpu"),
+    "latency": ("p50", "p95", "p99", "errors", "cpu"),
+    "capacity": ("capacity", "errors", "cpu"),
+}
+"""What is guarded where nobody says: latencies at two different capacities tell nothing of each other."""
+
+_LOWER_IS_WORSE: Final = frozenset({"throughput", "capacity"})
+_FARTHEST: Final = math.log(1000.0)
+"""A quantile beyond the last good answer is infinite: it counts as a thousand times worse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One guarded figure. `margin` is the least change for the worse that counts: a ratio above 0, below 1 where lower
+    is worse; of errors a share of all requests. `is_default`: nobody asked for it, so that it may stay unmeasured."""
+
+    metric: Metric
+    margin: float
+    is_default: bool = False
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether it compares by difference; else by ratio."""
+        return self.metric == "errors"
+
+    @property
+    def limit(self) -> float:
+        """The margin in the unit of `worsening`."""
+        return self.limit_of(self.margin)
+
+    def limit_of(self, margin: float) -> float:
+        """Any margin in the unit of `worsening`."""
+        if self.is_absolute:
+            return margin
+        return -math.log1p(-margin) if self.metric in _LOWER_IS_WORSE else math.log1p(margin)
+
+    def worsening(self, before: float, after: float) -> float:
+        """How much worse `after` is: above 0 for worse. A logarithm of a ratio, of errors the difference; nan where
+        either is not known."""
+        if math.isnan(before) or math.isnan(after):
+            return math.nan
+        if self.is_absolute:
+            return after - before
+        if before <= 0.0 or after <= 0.0 or (math.isinf(before) and math.isinf(after)):
+            return math.nan
+        log_ratio = _log(after) - _log(before)
+        worse = -log_ratio if self.metric in _LOWER_IS_WORSE else log_ratio
+        return max(-_FARTHEST, min(worse, _FARTHEST))
+
+    def change(self, worsening: float) -> float:
+        """The change of the figure itself, as a share of what it was; of errors in shares of all requests."""
+        if self.is_absolute:
+            return worsening
+        return math.expm1(-worsening if self.metric in _LOWER_IS_WORSE else worsening)
+
+
+def default_gates(objective: str) -> tuple[Gate, ...]:
+    """What is guarded under this objective where nobody says."""
+    return tuple(
+        Gate(metric=metric, margin=DEFAULT_MARGINS[metric], is_default=True)
+        for metric in OBJECTIVE_METRICS[objective]
+    )
+
+
+def gates_of(margins: Mapping[str, float], *, objective: str) -> tuple[Gate, ...]:
+    """The gates named, in their order; none named: those of the objective.
+
+    Raises:
+        UsageError: no such figure, or a margin that says nothing.
+    """
+    if not margins:
+        return default_gates(objective)
+    return tuple(_gate(name, margin) for name, margin in margins.items())
+
+
+def parse_margins(texts: Sequence[str]) -> dict[str, float]:
+    """`p95=5%,throughput=3%`, in one text or several; of one figure the last counts.
+
+    Raises:
+        UsageError: what is no such list.
+    """
+    margins: dict[str, float] = {}
+    for item in _items(texts):
+        name, equals, margin = item.partition("=")
+        if not equals:
+            raise UsageError(
+                f"expected FIGURE=MARGIN, such as p95=5%; was {item!r}", hint=f"figures: {', '.join(METRICS)}"
+            )
+        margins[name.strip()] = parse_ratio(margin)
+        _gate(name.strip(), margins[name.strip()])
+    return margins
+
+
+def margin_text(gate: Gate, margin: float) -> str:
+    """`5 %`; of errors `0.1 points`."""
+    return f"{rounded(margin * 100)} {'points' if gate.is_absolute else '%'}"
+
+
+def _gate(name: str, margin: float) -> Gate:
+    for metric in METRICS:
+        if metric == name:
+            if not 0.0 < margin < 1.0:
+                raise UsageError(
+                    f"{name}: a margin lies above 0 and below 100 %; was {rounded(margin * 100)} %",
+                    hint=f"write {name}={rounded(DEFAULT_MARGINS[metric] * 100)}%",
+                )
+            return Gate(metric=metric, margin=margin)
+    near = get_close_matches(name, METRICS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(METRICS)}"
+    raise UsageError(f"no figure is called {name!r}", hint=hint)
+
+
+def _items(texts: Iterable[str]) -> list[str]:
+    return [item for text in texts for item in text.split(",") if item.strip()]
+
+
+def _log(value: float) -> float:
+    return math.log(value) if math.isfinite(value) else math.inf

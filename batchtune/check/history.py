@@ -1,0 +1,140 @@
+"""What did all checks say so far? One line each in results/history.jsonl, and when which figure changed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.check.account import Account
+from batchtune.check.change_points import ChangePoint, change_points
+from batchtune.errors import ArchiveError
+
+HISTORY: Final = "history.jsonl"
+SCHEMA_VERSION: Final = 1
+
+
+def history_line(account: Account, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What later checks are compared with: the figures of both sides, the verdict, the commit and the host."""
+    document = account.to_dict()
+    gates = {
+        gate["metric"]: {name: gate[name] for name in ("before", "after", "change", "state")}
+        for gate in document["gates"]
+    }
+    kept = (
+        "scenario",
+        "baseline",
+        "candidate",
+        "verdict",
+        "exit_code",
+        "blocks",
+        "fresh_blocks",
+        "seconds",
+        "run",
+    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: document[name] for name in kept},
+        "gates": gates,
+        "commit": (provenance.get("git") or {}).get("commit"),
+        "host": provenance.get("machine", {}).get("host"),
+        "cpu": provenance.get("cpu", {}).get("model"),
+    }
+
+
+def append_history(root: Path, line: Mapping[str, Any]) -> Path:
+    """Add one line to the history under `root`; two checks at once wait for each other.
+
+    Raises:
+        ArchiveError: it cannot be written.
+    """
+    path = root / HISTORY
+    text = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                text = text if file.read(1) == b"\n" else b"\n" + text
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One figure of the candidates of one scenario on one kind of CPU, in the order of time."""
+
+    scenario: str
+    cpu: str | None
+    metric: str
+    utc: tuple[str, ...]
+    commits: tuple[str | None, ...]
+    values: tuple[float, ...]
+    changes: tuple[ChangePoint, ...]
+
+
+def read_history(root: Path) -> list[dict[str, Any]]:
+    """Every whole line of the history under `root`; one that a kill cut short is passed over.
+
+    Raises:
+        ArchiveError: there is none, or it holds lines of a newer version.
+    """
+    path = root / HISTORY
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ArchiveError(
+            f"cannot read {path}: {error.strerror}", hint="`batchtune check` writes it: one line a check"
+        ) from error
+    lines = [document for text in texts if (document := _whole(text)) is not None]
+    newer = [line for line in lines if line["schema_version"] != SCHEMA_VERSION]
+    if newer:
+        raise ArchiveError(
+            f"{path}: schema_version {newer[0]['schema_version']!r}, and this batchtune reads {SCHEMA_VERSION}"
+        )
+    return lines
+
+
+def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
+    """Each figure by scenario and CPU, of the checks that measured it, with its changes."""
+    points: dict[tuple[str, str | None, str], list[tuple[str, str | None, float]]] = {}
+    for line in lines:
+        for metric, gate in line["gates"].items():
+            value = float(gate["after"]) if gate.get("after") is not None else math.nan
+            if math.isfinite(value):
+                key = (line["scenario"], line.get("cpu"), metric)
+                points.setdefault(key, []).append((line["utc"], line.get("commit"), value))
+    return [
+        Series(
+            scenario=scenario,
+            cpu=cpu,
+            metric=metric,
+            utc=tuple(utc for utc, _, _ in found),
+            commits=tuple(commit for _, commit, _ in found),
+            values=tuple(value for _, _, value in found),
+            changes=tuple(change_points([value for _, _, value in found])),
+        )
+        for (scenario, cpu, metric), found in points.items()
+    ]
+
+
+def _whole(text: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    known = isinstance(document, dict) and {"schema_version", "scenario", "utc", "gates"} <= document.keys()
+    return document if known else None

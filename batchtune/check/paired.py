@@ -1,0 +1,171 @@
+"""How many blocks are needed, and what do they say: the course of a paired check from the first look to the verdict?
+
+The screen stops at the first look where some gate is flagged or all are cleared. What it flags, and what is
+still open, is measured once more, on fresh blocks after both servers were started anew, by the same rule and judged by
+these alone. Only what both phases flag is a regression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from batchtune.check.finding import BlockFigures, Finding, find
+from batchtune.check.gate import Gate
+from batchtune.check.looks import ERROR_RATE, Look, looks_up_to, planned_looks
+from batchtune.errors import (
+    BaselineError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
+from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
+
+SCHEMA_VERSION = 1
+
+Phase = Literal["screen", "confirmation"]
+Verdict = Literal["REGRESSED", "OK", "IMPROVED", "INCONCLUSIVE", "INVALID", "INCOMPARABLE", "SLO MISSED"]
+REGRESSION_EXIT_CODE = 1
+
+Measure = Callable[[Phase, int], Sequence[BlockFigures]]
+"""The blocks of a phase, at least so many of them: measured until there are. Fewer: they could not be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What a check says. `blocks` are those of the screen, `fresh_blocks` of the confirmation. `confirms`: what is
+    flagged is measured again before it fails."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    blocks: int
+    fresh_blocks: int
+    blocks_max: int
+    reason: str = ""
+    target_failed: bool = False
+    error_rate: float = ERROR_RATE
+    confirms: bool = True
+
+    @property
+    def exit_code(self) -> int:
+        """As README.md lists them."""
+        match self.verdict:
+            case "OK" | "IMPROVED":
+                return 0
+            case "REGRESSED":
+                return REGRESSION_EXIT_CODE
+            case "INCONCLUSIVE":
+                return InconclusiveError.exit_code
+            case "INVALID":
+                return (TargetError if self.target_failed else MeasurementInvalidError).exit_code
+            case "INCOMPARABLE":
+                return BaselineError.exit_code
+            case "SLO MISSED":
+                return NoFeasibleConfigurationError.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Safe for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "error_rate": self.error_rate,
+            "blocks": self.blocks,
+            "fresh_blocks": self.fresh_blocks,
+            "blocks_max": self.blocks_max,
+            "gates": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def run_check(
+    gates: Sequence[Gate],
+    measure: Measure,
+    *,
+    blocks_max: int = CHECK_BLOCKS_MAX,
+    error_rate: float = ERROR_RATE,
+    on_look: Callable[[int, Sequence[Finding]], None] = lambda _blocks, _findings: None,
+) -> Conclusion:
+    """Measure until it is clear, or `blocks_max` blocks are used up; confirm what is flagged."""
+    counts = looks_up_to(blocks_max)
+
+    def look_after(phase: Phase, guarded: Sequence[Gate], look: Look) -> tuple[int, tuple[Finding, ...]]:
+        blocks = measure(phase, look.blocks)
+        findings = _findings(guarded, blocks, look, blocks_max=blocks_max)
+        on_look(len(blocks), findings)
+        return len(blocks), findings
+
+    blocks = fresh = 0
+    findings: tuple[Finding, ...] = ()
+    again: tuple[Finding, ...] = ()
+    for look in planned_looks(counts, gates=len(gates), error_rate=error_rate):
+        blocks, findings = look_after("screen", gates, look)
+        if blocks < look.blocks or _is_clear(findings):
+            break
+    flagged = [finding.gate for finding in findings if finding.state == "regressed"]
+    if flagged:
+        unclear = [finding.gate for finding in findings if finding.state in ("regressed", "open")]
+        for look in planned_looks(counts, gates=len(flagged), error_rate=error_rate):
+            fresh, again = look_after("confirmation", unclear, look)
+            again = tuple(_confirmed(finding, finding.gate in flagged) for finding in again)
+            if fresh < look.blocks or _is_clear(again):
+                break
+        by_gate = {finding.gate: finding for finding in again}
+        findings = tuple(by_gate.get(finding.gate, finding) for finding in findings)
+    return Conclusion(
+        verdict=_verdict(findings),
+        findings=findings,
+        blocks=blocks,
+        fresh_blocks=fresh,
+        blocks_max=blocks_max,
+        error_rate=error_rate,
+    )
+
+
+def judge_fixed(
+    gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, error_rate: float = ERROR_RATE
+) -> Conclusion:
+    """The verdict on blocks that were all measured beforehand: one look, and nothing is confirmed."""
+    (look,) = planned_looks((max(len(blocks), 1),), gates=len(gates), error_rate=error_rate)
+    findings = _findings(gates, blocks, look, blocks_max=max(len(blocks), 1))
+    return Conclusion(
+        verdict=_verdict(findings),
+        findings=findings,
+        blocks=len(blocks),
+        fresh_blocks=0,
+        blocks_max=len(blocks),
+        error_rate=error_rate,
+        confirms=False,
+    )
+
+
+def _findings(
+    gates: Sequence[Gate], blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int
+) -> tuple[Finding, ...]:
+    return tuple(find(gate, blocks, look, blocks_max=blocks_max) for gate in gates)
+
+
+def _is_clear(findings: Sequence[Finding]) -> bool:
+    """Some gate is flagged, or none is open any more."""
+    states = {finding.state for finding in findings}
+    return "regressed" in states or "open" not in states
+
+
+def _confirmed(finding: Finding, was_flagged: bool) -> Finding:
+    """What only the fresh blocks flag was not seen twice: it stays open."""
+    is_regressed = finding.state == "regressed"
+    if not was_flagged:
+        return replace(finding, state="open") if is_regressed else finding
+    return replace(finding, confirmed=is_regressed)
+
+
+def _verdict(findings: Sequence[Finding]) -> Verdict:
+    if any(finding.state == "regressed" for finding in findings):
+        return "REGRESSED"
+    missing = any(finding.state == "not measured" and not finding.gate.is_default for finding in findings)
+    measured = [finding for finding in findings if finding.state != "not measured"]
+    if missing or not measured or any(finding.state == "open" for finding in measured):
+        return "INCONCLUSIVE"
+    return "IMPROVED" if any(finding.state == "improved" for finding in findings) else "OK"

@@ -1,0 +1,144 @@
+"""Which servers, load processes and benches do the variants of a comparison share, and until when do they live?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.run import SERVER_LOG
+from batchtune.errors import TargetError, UsageError
+from batchtune.load.calibration import calibrate
+from batchtune.load.fleet import LoadFleet
+from batchtune.measure.validity.host import HostGuard
+from batchtune.report.live import live_line, plan_load
+from batchtune.scenario.placement import placed
+from batchtune.scenario.spec.load import LoadSpec
+from batchtune.target.model_files import resolve_model
+from batchtune.target.tfserving import TfServingTarget
+from batchtune.tune.bench import Bench
+from batchtune.tune.compare.blocks import Turn, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchtune.report.live import View
+    from batchtune.scenario.payloads import RequestSet
+
+
+@dataclass(slots=True)
+class Benches:
+    """A launched server for each distinct target, a fleet for each number and place of processes, a bench a variant.
+
+    All start on first use and live until the end of `stack`; the host guard and what the client can do at most are
+    shared. `apart`: variants that one server could serve get one each.
+    """
+
+    view: View
+    stack: ExitStack
+    blocks: int
+    folder: Path
+    apart: bool = False
+    _launched: ExitStack = field(default_factory=ExitStack)
+    _launches: int = 0
+    _guard: HostGuard = field(default_factory=HostGuard)
+    _targets: dict[str, TfServingTarget] = field(default_factory=dict)
+    _fleets: dict[tuple[int, tuple[int, ...] | None], LoadFleet] = field(default_factory=dict)
+    _benches: dict[str, Bench] = field(default_factory=dict)
+    _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    _turn: Turn | None = None
+
+    def __post_init__(self) -> None:
+        self.stack.enter_context(self._launched)
+
+    def turn(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def of(self, variant: Variant) -> Bench:
+        if variant.name not in self._benches:
+            fleet = self._fleet(variant.scenario.load)
+            self._benches[variant.name] = Bench(
+                variant.scenario,
+                self._target(variant),
+                fleet,
+                on_live=lambda plan, live: self._show(
+                    f"{plan_load(plan, variant.scenario)}: {live_line(live)}"
+                ),
+                guard=self._guard,
+                client_max_rps=partial(self._calibrated, fleet, variant.scenario.target.cpus),
+            )
+        return self._benches[variant.name]
+
+    def require_running(self, variant: Variant) -> None:
+        """Check that the server of a variant that ran before still does; a bench would start it anew.
+
+        Raises:
+            TargetError: it died, with its last words.
+        """
+        target = self._target(variant)
+        try:
+            target.counters()
+        except TargetError as error:
+            raise TargetError(f"{variant.name}: {error.message}", hint=error.hint) from error
+
+    def stop_servers(self) -> None:
+        """Stop every server; the next use launches it anew."""
+        self._launched.close()
+        self._targets.clear()
+        self._benches.clear()
+
+    def _show(self, line: str) -> None:
+        if self._turn is not None:
+            self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}, {line}")
+
+    def _calibrated(
+        self, fleet: LoadFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
+    ) -> float:
+        """What this fleet can send at most: measured once for requests of one protocol and size."""
+        key = (requests.protocol, sum(map(len, requests.bodies)), fleet.processes)
+        if key not in self._client_max_rps:
+            self._client_max_rps[key] = calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps
+        return self._client_max_rps[key]
+
+    def _target(self, variant: Variant) -> TfServingTarget:
+        key = f"{variant.name} {variant.server_key}" if self.apart else variant.server_key
+        if key not in self._targets:
+            self.view.event(f"launching the server for {variant.name}")
+            target = TfServingTarget(variant.scenario.target, on_event=self.view.event)
+            self._targets[key] = self._launched.enter_context(target)
+            self._launches += 1
+            name = SERVER_LOG if self._launches == 1 else f"server-{self._launches}.log"
+            target.keep_log(self.folder / name)
+        return self._targets[key]
+
+    def _fleet(self, load: LoadSpec) -> LoadFleet:
+        key = (load.processes, load.cpus)
+        if key not in self._fleets:
+            fleet = LoadFleet(processes=load.processes, cpus=load.cpus)
+            self._fleets[key] = self.stack.enter_context(fleet)
+        return self._fleets[key]
+
+
+def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:
+    """The variants with CPUs for server and client; says once which."""
+    placements = [(variant, *placed(variant.scenario)) for variant in variants]
+    for note in dict.fromkeys(note for _, _, note in placements if note):
+        view.event(note)
+    return [replace(variant, scenario=scenario) for variant, scenario, _ in placements]
+
+
+def check_targets(variants: Sequence[Variant], view: View) -> None:
+    """Find every model before the first server is launched.
+
+    Raises:
+        UsageError: a model that does not exist, or a protocol that no launched server speaks.
+    """
+    for variant in variants:
+        request, target = variant.scenario.request, variant.scenario.target
+        if request.protocol.startswith("kserve_"):
+            raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
+    targets = (variant.scenario.target for variant in variants)
+    for model, framework in dict.fromkeys((target.model, target.framework) for target in targets):
+        resolve_model(model, framework=framework, on_event=view.event)

@@ -1,0 +1,157 @@
+"""Which words do the commands take that guard what was reached?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchtune.cli.arguments.options import (
+    JsonOption,
+    MaxRegressOption,
+    QuietOption,
+    RootOption,
+    ScenarioArgument,
+    SetOption,
+    examples,
+    takes_slo,
+)
+from batchtune.errors import UsageError
+
+checking = typer.Typer()
+
+
+@checking.command(
+    epilog=examples(
+        "check scenario.yaml",
+        "check scenario.yaml --baseline-model models/main --candidate-model models/new",
+        "check scenario.yaml --candidate-set target.flags.tensorflow_intra_op_parallelism=2",
+        "check scenario.yaml --max-regress p95=5%,cpu=3% --json",
+        "check scenario.yaml --baseline baseline.json --update-baseline",
+        "check scenario.yaml --baseline baseline.json --junit junit.xml",
+    )
+)
+@takes_slo
+def check(
+    *,
+    slo: dict[str, str],
+    scenario: ScenarioArgument,
+    baseline_model: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The model of the baseline. Default: the scenario's.")
+    ] = None,
+    candidate_model: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The model of the candidate. Default: the scenario's.")
+    ] = None,
+    baseline_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A key of the scenario, for the baseline only."),
+    ] = None,
+    candidate_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A key of the scenario, for the candidate only."),
+    ] = None,
+    candidate: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variant to check. Default: the second of two.")
+    ] = None,
+    paired: Annotated[
+        bool,
+        typer.Option(
+            "--paired", help="Both sides in this job, side by side. The default without --baseline."
+        ),
+    ] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|FILE", help="Compare with figures that were kept, instead of side by side."
+        ),
+    ] = None,
+    update_baseline: Annotated[
+        bool,
+        typer.Option("--update-baseline", help="Measure the baseline anew and write the file of --baseline."),
+    ] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="End with 0 where there is no baseline yet.")
+    ] = False,
+    allow_mismatch: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mismatch", help="Compare with another host's baseline by margins of 25 % and more."
+        ),
+    ] = False,
+    max_regress: MaxRegressOption = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=6, max=200, help="Most runs of each side; it ends sooner once it is clear. Default: 24."
+        ),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append Markdown there. Default: $GITHUB_STEP_SUMMARY, where set."),
+    ] = None,
+    comment: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a comment for the pull request there, behind a marker."),
+    ] = None,
+    code_quality: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write GitLab's code quality report there.")
+    ] = None,
+    set_: SetOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Tell whether a candidate is worse than a baseline, side by side in one job.
+
+    Both are launched and loaded in turns, in blocks; the first of the scenario's variants is the baseline. It stops as
+    soon as every gate is clear. What looks worse is measured again, on fresh blocks of servers started anew, before it
+    fails. With --baseline the scenario is compared with figures kept in a file, by wider margins. Exit code: 0 OK or
+    improved, 1 regressed, 3 the candidate misses the SLO, 4 no baseline or not comparable, 5 inconclusive, 6 the load
+    generator or the host spoilt it, 7 a server failed.
+    """
+    from batchtune.cli.arguments.slo import slo_overrides
+    from batchtune.cli.commands.gate.check import CheckRequest, model_override, run_paired_check
+    from batchtune.cli.commands.gate.files import CheckFiles
+
+    wanted = CheckRequest(
+        scenario=scenario,
+        overrides=[*(set_ or []), *slo_overrides(slo)],
+        baseline_set=[*model_override(baseline_model), *(baseline_set or [])],
+        candidate_set=[*model_override(candidate_model), *(candidate_set or [])],
+        candidate=candidate,
+        max_regress=max_regress or [],
+        blocks=blocks,
+    )
+    if baseline is not None and paired:
+        raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
+    if baseline is None and (update_baseline or allow_missing or allow_mismatch):
+        raise UsageError("a stored baseline has a file", hint="add --baseline baseline.json")
+    files = CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality)
+    if baseline is not None:
+        from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
+
+        stored = StoredRequest(
+            path=baseline, update=update_baseline, allow_missing=allow_missing, allow_mismatch=allow_mismatch
+        )
+        code = run_stored_check(wanted, stored, files=files, results=results, json=json, quiet=quiet)
+        raise typer.Exit(code)
+    raise typer.Exit(run_paired_check(wanted, files=files, results=results, json=json, quiet=quiet))
+
+
+@checking.command(epilog=examples("history", "history --scenario quickstart --json"))
+def history(
+    scenario: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the checks of this scenario, by its name.")
+    ] = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+) -> None:
+    """List what all checks said, and when which figure changed.
+
+    Changes are looked for in the candidate's figures, over the checks of one scenario on one kind of CPU.
+    """
+    from batchtune.cli.commands.gate.history import run_history
+
+    raise typer.Exit(run_history(results, scenario=scenario, json=json))

@@ -1,0 +1,1 @@
+"""Which commands guard what was reached?"""

@@ -1,0 +1,177 @@
+"""`batchtune check`: is the candidate still as good as the baseline? An exit code for a job, and why."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.run import CHECK, create_run, write_whole
+from batchtune.check.account import Account, attributed, judged
+from batchtune.check.block_figures import paired_figures
+from batchtune.check.gate import gates_of, parse_margins
+from batchtune.check.history import append_history, history_line
+from batchtune.cli.benches import Benches, check_targets, placed_variants
+from batchtune.cli.commands.gate.course import Course
+from batchtune.cli.commands.gate.files import CheckFiles, hand_on
+from batchtune.cli.commands.report import report_at_end
+from batchtune.errors import ArchiveError, UsageError
+from batchtune.report.gate.statement import print_check
+from batchtune.report.live import sweep_view
+from batchtune.scenario.placement import placed
+from batchtune.scenario.reader import format_scenario, read_arms, read_scenario, read_variants
+from batchtune.scenario.units import counted
+from batchtune.tune.compare.blocks import Variant, chosen_variants
+
+if TYPE_CHECKING:
+    from batchtune.archive.run import Run
+    from batchtune.scenario.spec.scenario import Scenario
+
+INTERRUPTED = 130
+BASELINE, CANDIDATE = "baseline", "candidate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What the command line asked for; None or empty: as the scenario says.
+
+    `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
+    """
+
+    scenario: Path
+    overrides: Sequence[str] = ()
+    baseline_set: Sequence[str] = ()
+    candidate_set: Sequence[str] = ()
+    candidate: str | None = None
+    max_regress: Sequence[str] = ()
+    blocks: int | None = None
+
+
+def run_paired_check(
+    wanted: CheckRequest, *, files: CheckFiles, results: Path, json: bool, quiet: bool
+) -> int:
+    """The exit code, as README.md lists them; 130 when interrupted, with what was measured kept.
+
+    Raises:
+        UsageError: no such scenario, no two sides, no such gate.
+    """
+    scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
+    pair = asked_pair(wanted, scenario)
+    baseline, candidate = (variant.name for variant in pair)
+    gates = gates_of(parse_margins(wanted.max_regress) or scenario.check.gates, objective=scenario.objective)
+    course: Course | None = None
+    started_s = time.monotonic()
+    with sweep_view(quiet=quiet) as view, ExitStack() as stack:
+        try:
+            variants = placed_variants(pair, view)
+            check_targets(variants, view)
+            asked, _ = placed(with_sides(scenario, pair))
+            run = create_run(asked, format_scenario(asked), root=results, kind="check")
+            blocks_max = wanted.blocks or scenario.check.blocks
+            course = Course(
+                variants=variants,
+                benches=Benches(view, stack, blocks=blocks_max, folder=run.path, apart=True),
+                run=run,
+                view=view,
+                figures=lambda trials, _phase: paired_figures(trials, baseline=baseline, candidate=candidate),
+            )
+            conclusion = course.conclude(gates, blocks_max)
+        except KeyboardInterrupt:
+            return interrupted(course)
+    conclusion = judged(conclusion, course.trials, course.variants)
+    account = Account(
+        scenario=scenario.name,
+        baseline=baseline,
+        candidate=candidate,
+        conclusion=conclusion,
+        attribution=attributed(conclusion, course.trials, baseline=baseline, candidate=candidate),
+        seconds=time.monotonic() - started_s,
+        run=str(run.path),
+    )
+    code = tell(account, run, files=files, scenario=wanted.scenario, results=results, json=json)
+    if course.trials:
+        report_at_end(run, quiet=quiet)
+    return code
+
+
+def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
+    """Baseline and candidate.
+
+    Raises:
+        UsageError: there is none, or more than two variants and nobody says which.
+    """
+    if wanted.baseline_set or wanted.candidate_set:
+        sides = {BASELINE: wanted.baseline_set, CANDIDATE: wanted.candidate_set}
+        return chosen_variants(read_arms(wanted.scenario, sides, overrides=wanted.overrides))
+    if not scenario.variants:
+        raise UsageError(
+            f"{wanted.scenario}: nothing to compare: no variants",
+            hint="add variants: {baseline: {}, candidate: {target: {model: ./new}}}, or give --candidate-model DIR",
+        )
+    variants = chosen_variants(read_variants(wanted.scenario, overrides=wanted.overrides))
+    if wanted.candidate is not None:
+        others = [variant for variant in variants[1:] if variant.name == wanted.candidate]
+        variants = [*variants[:1], *others]
+    if len(variants) != 2:
+        names = ", ".join(list(scenario.variants)[1:])
+        raise UsageError(
+            f"{wanted.scenario}: a check compares one candidate with {next(iter(scenario.variants))!r}, the baseline",
+            hint=f"give --candidate NAME, one of: {names}",
+        )
+    return variants
+
+
+def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
+    """The scenario with both sides as its variants: where they differ from it, part by part."""
+    ours = scenario.document()
+    apart = {"name", "variants", "check", "search"}
+    sides = {
+        side.name: {
+            key: value
+            for key, value in side.scenario.document().items()
+            if key not in apart and value != ours.get(key)
+        }
+        for side in pair
+    }
+    return scenario.model_copy(update={"variants": sides})
+
+
+def model_override(model: str | None) -> list[str]:
+    """The override of a model: a folder is meant from where the command was called, a sample model by its name."""
+    if model is None:
+        return []
+    folder = Path(model).expanduser()
+    return [f"target.model={json_text.dumps(str(folder.resolve()) if folder.is_dir() else model)}"]
+
+
+def interrupted(course: Course | None) -> int:
+    """Say what is kept; the exit code."""
+    kept = "" if course is None else f"; {counted(len(course.trials), 'trial')} kept in {course.run.path}"
+    print(f"interrupted{kept}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def tell(account: Account, run: Run, *, files: CheckFiles, scenario: Path, results: Path, json: bool) -> int:
+    """Keep the account, print it, hand it on to the job; the exit code.
+
+    Raises:
+        UsageError: a file that was asked for cannot be written.
+    """
+    document = account.to_dict()
+    try:
+        text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
+        write_whole(run.path / CHECK, text.encode())
+        append_history(results, history_line(account, run.provenance()))
+    except ArchiveError as error:  # the verdict stands without its copy
+        print(f"note: {error.message}", file=sys.stderr)
+    if json:
+        print(json_text.dumps(document, indent=2, allow_nan=False))
+    else:
+        print_check(account)
+    hand_on(account, files, scenario=scenario)
+    return account.conclusion.exit_code

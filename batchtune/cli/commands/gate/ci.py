@@ -1,0 +1,56 @@
+"""`batchtune init --ci`: a job that checks every change."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from batchtune.errors import UsageError
+from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
+from batchtune.scenario.reader import unchecked_scenario
+
+_SCENARIO = "scenario.yaml"
+
+
+def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int:
+    """The exit code, 0.
+
+    Raises:
+        UsageError: no such scenario, or the file is there already or cannot be written.
+    """
+    path = Path(scenario or _SCENARIO)
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: no such scenario to check by",
+            hint=f"batchtune init --ci {host} SCENARIO.yaml; `batchtune init --example quickstart` writes one",
+        )
+    name = path.as_posix()
+    text = job_text(host, path=name, scenario=shlex.quote(name), model=shlex.quote(_model_of(path)))
+    if output == Path("-"):
+        print(text, end="")
+        return 0
+    target = output or Path(JOB_FILES[host])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        hint = "name another file with --output, or -: stdout"
+        raise UsageError(f"{target}: is there already", hint=hint) from error
+    except OSError as error:
+        raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
+    print(f"{target}: checks every change by {path}")
+    print(f"next: batchtune check {shlex.quote(str(path))} --help", file=sys.stderr)
+    return 0
+
+
+def _model_of(path: Path) -> str:
+    """The model's folder relative to the repository; where the scenario serves a sample model, a folder to fill in."""
+    target = unchecked_scenario(path).get("target")
+    model = target.get("model") if isinstance(target, dict) else None
+    if not isinstance(model, str) or not (path.parent / model).is_dir():
+        return "model"
+    folder = (path.parent / model).resolve()
+    here = Path.cwd()
+    return folder.relative_to(here).as_posix() if folder.is_relative_to(here) else "model"

@@ -1,0 +1,114 @@
+"""How are the runs of a check made: blocks as they are asked for, each trial kept as it ends?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from batchtune.check.paired import Conclusion, Phase, run_check
+from batchtune.cli.benches import Benches
+from batchtune.errors import TargetError
+from batchtune.report.comparison import variant_line
+from batchtune.scenario.units import counted, rounded_duration
+from batchtune.tune.compare.blocks import Turn, Variant, compare
+from batchtune.tune.compare.pace_probes import comparison_seconds, pace_text, probed_paces
+
+if TYPE_CHECKING:
+    from batchtune.archive.run import Run
+    from batchtune.check.finding import BlockFigures, Finding
+    from batchtune.check.gate import Gate
+    from batchtune.report.live import View
+    from batchtune.tune.trials.pace import Pace
+    from batchtune.tune.trials.trial import Trial
+
+
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """The runs of one check. `figures` makes blocks of the trials of a phase."""
+
+    variants: Sequence[Variant]
+    benches: Benches
+    run: Run
+    view: View
+    figures: Callable[[Sequence[Trial], Phase], Sequence[BlockFigures]]
+    paces: dict[str, Pace] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
+    _blocks: dict[Phase, int] = field(default_factory=dict)
+
+    def measure(self, phase: Phase, blocks: int) -> Sequence[BlockFigures]:
+        """At least so many blocks of a phase.
+
+        Raises:
+            TargetError: a server failed.
+        """
+        if phase not in self._phases:
+            self._launch(phase)
+        trials = self._phases.setdefault(phase, [])
+        for finished in compare(
+            self.variants,
+            blocks=blocks - self._blocks.get(phase, 0),
+            bench_of=self.benches.of,
+            on_turn=self._begin,
+            paces=self.paces,
+            first_block=sum(self._blocks.values()) + 1,
+            first_number=len(self.trials) + 1,
+        ):
+            trial = finished.trial
+            self.run.append(trial, finished.samples)
+            trials.append(trial)
+            self.trials.append(trial)
+            self.view.event(variant_line(trial))
+            if trial.state == "failed":
+                raise TargetError(f"{trial.reason}: {trial.failure}")
+        self._blocks[phase] = blocks
+        return self.figures(trials, phase)
+
+    def conclude(self, gates: Sequence[Gate], blocks_max: int) -> Conclusion:
+        """Measure until it is clear; a server that fails makes the check invalid."""
+        try:
+            return run_check(
+                gates,
+                self.measure,
+                blocks_max=blocks_max,
+                on_look=lambda blocks, findings: self.view.event(look_text(blocks, findings)),
+            )
+        except TargetError as error:
+            return Conclusion(
+                verdict="INVALID",
+                findings=(),
+                blocks=max(self._blocks.values(), default=0),
+                fresh_blocks=0,
+                blocks_max=blocks_max,
+                reason=error.message,
+                target_failed=True,
+            )
+
+    def _launch(self, phase: Phase) -> None:
+        """Servers as fresh as each other, and warm."""
+        if phase == "confirmation":
+            self.view.event("flagged: fresh blocks, after every server is started anew")
+            self.benches.stop_servers()
+        self.paces = probed_paces(self.variants, bench_of=self.benches.of)
+        if phase == "screen":
+            for variant in self.variants:
+                self.view.event(pace_text(variant, self.paces[variant.name]))
+            most_s = comparison_seconds(self.variants, self.paces, blocks=self.benches.blocks)
+            self.view.event(
+                f"{self.benches.blocks} blocks in at most about {rounded_duration(most_s)}, as many again where a gate "
+                f"is flagged; results go to {self.run.path}"
+            )
+
+    def _begin(self, turn: Turn) -> None:
+        self.benches.require_running(turn.variant)
+        self.benches.turn(turn)
+
+
+def look_text(blocks: int, findings: Sequence[Finding]) -> str:
+    """`after 6 blocks: ok: cpu; open: p95, p99`."""
+    by_state: dict[str, list[str]] = {}
+    for finding in findings:
+        by_state.setdefault(finding.state, []).append(finding.gate.metric)
+    told = [f"{state}: {', '.join(names)}" for state, names in by_state.items() if state != "not measured"]
+    return f"after {counted(blocks, 'block')}: {'; '.join(told)}"

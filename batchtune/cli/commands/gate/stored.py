@@ -1,0 +1,182 @@
+"""`batchtune check --baseline FILE`: is it still as good as what was measured before, and kept?
+
+A figure of another session is a weaker witness than one measured side by side: a machine is not the same on two days,
+so margins are no less than SESSION_MARGIN, and on another host the check is a tripwire at best.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.archive.run import create_run
+from batchtune.check.account import Account, judged
+from batchtune.check.baseline import (
+    BASELINE,
+    Baseline,
+    baseline_of,
+    differences,
+    read_baseline,
+    write_baseline,
+)
+from batchtune.check.gate import Gate, gates_of, parse_margins
+from batchtune.check.paired import Conclusion
+from batchtune.cli.benches import Benches, check_targets, placed_variants
+from batchtune.cli.commands.gate.check import CANDIDATE, CheckRequest, interrupted, tell
+from batchtune.cli.commands.gate.course import Course
+from batchtune.cli.commands.gate.files import CheckFiles
+from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
+from batchtune.provenance import collect
+from batchtune.report.live import View, sweep_view
+from batchtune.scenario.reader import format_scenario, read_arms
+from batchtune.scenario.units import counted, percentage
+from batchtune.tune.compare.blocks import Variant
+
+SESSION_MARGIN: Final = 0.05
+"""Least margin against another session on the same host."""
+
+OTHER_HOST_MARGIN: Final = 0.25
+"""Least margin against another host: hosted runners of one kind differ by some per cent, and by far more under load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRequest:
+    """The baseline's file or run, and what to do where it is missing or of another host."""
+
+    path: Path
+    update: bool = False
+    allow_missing: bool = False
+    allow_mismatch: bool = False
+
+
+def run_stored_check(
+    wanted: CheckRequest, stored: StoredRequest, *, files: CheckFiles, results: Path, json: bool, quiet: bool
+) -> int:
+    """The exit code, as README.md lists them.
+
+    Raises:
+        BaselineError: there is no baseline, or this version cannot read it.
+        UsageError: no such scenario or gate, or a file that is no baseline.
+    """
+    if wanted.baseline_set:
+        raise UsageError("--baseline: a stored baseline has no settings", hint="leave --baseline-… out")
+    arms = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)
+    gates = gates_of(
+        parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective
+    )
+    baseline: Baseline | None = None
+    if not stored.update:
+        try:
+            baseline = read_baseline(stored.path)
+        except BaselineError as error:
+            if not (stored.allow_missing and not stored.path.exists()):
+                raise
+            print(
+                f"NO BASELINE: nothing was compared ({error.message}); --allow-missing lets it pass",
+                file=sys.stderr,
+            )
+            return 0
+    started_s = time.monotonic()
+    course: Course | None = None
+    with sweep_view(quiet=quiet) as view, ExitStack() as stack:
+        try:
+            (variant,) = placed_variants([Variant(name=CANDIDATE, scenario=arms[CANDIDATE])], view)
+            check_targets([variant], view)
+            provenance = collect(variant.scenario.load.seed)
+            blocks_max = wanted.blocks or variant.scenario.check.blocks
+            refusal, note = "", ""
+            if baseline is not None:
+                refusal, note = comparability(baseline, variant, provenance, stored)
+                blocks_max = min(blocks_max, len(baseline.runs))
+            course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
+            if baseline is None:
+                return _update(course, stored.path, provenance, blocks_max)
+            if refusal:
+                conclusion = _incomparable(refusal, blocks_max)
+            else:
+                conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
+        except KeyboardInterrupt:
+            return interrupted(course)
+    if not refusal:
+        conclusion = judged(conclusion, course.trials, [variant])
+    account = Account(
+        scenario=variant.scenario.name,
+        baseline=f"baseline of {baseline.utc[:10]}",
+        candidate=CANDIDATE,
+        conclusion=conclusion,
+        attribution=None,
+        seconds=time.monotonic() - started_s,
+        run=str(course.run.path),
+        note=note
+        or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}.",
+    )
+    return tell(account, course.run, files=files, scenario=wanted.scenario, results=results, json=json)
+
+
+def comparability(
+    baseline: Baseline, variant: Variant, provenance: Mapping[str, Any], stored: StoredRequest
+) -> tuple[str, str]:
+    """Why nothing may be compared, and what to know where it is all the same; each empty where there is none."""
+    workload, host = differences(baseline, variant.scenario, provenance)
+    if workload:
+        return f"the baseline is of another workload ({'; '.join(workload)})", ""
+    if host and not stored.allow_mismatch:
+        told = "; ".join(host)
+        return f"the baseline is of another host ({told}); --allow-mismatch makes it a wide tripwire", ""
+    if host:
+        least = percentage(OTHER_HOST_MARGIN)
+        return "", f"TRIPWIRE ONLY: another host ({'; '.join(host)}): margins are no less than {least}."
+    return "", ""
+
+
+def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
+    """The gates with the least margins that another session, or another host, allows; errors do not depend on it."""
+    least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
+    return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
+
+
+def _course(
+    variant: Variant,
+    baseline: Baseline | None,
+    blocks_max: int,
+    results: Path,
+    provenance: Mapping[str, Any],
+    view: View,
+    stack: ExitStack,
+) -> Course:
+    text = format_scenario(variant.scenario)
+    run = create_run(variant.scenario, text, root=results, kind="check", provenance=provenance)
+    return Course(
+        variants=[variant],
+        benches=Benches(view, stack, blocks=blocks_max, folder=run.path),
+        run=run,
+        view=view,
+        figures=lambda trials, phase: [] if baseline is None else baseline.blocks_with(trials, phase),
+    )
+
+
+def _update(course: Course, path: Path, provenance: Mapping[str, Any], blocks: int) -> int:
+    """Measure a new baseline and write it; the exit code."""
+    course.measure("screen", blocks)
+    void = judged(_incomparable("", blocks), course.trials, course.variants)
+    if void.verdict == "INVALID":
+        print(f"invalid: {void.reason}; no baseline was written", file=sys.stderr)
+        return MeasurementInvalidError.exit_code
+    baseline = baseline_of(course.variants[0].scenario, course.trials, provenance)
+    if not baseline.runs:
+        raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
+    write_baseline(baseline, path)
+    write_baseline(baseline, course.run.path / BASELINE)
+    print(f"baseline of {counted(len(baseline.runs), 'run')} kept in {path}")
+    return 0
+
+
+def _incomparable(reason: str, blocks_max: int) -> Conclusion:
+    return Conclusion(
+        verdict="INCOMPARABLE", findings=(), blocks=0, fresh_blocks=0, blocks_max=blocks_max, reason=reason
+    )

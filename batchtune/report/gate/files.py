@@ -1,0 +1,162 @@
+"""How does a check read where a job's result is shown: JUnit, Markdown, a comment, annotations, code quality?
+
+Nothing here needs a token: these are files and lines that the job's own steps hand on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+from xml.etree import ElementTree as ET
+
+from batchtune.check.gate import margin_text
+from batchtune.report.gate.statement import (
+    HEADINGS,
+    change_text,
+    closing_lines,
+    finding_text,
+    gate_rows,
+    headline,
+)
+
+if TYPE_CHECKING:
+    from batchtune.check.account import Account
+    from batchtune.check.finding import Finding
+
+_FAILURES: Final = frozenset({"REGRESSED", "SLO MISSED"})
+_ERRORS: Final = frozenset({"INVALID", "INCOMPARABLE"})
+_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(account: Account) -> str:
+    """One test case for each gate, or one for a check that has none; what is open is skipped."""
+    cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
+    conclusion = account.conclusion
+    if not cases or conclusion.verdict in _ERRORS or conclusion.verdict == "SLO MISSED":
+        cases.append(_whole_case(account))
+    suite = ET.Element(
+        "testsuite",
+        name=_xml(f"batchtune check {account.scenario}"),
+        tests=str(len(cases)),
+        failures=str(sum(case.find("failure") is not None for case in cases)),
+        errors=str(sum(case.find("error") is not None for case in cases)),
+        skipped=str(sum(case.find("skipped") is not None for case in cases)),
+        time=f"{account.seconds:.3f}",
+    )
+    suite.extend(cases)
+    suites = ET.Element("testsuites")
+    suites.append(suite)
+    ET.indent(suites)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
+
+
+def markdown(account: Account) -> str:
+    """For a job's summary or a comment."""
+    head, _, rest = headline(account).partition("  ")
+    lines = [f"### {head}: `{account.scenario}`", "", _plain(rest), ""]
+    rows = gate_rows(account.conclusion)
+    if rows:
+        names = {"baseline": account.baseline, "candidate": account.candidate}
+        heads = [heading.format(**names) for heading in HEADINGS]
+        lines += [_table_row(heads), "|---|" + "---:|" * (len(heads) - 1), *map(_table_row, rows), ""]
+    lines += [f"- {_plain(line)}" for line in closing_lines(account)]
+    return "\n".join(lines) + "\n"
+
+
+def comment(account: Account) -> str:
+    """The Markdown behind a marker by which a step finds the comment that it is to update."""
+    return f"<!-- batchtune:{re.sub(r'[^A-Za-z0-9._]+', '-', account.scenario)} -->\n{markdown(account)}"
+
+
+def github_annotations(account: Account, *, file: str) -> list[str]:
+    """Workflow commands: an error for what fails the job, a warning for what is open."""
+    verdict = account.conclusion.verdict
+    if verdict in ("OK", "IMPROVED"):
+        return []
+    level = "warning" if verdict == "INCONCLUSIVE" else "error"
+    place = f"file={_property(file)},title={_property(f'batchtune: {verdict}')}"
+    return [f"::{level} {place}::{_message(text)}" for text in _messages(account)]
+
+
+def code_quality(account: Account, *, file: str) -> str:
+    """GitLab's code quality report: an issue for each message."""
+    severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(
+        account.conclusion.verdict, "major"
+    )
+    texts = [] if severity == "info" else _messages(account)
+    issues = [
+        {
+            "description": text,
+            "check_name": "batchtune-check",
+            "fingerprint": hashlib.sha256(
+                f"{account.scenario} {text.partition(' ')[0]}".encode()
+            ).hexdigest(),
+            "severity": severity,
+            "location": {"path": file, "lines": {"begin": 1}},
+        }
+        for text in texts
+    ]
+    return json.dumps(issues, indent=2) + "\n"
+
+
+def _messages(account: Account) -> list[str]:
+    conclusion = account.conclusion
+    state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
+    told = [finding_text(finding) for finding in conclusion.findings if finding.state == state]
+    why = "" if account.attribution is None else f"; {account.attribution.text}"
+    return [f"{text}{why}" for text in told] or [headline(account)]
+
+
+def _gate_case(account: Account, finding: Finding) -> ET.Element:
+    case = ET.Element(
+        "testcase", name=finding.gate.metric, classname=_xml(f"batchtune.{account.scenario}"), time="0"
+    )
+    text = _xml(
+        f"{account.candidate} against {account.baseline}: {finding.gate.metric} {change_text(finding)}, "
+        f"margin {margin_text(finding.gate, finding.margin)}"
+    )
+    if finding.state == "regressed":
+        why = "" if account.attribution is None else f"\n{account.attribution.text}"
+        ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
+    elif finding.state in ("open", "not measured"):
+        ET.SubElement(case, "skipped", message=f"{finding.state}: {text}")
+    else:
+        ET.SubElement(case, "system-out").text = text
+    return case
+
+
+def _whole_case(account: Account) -> ET.Element:
+    verdict = account.conclusion.verdict
+    case = ET.Element("testcase", name="check", classname=_xml(f"batchtune.{account.scenario}"), time="0")
+    text = _xml(headline(account))
+    if verdict in _FAILURES | _ERRORS:
+        tag = "failure" if verdict in _FAILURES else "error"
+        ET.SubElement(case, tag, message=text, type=verdict.lower()).text = text
+    elif verdict == "INCONCLUSIVE":
+        ET.SubElement(case, "skipped", message=text)
+    return case
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _plain(text: str) -> str:
+    """One line, without what Markdown would take for HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
+def _xml(text: str) -> str:
+    """Without the control characters that XML cannot hold."""
+    return _NOT_IN_XML.sub("?", text)
+
+
+def _message(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,190 @@
+"""How does a check read: the verdict first, a line for each gate, where it comes from, and what to do next?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TextIO
+
+from batchtune.check.finding import Finding
+from batchtune.check.gate import Gate, margin_text
+from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
+from batchtune.report.units import number
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+
+if TYPE_CHECKING:
+    from batchtune.check.account import Account
+    from batchtune.check.paired import Conclusion
+
+UNITS: Final = {
+    "throughput": ("throughput /s", 1.0),
+    "capacity": ("capacity /s", 1.0),
+    "p50": ("p50 ms", 1e3),
+    "p95": ("p95 ms", 1e3),
+    "p99": ("p99 ms", 1e3),
+    "errors": ("errors %", 100.0),
+    "cpu": ("CPU µs/request", 1e6),
+    "gpu": ("GPU µs/request", 1e6),
+    "memory": ("memory MiB", 2.0**-20),
+}
+HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "change", "margin", "verdict")
+
+
+def print_check(account: Account, *, stream: TextIO | None = None) -> None:
+    """At most fifteen lines."""
+    console = console_on(stream)
+    width = text_width(stream)
+
+    def tell(text: str) -> None:
+        console.print(paragraph(text, width=width, indent="      "), markup=False, soft_wrap=True)
+
+    tell(headline(account))
+    if account.conclusion.findings:
+        table = table_of(*(head.format(**_names(account)) for head in HEADINGS))
+        for row in gate_rows(account.conclusion):
+            table.add_row(*row)
+        print_table(console, table)
+    for line in closing_lines(account):
+        tell(line)
+
+
+def headline(account: Account) -> str:
+    """`REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
+    conclusion = account.conclusion
+    head = f"{conclusion.verdict}  {account.candidate} against {account.baseline}"
+    if conclusion.reason:
+        return f"{head}: {conclusion.reason}"
+    told = [finding_text(finding) for finding in _telling(conclusion)]
+    return f"{head}: {'; '.join(told)}" if told else f"{head}: nothing got worse by its margin"
+
+
+def finding_text(finding: Finding) -> str:
+    """`throughput −4.9 % (margin 2 %)`."""
+    margin = margin_text(finding.gate, finding.margin)
+    return f"{finding.gate.metric} {change_text(finding, ends=False)} (margin {margin})"
+
+
+def gate_rows(conclusion: Conclusion) -> list[list[str]]:
+    """One row of six cells for each gate, as `HEADINGS` names them."""
+    return [_row(finding) for finding in conclusion.findings]
+
+
+def closing_lines(account: Account) -> list[str]:
+    """Why, how sure, what next, where it is kept."""
+    lines = []
+    conclusion = account.conclusion
+    if account.attribution is not None:
+        lines.append(f"Why   {account.attribution.text}.")
+    if conclusion.findings:
+        lines.append(f"Test  {test_text(account)}")
+    advice = advice_text(conclusion)
+    if advice:
+        lines.append(f"Next  {advice}")
+    if account.note:
+        lines.append(f"Note  {account.note}")
+    if account.run is not None:
+        lines.append(f"Kept in {account.run}")
+    return lines
+
+
+def test_text(account: Account) -> str:
+    """What was measured, and with which error rate."""
+    conclusion = account.conclusion
+    over = f"over all {counted(len(conclusion.findings), 'gate')}"
+    rate = percentage(conclusion.error_rate)
+    if not conclusion.confirms:
+        return (
+            f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."
+        )
+    fresh = ""
+    if conclusion.fresh_blocks:
+        fresh = f" and {conclusion.fresh_blocks} fresh ones of servers started anew"
+    return (
+        f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
+        f"{rounded_duration(account.seconds)}. Of equal servers at most {rate} are flagged {over} and looks; they "
+        "fail only if fresh blocks agree."
+    )
+
+
+def advice_text(conclusion: Conclusion) -> str:
+    """What would settle an open check, or follows from a clear one; empty: nothing."""
+    match conclusion.verdict:
+        case "INCONCLUSIVE":
+            names = [finding.gate for finding in conclusion.findings if finding.state == "open"]
+            if not names:
+                return ""
+            wider = ",".join(f"{gate.metric}={_twice(gate)}" for gate in names)
+            return (
+                f"--blocks {2 * conclusion.blocks_max}, a longer load.duration, a quieter machine, or wider margins: "
+                f"--max-regress {wider}"
+            )
+        case "INVALID" if not conclusion.target_failed:
+            return "a quiet machine, or more processes or CPUs for the client"
+        case _:
+            return ""
+
+
+def change_text(finding: Finding, *, ends: bool = True) -> str:
+    """`−4.9 % [−5.4, −4.3]`; an end that the blocks do not give is left open."""
+    change = finding.change
+    unit = "points" if finding.gate.is_absolute else "%"
+    value = f"{_signed(change.value)} {unit}"
+    if not ends or not (math.isfinite(finding.worsening.low) or math.isfinite(finding.worsening.high)):
+        return value
+    return f"{value} [{_end(finding, change.low)}, {_end(finding, change.high)}]"
+
+
+def _end(finding: Finding, share: float) -> str:
+    is_open = math.isinf(share) or (not finding.gate.is_absolute and share <= -1.0)
+    return "…" if is_open else _signed(share)
+
+
+def _row(finding: Finding) -> list[str]:
+    gate = finding.gate
+    title, scale = UNITS[gate.metric]
+    if finding.state == "not measured":
+        return [title, "–", "–", "–", margin_text(gate, gate.margin), "not measured"]
+    margin = margin_text(gate, finding.margin)
+    if finding.margin > 1.001 * gate.margin:
+        margin = f"{margin} (noise; asked {rounded(gate.margin * 100)})"
+    return [
+        title,
+        number(finding.before * scale),
+        number(finding.after * scale),
+        change_text(finding),
+        margin,
+        _state_text(finding),
+    ]
+
+
+def _state_text(finding: Finding) -> str:
+    match finding.state, finding.confirmed:
+        case "regressed", True:
+            return "REGRESSED, confirmed"
+        case "regressed", None:
+            return "REGRESSED"
+        case state, False:
+            return f"{state}: not confirmed"
+        case state, _:
+            return state
+
+
+def _telling(conclusion: Conclusion) -> Sequence[Finding]:
+    """The findings that make the verdict."""
+    state = {"REGRESSED": "regressed", "IMPROVED": "improved", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
+    return [finding for finding in conclusion.findings if finding.state == state]
+
+
+def _names(account: Account) -> dict[str, str]:
+    return {"baseline": account.baseline, "candidate": account.candidate}
+
+
+def _twice(gate: Gate) -> str:
+    return f"{rounded(min(2 * gate.margin, 0.99) * 100)}%"
+
+
+def _signed(share: float) -> str:
+    """In per cent or points with its sign."""
+    if math.isnan(share):
+        return "–"
+    return f"{'−' if share < 0 else '+'}{number(abs(share) * 100)}"

@@ -1,0 +1,92 @@
+"""Blocks of a paired check as a machine might give them: two servers, run by run, on a host of some kind.
+
+A run's figure is a typical one times the host's speed at that moment, the luck of its server's launch, a change that was
+planted in the second server, and noise. `sd` is the standard deviation of the log ratio of one block's throughput.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from batchtune.check.finding import BlockFigures
+from batchtune.check.paired import Phase
+from batchtune.measure.statistics.paired import balanced_orders
+from batchtune.scenario.spec.check import Metric
+
+Host = Literal["steady", "drifting", "two-speed"]
+
+TYPICAL: Mapping[Metric, float] = {"throughput": 2000.0, "p95": 0.012, "p99": 0.015, "cpu": 0.0002}
+NOISE: Mapping[Metric, float] = {"throughput": 1.0, "p95": 1.5, "p99": 3.0, "cpu": 0.5}
+"""Standard deviations relative to that of throughput."""
+
+HOST_SHARE: Mapping[Metric, float] = {"throughput": -1.0, "p95": 1.0, "p99": 1.0, "cpu": 0.5}
+DRIFT = 0.2
+"""Log slowdown from the first to the last of 48 runs."""
+
+SLOW_SPELL = math.log(1.25)
+SWITCH_PROBABILITY = 0.1
+BLOCKS_MOST = 54
+
+SLOWER_5: Mapping[Metric, float] = {"throughput": 1 / 1.05, "p95": 1.05, "p99": 1.05}
+SLOWER_10: Mapping[Metric, float] = {"throughput": 1 / 1.1, "p95": 1.1, "p99": 1.1}
+P99_ONLY: Mapping[Metric, float] = {"p99": 2.0}
+MORE_CPU: Mapping[Metric, float] = {"cpu": 1.05}
+FASTER_10: Mapping[Metric, float] = {"throughput": 1.1, "p95": 1 / 1.1, "p99": 1 / 1.1}
+
+
+@dataclass
+class SimulatedPair:
+    """The blocks of both phases of one check; every phase launches its servers anew."""
+
+    seed: int
+    sd: float
+    host: Host = "steady"
+    change: Mapping[Metric, float] = field(default_factory=dict)
+    launch_sd: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.seed)
+        self._phases: dict[Phase, list[BlockFigures]] = {}
+
+    def measure(self, phase: Phase, blocks: int) -> Sequence[BlockFigures]:
+        if phase not in self._phases:
+            self._phases[phase] = self._drawn_blocks(phase)
+        return self._phases[phase][:blocks]
+
+    def _drawn_blocks(self, phase: Phase) -> list[BlockFigures]:
+        orders = balanced_orders((0, 1), blocks=BLOCKS_MOST, seed=self.seed + (phase == "confirmation"))
+        slowness = self._slowness(2 * BLOCKS_MOST)
+        launches = {metric: self._random.normal(0.0, self.launch_sd, 2) for metric in TYPICAL}
+        noise = {
+            metric: self._random.normal(0.0, self.sd * NOISE[metric] / math.sqrt(2.0), 2 * BLOCKS_MOST)
+            for metric in TYPICAL
+        }
+        blocks: list[BlockFigures] = []
+        for block, order in enumerate(orders):
+            figures: dict[Metric, list[float]] = {metric: [0.0, 0.0] for metric in TYPICAL}
+            for place, arm in enumerate(order):
+                run = 2 * block + place
+                for metric, typical in TYPICAL.items():
+                    log = HOST_SHARE[metric] * slowness[run] + launches[metric][arm] + noise[metric][run]
+                    planted = self.change.get(metric, 1.0) if arm else 1.0
+                    figures[metric][arm] = typical * planted * math.exp(log)
+            pairs: dict[Metric, tuple[float, float]] = {
+                metric: (values[0], values[1]) for metric, values in figures.items()
+            }
+            blocks.append({**pairs, "errors": (0.0, 0.0)})
+        return blocks
+
+    def _slowness(self, runs: int) -> np.ndarray:
+        match self.host:
+            case "steady":
+                return np.zeros(runs)
+            case "drifting":
+                return DRIFT * np.arange(runs) / 48.0
+            case "two-speed":
+                switches = self._random.random(runs) < SWITCH_PROBABILITY
+                return SLOW_SPELL * (np.cumsum(switches) % 2)

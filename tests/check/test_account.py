@@ -1,0 +1,84 @@
+"""What spoils a check or fails it beyond its gates, and the line that it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from batchtune.check.account import attributed, judged
+from batchtune.check.history import append_history, history_line
+from batchtune.check.paired import Conclusion
+from batchtune.measure.validity.caveats import caveat
+from batchtune.tune.compare.blocks import Variant
+from tests.check.check_fakes import account, measurement, moved, regressed, trial
+from tests.tune.tune_fakes import scenario_of
+
+VARIANTS = [Variant(name=name, scenario=scenario_of()) for name in ("main", "pull_request")]
+OK = Conclusion(verdict="OK", findings=(), blocks=6, fresh_blocks=0, blocks_max=24)
+
+
+def runs(**candidate) -> list:
+    return [
+        trial(name, block, measurement(**(candidate if name == "pull_request" else {})))
+        for block in range(1, 7)
+        for name in ("main", "pull_request")
+    ]
+
+
+def test_sound_runs_leave_the_verdict_alone():
+    assert judged(OK, runs(), VARIANTS) == OK
+
+
+@pytest.mark.parametrize(
+    ("caveats", "words"),
+    [
+        ((caveat("client_busy", cpu_ratio=0.95),), "load generator was the limit"),
+        ((caveat("host_steal", steal_ratio=0.2),), "the host disturbed every run of pull_request"),
+    ],
+)
+def test_runs_that_are_not_the_servers_make_it_invalid(caveats, words):
+    conclusion = judged(regressed(), runs(caveats=caveats), VARIANTS)
+    assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 6)
+    assert words in conclusion.reason
+
+
+def test_a_missed_slo_ends_a_check_without_regression_with_3():
+    failing = runs(verdict="FAIL", verdict_reason="p95 60 ms of 50 ms")
+    conclusion = judged(OK, failing, VARIANTS)
+    assert (conclusion.verdict, conclusion.exit_code) == ("SLO MISSED", 3)
+    assert "p95 60 ms of 50 ms" in conclusion.reason
+    assert judged(regressed(), failing, VARIANTS).verdict == "REGRESSED"
+
+
+def test_a_failed_server_stays_the_reason():
+    failed = replace(OK, verdict="INVALID", reason="ended by signal 9", target_failed=True)
+    assert judged(failed, [], VARIANTS) == failed
+
+
+def test_a_change_is_attributed_and_none_is_not():
+    slower = [
+        trial(name, block, moved(execution_s_by_rows={16: 0.003}) if name == "pull_request" else None)
+        for block in range(1, 7)
+        for name in ("main", "pull_request")
+    ]
+    sides = {"baseline": "main", "candidate": "pull_request"}
+    assert attributed(regressed(), slower, **sides).cause == "compute"
+    assert attributed(OK, slower, **sides) is None
+
+
+def test_the_history_gets_a_line_a_check_also_after_one_that_was_cut_short(tmp_path):
+    line = history_line(
+        account(), {"git": {"commit": "abc"}, "machine": {"host": "ci"}, "cpu": {"model": "EPYC"}}
+    )
+    assert (line["verdict"], line["commit"], line["host"]) == ("REGRESSED", "abc", "ci")
+    assert line["gates"]["p95"]["state"] == "regressed"
+    root = tmp_path / "results"
+    path = append_history(root, line)
+    with path.open("a") as file:
+        file.write('{"cut')
+    append_history(root, line)
+    first, cut, last = path.read_text().splitlines()
+    assert json.loads(first) == json.loads(last)
+    assert cut == '{"cut'

@@ -1,0 +1,45 @@
+"""Where a change comes from, by what the servers say of themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchtune.check.attribution import attribute
+from batchtune.measure.validity.caveats import caveat
+from tests.check.check_fakes import measurement, moved
+
+NOISY = (caveat("host_steal", steal_ratio=0.1),)
+
+
+@pytest.mark.parametrize(
+    ("after", "cause", "words"),
+    [
+        (moved(execution_s_by_rows={16: 0.0022}), "compute", "time of a batch 2 ms → 2.2 ms (+10.0 %)"),
+        (
+            moved(mean_batch_rows=8.0, batches_by_rows={8: 200}, execution_s_by_rows={8: 0.0015}),
+            "batch size",
+            "rows of a batch 16 → 8 (−50.0 %)",
+        ),
+        (moved(queue_wait_mean_s=0.0005), "front end", "front end and wire 1 ms → 1.5 ms"),
+        (moved(server_cpu_s=0.352), "front end", "server CPU a request 200 µs → 220 µs (+10.0 %)"),
+        (measurement(latency_mean_s=0.006), "front end", "front end and wire 1 ms → 3 ms"),
+        (measurement(), "tail", "rare slow requests"),
+        (measurement(caveats=NOISY), "host", "the host disturbed one side more often"),
+    ],
+)
+def test_what_explains_most_is_named_with_its_figures(after, cause, words):
+    attribution = attribute([measurement()] * 6, [after] * 6)
+    assert attribution.cause == cause
+    assert words in attribution.text
+
+
+def test_a_longer_wait_alone_is_the_queue():
+    after = moved(queue_wait_mean_s=0.002)
+    longer = measurement(after.server, latency_mean_s=0.005)
+    assert attribute([measurement()] * 6, [longer] * 6).cause == "queue"
+
+
+def test_a_silent_server_leaves_the_cause_open():
+    attribution = attribute([measurement(None)] * 6, [measurement(None)] * 6)
+    assert attribution.cause == "not known"
+    assert attribution.parts == ()

@@ -1,0 +1,132 @@
+"""What is kept of a baseline, and what may be compared with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
+from batchtune.check.gate import Gate
+from batchtune.cli.commands.gate.stored import StoredRequest, comparability, widened
+from batchtune.errors import ArchiveError, BaselineError
+from batchtune.tune.compare.blocks import Variant
+from tests.check.check_fakes import exactly, measurement, trial
+from tests.tune.tune_fakes import scenario_of
+
+HOST = {
+    "schema_version": 1,
+    "machine": {"architecture": "x86_64", "host": "a"},
+    "kernel_series": "6.8",
+    "cpu": {"model": "EPYC", "logical": 2, "usable": 2, "cgroup_limit": None, "governor": None},
+    "python": {"series": "3.11"},
+    "gpu": {"names": [], "driver": None},
+    "git": {"commit": "abc"},
+}
+SCENARIO = scenario_of()
+TRIALS = [
+    trial("candidate", block, measurement(throughput_rps=exactly(1000.0 + block)))
+    for block in range(1, RUNS_MIN + 1)
+]
+KEPT = baseline_of(SCENARIO, TRIALS, HOST)
+
+
+def changed(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    path = tmp_path / "baseline.json"
+    write_baseline(KEPT, path)
+    return path
+
+
+def test_it_is_read_as_it_was_written_from_the_file_or_its_folder(kept):
+    for place in (kept, kept.parent):
+        read = read_baseline(place)
+        assert read.commit == "abc"
+        assert [run["throughput"] for run in read.runs] == [
+            1000.0 + block for block in range(1, RUNS_MIN + 1)
+        ]
+        assert math.isnan(read.runs[0]["gpu"])
+        assert differences(read, SCENARIO, HOST) == ([], [])
+    assert kept.stat().st_size < 50_000
+
+
+def test_none_and_one_of_the_future_are_no_baselines(kept):
+    with pytest.raises(BaselineError, match=r"NO BASELINE: .*does not exist; nothing was compared"):
+        read_baseline(kept.with_name("none.json"))
+    changed(kept, schema_version=99)
+    with pytest.raises(BaselineError, match="schema_version 99"):
+        read_baseline(kept)
+    changed(kept, schema_version=1, runs=[{"p95": 0.01}])
+    with pytest.raises(BaselineError, match="1 runs; a baseline needs 6"):
+        read_baseline(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON, or cut short"),
+        ('{"kind": "batchtune baseline", "schema_version": 1, "scen', "not JSON, or cut short"),
+        ("[" * 100_000, "not JSON, or cut short"),
+        ("\x00\xff", "not JSON, or cut short"),
+        ("[1, 2]", "not a baseline of batchtune"),
+        ('{"verdict": "OK"}', "not a baseline of batchtune"),
+        ('{"kind": "batchtune baseline", "schema_version": 1}', "not a whole baseline"),
+    ],
+)
+def test_a_file_that_is_none_or_half_of_one_says_what_it_is(tmp_path, text, words):
+    path = tmp_path / "file.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ArchiveError, match=words) as raised:
+        read_baseline(path)
+    assert "--update-baseline" in raised.value.hint
+
+
+@pytest.mark.parametrize("runs", [["x"], [{}], [{"p95": "fast"}], [{"p95": None}], "runs", 7], ids=str)
+def test_runs_that_are_no_figures_are_refused(kept, runs):
+    changed(kept, runs=runs)
+    with pytest.raises(ArchiveError, match="not a whole baseline"):
+        read_baseline(kept)
+
+
+def test_another_workload_is_never_compared_and_another_host_only_as_a_tripwire():
+    other = scenario_of(load={"arrivals": "closed", "concurrency": 7})
+    asked = StoredRequest(path=None)
+    refusal, _ = comparability(KEPT, Variant(name="candidate", scenario=other), HOST, asked)
+    assert "another workload" in refusal
+    assert "load.concurrency" in refusal
+    here = {**HOST, "cpu": {**HOST["cpu"], "model": "Xeon"}}
+    same = Variant(name="candidate", scenario=SCENARIO)
+    refusal, _ = comparability(KEPT, same, here, asked)
+    assert "another host (cpu.model: EPYC against Xeon)" in refusal
+    refusal, note = comparability(KEPT, same, here, replace(asked, allow_mismatch=True))
+    assert (refusal, note[:13]) == ("", "TRIPWIRE ONLY")
+
+
+def test_another_model_or_seed_is_what_a_check_is_about():
+    load = SCENARIO.load.model_copy(update={"seed": 99})
+    target = SCENARIO.target.model_copy(update={"model": "/another"})
+    other = SCENARIO.model_copy(update={"load": load, "target": target})
+    assert differences(KEPT, other, HOST) == ([], [])
+
+
+def test_margins_are_no_less_than_sessions_and_hosts_differ():
+    gates = [
+        Gate(metric="p95", margin=0.02),
+        Gate(metric="p99", margin=0.4),
+        Gate(metric="errors", margin=0.001),
+    ]
+    assert [gate.margin for gate in widened(gates, is_other_host=False)] == [0.05, 0.4, 0.001]
+    assert [gate.margin for gate in widened(gates, is_other_host=True)] == [0.25, 0.4, 0.001]
+
+
+def test_each_run_stands_beside_one_of_the_baseline_and_fresh_ones_beside_others():
+    fresh = [trial("candidate", block) for block in (7, 8)]
+    screen, confirmation = (KEPT.blocks_with(fresh, phase) for phase in ("screen", "confirmation"))
+    assert [block["throughput"] for block in screen] == [(1001.0, 1600.0), (1002.0, 1600.0)]
+    assert [block["throughput"] for block in confirmation] == [(1006.0, 1600.0), (1005.0, 1600.0)]

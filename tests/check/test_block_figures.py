@@ -1,0 +1,48 @@
+"""Which figures a run gives to the gates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from batchtune.check.block_figures import paired_figures, run_figures
+from tests.check.check_fakes import measurement, moved, trial
+
+
+def test_cpu_is_counted_for_each_request_of_the_servers_own_account():
+    figures = run_figures(trial("main", 1))
+    assert figures["cpu"] == pytest.approx(0.32 / 1600)
+    assert figures["throughput"] == 1600.0
+    assert figures["p99"] == 0.007
+    assert figures["memory"] == 300 * 2**20
+
+
+def test_a_server_that_counts_rows_only_is_divided_by_the_rows_of_a_request():
+    measured = moved(requests_by_status={}, rows=3200)
+    twice = measurement(
+        measured.server,
+        throughput_rows_per_s=measurement().throughput_rps.__class__(value=3200.0, low=3200.0, high=3200.0),
+    )
+    assert run_figures(trial("main", 1, twice))["cpu"] == pytest.approx(0.32 / 1600)
+
+
+def test_what_a_server_does_not_tell_is_not_known():
+    figures = run_figures(trial("main", 1, measurement(None)))
+    assert math.isnan(figures["cpu"])
+    assert math.isnan(figures["gpu"])
+    assert math.isnan(figures["capacity"])
+
+
+def test_gpu_seconds_are_its_busy_time():
+    measured = moved(gpu_busy_ratio=0.8)
+    assert run_figures(trial("main", 1, measured))["gpu"] == pytest.approx(0.8 / 1600)
+
+
+def test_blocks_need_both_sides_and_count_the_last_attempt():
+    fast = measurement(
+        throughput_rps=measurement().throughput_rps.__class__(value=2000.0, low=2000.0, high=2000.0)
+    )
+    trials = [trial("main", 1), trial("new", 1), trial("main", 2), trial("new", 1, fast)]
+    (block,) = paired_figures(trials, baseline="main", candidate="new")
+    assert block["throughput"] == (1600.0, 2000.0)

@@ -1,0 +1,73 @@
+"""Which figures are guarded, and how a change for the worse is told from one for the better."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from batchtune.check.gate import OBJECTIVE_METRICS, Gate, default_gates, gates_of, parse_margins
+from batchtune.errors import UsageError
+from batchtune.scenario.spec.check import METRICS
+
+
+def test_lower_throughput_and_higher_latency_are_worse():
+    assert Gate(metric="throughput", margin=0.05).worsening(100.0, 90.0) > 0.0
+    assert Gate(metric="p95", margin=0.05).worsening(0.010, 0.009) < 0.0
+    assert Gate(metric="errors", margin=0.001).worsening(0.0, 0.01) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("metric", "after"), [("throughput", 0.95), ("p95", 1.05), ("cpu", 1.05), ("errors", 0.05)]
+)
+def test_a_change_as_large_as_the_margin_is_just_the_limit(metric, after):
+    gate = Gate(metric=metric, margin=0.05)
+    before = 0.0 if metric == "errors" else 1.0
+    assert gate.worsening(before, after) == pytest.approx(gate.limit)
+    assert gate.change(gate.limit) == pytest.approx(after - before)
+
+
+def test_a_quantile_beyond_all_answers_is_a_thousand_times_worse_and_two_of_them_tell_nothing():
+    gate = Gate(metric="p99", margin=0.1)
+    assert gate.worsening(0.01, math.inf) == pytest.approx(math.log(1000.0))
+    assert gate.worsening(math.inf, 0.01) == pytest.approx(-math.log(1000.0))
+    assert math.isnan(gate.worsening(math.inf, math.inf))
+    assert math.isnan(gate.worsening(math.nan, 1.0))
+    assert math.isnan(gate.worsening(0.0, 1.0))
+
+
+def test_margins_are_read_from_one_text_or_several():
+    assert parse_margins(["p95=5%,throughput=0.03", "cpu=2%"]) == {
+        "p95": 0.05,
+        "throughput": 0.03,
+        "cpu": 0.02,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("p95", "expected FIGURE=MARGIN"),
+        ("p96=5%", "no figure is called 'p96'"),
+        ("p95=0", "above 0 and below 100 %"),
+        ("p95=150%", "above 0 and below 100 %"),
+        ("p95=much", "expected a percentage"),
+    ],
+)
+def test_a_margin_that_says_nothing_is_refused_in_words(text, words):
+    with pytest.raises(UsageError, match=words):
+        parse_margins([text])
+
+
+def test_without_names_the_objective_says_what_is_guarded():
+    assert [gate.metric for gate in gates_of({}, objective="latency")] == [
+        "p50",
+        "p95",
+        "p99",
+        "errors",
+        "cpu",
+    ]
+    assert all(gate.is_default for gate in default_gates("throughput"))
+    (named,) = gates_of({"p95": 0.03}, objective="throughput")
+    assert (named.margin, named.is_default) == (0.03, False)
+    assert {metric for metrics in OBJECTIVE_METRICS.values() for metric in metrics} <= set(METRICS)

@@ -1,0 +1,64 @@
+"""Absolute limits on the figures of one load test."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchtune.check.limit import judge_limits, parse_limits
+from batchtune.errors import UsageError
+from batchtune.measure.statistics.quantiles import Estimate
+from tests.check.check_fakes import measurement, trial
+
+RUN = trial(
+    "load",
+    1,
+    measurement(
+        throughput_rps=Estimate(value=500.0, low=480.0, high=520.0),
+        latency_s={
+            "p99": Estimate(value=0.03, low=0.025, high=0.04),
+            "p50": Estimate(value=0.004, low=0.003, high=0.005),
+            "p95": Estimate(value=0.02, low=0.018, high=0.023),
+        },
+        error_ratio=0.01,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("throughput=470/s", "kept"),
+        ("throughput=490", "open"),
+        ("throughput=530/s", "missed"),
+        ("p95=25ms", "kept"),
+        ("p95=20ms", "open"),
+        ("p95=10ms", "missed"),
+        ("errors=1%", "kept"),
+        ("errors=0.5%", "missed"),
+        ("cpu=300us", "kept"),
+        ("cpu=100us", "missed"),
+        ("gpu=1ms", "not measured"),
+    ],
+)
+def test_a_limit_is_kept_or_missed_where_the_whole_interval_says_so(text, state):
+    (finding,) = judge_limits(parse_limits([text]), RUN)
+    assert finding.state == state
+
+
+def test_what_is_said_names_figure_interval_and_limit():
+    (finding,) = judge_limits(parse_limits(["p95=20ms"]), RUN)
+    assert finding.text == "p95 20 ms [18 ms, 23 ms]: at most 20 ms: open"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("p95", "expected FIGURE=LIMIT"),
+        ("p96=1ms", "called 'p96'"),
+        ("p95=20", "its unit"),
+        ("errors=x", "percentage"),
+    ],
+)
+def test_a_limit_that_says_nothing_is_refused(text, words):
+    with pytest.raises(UsageError, match=words):
+        parse_limits([text])

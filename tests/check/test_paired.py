@@ -1,0 +1,91 @@
+"""The course of a paired check on simulated machines, from the first look to the verdict.
+
+Shares are of 200 fixed seeds; tests/benchmarks/check/simulated_check.py prints those of 1,000.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from batchtune.check.gate import Gate, default_gates
+from batchtune.check.paired import judge_fixed, run_check
+from tests.check.simulated_blocks import FASTER_10, MORE_CPU, P99_ONLY, SLOWER_5, SLOWER_10, SimulatedPair
+
+GATES = default_gates("throughput")
+SEEDS = range(200)
+
+
+def verdicts(**pair) -> Counter[str]:
+    return Counter(run_check(GATES, SimulatedPair(seed=seed, **pair).measure).verdict for seed in SEEDS)
+
+
+@pytest.mark.parametrize("host", ["steady", "drifting", "two-speed"])
+def test_two_equal_servers_fail_at_most_once_in_a_hundred_checks(host):
+    """By the design at most 5 % × 5 %; of 200 checks 2 have a false-alarm rate below 1.5 %."""
+    assert verdicts(sd=0.02, host=host)["REGRESSED"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "metric"),
+    [(SLOWER_10, "throughput"), (P99_ONLY, "p99"), (MORE_CPU, "cpu"), (SLOWER_5, "throughput")],
+)
+def test_what_was_planted_is_caught_and_named(change, metric):
+    for seed in range(20):
+        conclusion = run_check(GATES, SimulatedPair(seed=seed, sd=0.01, change=change).measure)
+        assert conclusion.verdict == "REGRESSED"
+        (finding,) = (one for one in conclusion.findings if one.gate.metric == metric)
+        assert (finding.state, finding.confirmed) == ("regressed", True)
+        assert conclusion.fresh_blocks >= 6
+        assert conclusion.exit_code == 1
+
+
+def test_a_quiet_pair_is_cleared_within_ten_blocks():
+    blocks = [run_check(GATES, SimulatedPair(seed=seed, sd=0.01).measure).blocks for seed in SEEDS]
+    assert sorted(blocks)[len(blocks) // 2] <= 10
+
+
+def test_what_got_better_is_called_improved():
+    conclusion = run_check(GATES, SimulatedPair(seed=1, sd=0.01, change=FASTER_10).measure)
+    assert (conclusion.verdict, conclusion.exit_code) == ("IMPROVED", 0)
+
+
+def test_a_regression_that_fresh_blocks_do_not_show_does_not_fail():
+    slow, equal = SimulatedPair(seed=1, sd=0.01, change=SLOWER_10), SimulatedPair(seed=2, sd=0.01)
+
+    def measure(phase, blocks):
+        return (slow if phase == "screen" else equal).measure(phase, blocks)
+
+    conclusion = run_check(GATES, measure)
+    assert conclusion.fresh_blocks > 0
+    assert conclusion.verdict != "REGRESSED"
+    assert [one.confirmed for one in conclusion.findings if one.gate.metric == "throughput"] == [False]
+
+
+def test_a_margin_below_the_noise_is_raised_and_says_so():
+    conclusion = run_check(GATES, SimulatedPair(seed=3, sd=0.05).measure)
+    throughput = conclusion.findings[0]
+    assert throughput.margin > throughput.gate.margin
+    assert throughput.margin < 2.6 * throughput.gate.margin
+
+
+def test_noise_far_beyond_the_margin_leaves_the_check_open():
+    conclusion = run_check(GATES, SimulatedPair(seed=3, sd=0.3).measure)
+    assert (conclusion.verdict, conclusion.exit_code) == ("INCONCLUSIVE", 5)
+
+
+def test_a_figure_that_somebody_asked_for_must_be_measured():
+    blocks = SimulatedPair(seed=1, sd=0.01).measure("screen", 10)
+    asked = (*GATES, Gate(metric="gpu", margin=0.02))
+    assert judge_fixed(asked, blocks).verdict == "INCONCLUSIVE"
+    unasked = (*GATES, Gate(metric="gpu", margin=0.02, is_default=True))
+    assert judge_fixed(unasked, blocks).verdict == "OK"
+
+
+def test_a_conclusion_goes_to_json_without_infinities():
+    blocks = [{"p99": (0.01, math.inf)}, {"p99": (0.01, 0.01)}]
+    document = judge_fixed([Gate(metric="p99", margin=0.1)], blocks).to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False))["gates"][0]["change"]["high"] is None

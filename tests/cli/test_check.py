@@ -1,0 +1,142 @@
+"""`batchtune check` as a user meets it: a real server, emulated models, what goes wrong, and what a job is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from batchtune.cli.commands.gate.check import (
+    CheckRequest,
+    asked_pair,
+    model_override,
+    run_paired_check,
+    with_sides,
+)
+from batchtune.cli.commands.gate.files import CheckFiles
+from batchtune.errors import UsageError
+from batchtune.scenario.reader import format_scenario, read_kept_variants, read_scenario
+from tests.cli.test_cli import EMULATED, batchtune, servers_of, start
+
+SCENARIO = """\
+name: gate
+target: {model: MODEL}
+request: {protocol: grpc, rows: 1}
+load: {arrivals: closed, concurrency: 8, warm_up: 50ms, duration: 200ms, seed: 1}
+objective: throughput
+fixed: {max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}
+check: {gates: {throughput: 10%, p95: 20%}, blocks: 6}
+"""
+SLOWER = EMULATED.replace("base_ms: 2.0", "base_ms: 20.0")
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    for name, text in (("emulated", EMULATED), ("slower", SLOWER)):
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True)
+        (version / "emulated.yaml").write_text(text)
+    path = tmp_path / "gate.yaml"
+    path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
+    return path
+
+
+def asked(scenario: Path, **changes) -> int:
+    wanted = CheckRequest(scenario=scenario, **changes)
+    return run_paired_check(
+        wanted, files=CheckFiles(), results=scenario.parent / "results", json=False, quiet=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("variants", "changes", "words"),
+    [
+        ("", {}, "nothing to compare: no variants"),
+        ("variants: {a: {}, b: {}, c: {}}", {}, "compares one candidate with 'a'"),
+        ("variants: {a: {}, b: {}}", {"candidate": "d"}, "compares one candidate with 'a'"),
+        ("variants: {a: {}, b: {}}", {"max_regress": ["p96=5%"]}, "no figure is called 'p96'"),
+        ("", {"candidate_set": ["target.model=/no/such/model"]}, "/no/such/model"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused_before_anything_runs(scenario, variants, changes, words):
+    scenario.write_text(scenario.read_text() + variants)
+    with pytest.raises(UsageError) as raised:
+        asked(scenario, **changes)
+    assert words in raised.value.message
+    assert not (scenario.parent / "results").exists()
+
+
+def test_a_folder_of_a_model_is_meant_from_where_the_command_is_called(tmp_path, monkeypatch):
+    (tmp_path / "new model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert model_override("new model") == [f'target.model="{tmp_path / "new model"}"']
+    assert model_override("imdb_transformer") == ['target.model="imdb_transformer"']
+    assert model_override(None) == []
+
+
+def test_the_kept_scenario_holds_both_sides(scenario: Path, tmp_path: Path) -> None:
+    wanted = CheckRequest(scenario=scenario, candidate_set=["target.model=./slower", "load.seed=7"])
+    read = read_scenario(scenario)
+    pair = asked_pair(wanted, read)
+    kept = tmp_path / "kept.yaml"
+    kept.write_text(format_scenario(with_sides(read, pair)))
+    variants = read_kept_variants(kept)
+    assert list(variants) == ["baseline", "candidate"]
+    assert variants["candidate"].target.model == str(tmp_path / "slower")
+    assert (variants["baseline"].load.seed, variants["candidate"].load.seed) == (1, 7)
+
+
+@pytest.mark.slow
+def test_a_device_many_times_slower_is_a_regression_that_a_job_is_told_of(scenario: Path) -> None:
+    done = batchtune(
+        "check", scenario, "--candidate-model", "slower", "--json", "--junit", "junit.xml", "--comment", "comment.md",
+        cwd=scenario.parent,
+    )  # fmt: skip
+    assert done.returncode in (1, 6), done.stderr  # 6: a busy machine spoilt every run
+    document = json.loads(done.stdout)
+    assert (document["baseline"], document["candidate"]) == ("baseline", "candidate")
+    assert {gate["metric"] for gate in document["gates"]} == {"throughput", "p95"}
+    assert document["fresh_blocks"] >= 6
+    assert document["attribution"]["cause"] in ("compute", "batch size")
+    assert "after every server is started anew" in done.stderr
+    run = scenario.parent / document["run"]
+    assert json.loads((run / "check.json").read_text()) == document
+    (line,) = (scenario.parent / "results" / "history.jsonl").read_text().splitlines()
+    assert json.loads(line)["verdict"] == document["verdict"]
+    assert (scenario.parent / "junit.xml").read_text().startswith("<?xml")
+    assert (scenario.parent / "comment.md").read_text().startswith("<!-- batchtune:gate -->")
+    assert (run / "report.html").is_file()
+    assert servers_of(scenario.parent) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 7), (signal.SIGINT, 130)])
+def test_a_killed_server_and_an_interrupt_end_it_at_once_and_leave_nothing(
+    scenario: Path, number, code
+) -> None:
+    check = start("check", scenario, "--candidate-set", "load.seed=2", "--blocks", "200", cwd=scenario.parent)
+    ledger = _until_a_trial_is_kept(scenario.parent)
+    servers = servers_of(scenario.parent)
+    assert len(servers) == 2
+    os.kill(servers[-1].pid if number == signal.SIGKILL else check.pid, number)
+    out, errors = check.communicate(timeout=30)
+    assert check.returncode == code, errors
+    assert servers_of(scenario.parent) == []
+    if code == 7:
+        assert out.startswith("INVALID  candidate against baseline:")
+        assert "the server was ended by signal 9" in " ".join(out.split())
+    else:
+        assert "kept in" in errors
+    assert ledger.read_text().count("\n") >= 1
+
+
+def _until_a_trial_is_kept(folder: Path) -> Path:
+    for _ in range(600):
+        for ledger in folder.glob("results/gate/*-check/trials.jsonl"):
+            if ledger.read_text().count("\n"):
+                return ledger
+        time.sleep(0.05)
+    raise AssertionError("no trial was kept within 30 s")

@@ -1,0 +1,65 @@
+"""`batchtune init --ci`: jobs that runners accept, for the scenario at hand."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batchtune.cli.commands.gate.ci import run_init_ci
+from batchtune.errors import UsageError
+from batchtune.report.gate.ci_jobs import JOB_FILES
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scenarios" / "my model").mkdir(parents=True)
+    (tmp_path / "scenarios" / "a b.yaml").write_text('target: {model: "./my model"}\n')
+    return tmp_path
+
+
+def steps(document) -> list[str]:
+    return [step["run"] for step in document["jobs"]["check"]["steps"] if "run" in step]
+
+
+def test_a_github_workflow_checks_both_models_side_by_side_and_renews_the_baseline(here):
+    assert run_init_ci("github", "scenarios/a b.yaml", output=None) == 0
+    document = yaml.load((here / JOB_FILES["github"]).read_text(), Loader=yaml.BaseLoader)
+    check = next(run for run in steps(document) if "--paired" in run)
+    assert "batchtune check 'scenarios/a b.yaml' --paired" in check
+    assert "--candidate-model 'scenarios/my model'" in check
+    assert any("--update-baseline" in run for run in steps(document))
+    assert document["jobs"]["check"]["timeout-minutes"] == "30"
+    assert all("@v" in step["uses"] for step in document["jobs"]["check"]["steps"] if "uses" in step)
+
+
+def test_a_gitlab_pipeline_reports_junit_and_code_quality(here):
+    assert run_init_ci("gitlab", "scenarios/a b.yaml", output=Path("ci.yml")) == 0
+    document = yaml.safe_load((here / "ci.yml").read_text())
+    assert document["batchtune-check"]["artifacts"]["reports"] == {
+        "junit": "batchtune.xml",
+        "codequality": "batchtune-code-quality.json",
+    }
+    assert any("--update-baseline" in line for line in document["batchtune-baseline"]["script"])
+
+
+def test_the_scripts_are_shell(here):
+    for host in ("github", "gitlab"):
+        run_init_ci(host, "scenarios/a b.yaml", output=Path(f"{host}.yml"))
+        document = yaml.safe_load((here / f"{host}.yml").read_text())
+        scripts = steps(document) if host == "github" else document["batchtune-check"]["script"]
+        for script in scripts:
+            assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
+
+
+def test_a_scenario_that_is_not_there_and_a_file_that_is_are_refused(here):
+    with pytest.raises(UsageError, match="no such scenario"):
+        run_init_ci("github", None, output=None)
+    Path("scenario.yaml").write_text("target: {model: imdb_transformer}\n")
+    run_init_ci("github", None, output=Path("x.yml"))
+    assert "--candidate-model model" in Path("x.yml").read_text()
+    with pytest.raises(UsageError, match="is there already"):
+        run_init_ci("github", None, output=Path("x.yml"))

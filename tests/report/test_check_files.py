@@ -1,0 +1,66 @@
+"""A check as JUnit, Markdown, annotations and code quality."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from batchtune.check.gate import Gate
+from batchtune.check.paired import judge_fixed
+from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
+from tests.check.check_fakes import account, regressed, slower_blocks
+
+OPEN = judge_fixed([Gate(metric="p95", margin=0.05)], slower_blocks(3))
+
+
+def test_junit_has_a_case_for_each_gate_and_counts_them():
+    (suite,) = ET.fromstring(junit_xml(account()))
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "2",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "0",
+    }
+    (failure,) = suite.iter("failure")
+    assert "p95 +6.48 %" in failure.get("message", "")
+    assert "time of a batch" in (failure.text or "")
+
+
+def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():
+    (suite,) = ET.fromstring(junit_xml(account(OPEN, attribution=None)))
+    assert suite.get("skipped") == "1"
+    void = replace(
+        regressed(), verdict="INVALID", findings=(), reason="ended by signal 9\x00\x1b", target_failed=True
+    )
+    (suite,) = ET.fromstring(junit_xml(account(void, attribution=None)))
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+
+
+def test_markdown_is_a_table_with_the_verdict_at_its_head():
+    text = markdown(account(baseline="a|b"))
+    assert text.startswith("### REGRESSED: `pair`\n")
+    assert "| figure | a\\|b | pull_request | change | margin | verdict |" in text
+    assert "- Why compute: time of a batch" in text
+
+
+def test_a_comment_is_found_again_by_its_marker():
+    assert comment(account(scenario="my pair --> x")).splitlines()[0] == "<!-- batchtune:my-pair-x -->"
+
+
+def test_annotations_escape_what_would_end_them():
+    (line,) = github_annotations(account(), file="scenarios/a,b.yaml")
+    assert line.startswith("::error file=scenarios/a%2Cb.yaml,title=batchtune%3A REGRESSED::p95 +6.48 %25")
+    assert "\n" not in line
+    (line,) = github_annotations(account(OPEN, attribution=None), file="a.yaml")
+    assert line.startswith("::warning ")
+    assert github_annotations(account(replace(regressed(), verdict="OK")), file="a.yaml") == []
+
+
+@pytest.mark.parametrize(("conclusion", "severities"), [(regressed(), ["major"]), (OPEN, ["minor"])])
+def test_code_quality_lists_an_issue_for_each_gate_that_counts(conclusion, severities):
+    issues = json.loads(code_quality(account(conclusion, attribution=None), file="a.yaml"))
+    assert [issue["severity"] for issue in issues] == severities
+    assert issues[0]["location"] == {"path": "a.yaml", "lines": {"begin": 1}}

@@ -1,0 +1,69 @@
+"""The history of checks: read, split at its changes, and printed."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from batchtune.check.history import HISTORY, read_history, series_of
+from batchtune.cli.commands.gate.history import run_history
+from batchtune.errors import ArchiveError
+from batchtune.report.gate.history import change_lines, print_history
+
+
+def line(number: int, p95_s: float, **changes) -> dict:
+    given = {
+        "schema_version": 1,
+        "utc": f"2026-11-{number + 1:02d}T12:00:00+00:00",
+        "scenario": "gate",
+        "verdict": "OK",
+        "gates": {"p95": {"before": 0.01, "after": p95_s, "change": None, "state": "ok"}},
+        "commit": f"{number:040d}",
+        "cpu": "EPYC",
+    }
+    return {**given, **changes}
+
+
+LINES = [line(number, (0.010 if number < 12 else 0.012) + 0.0001 * (number % 5)) for number in range(24)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    texts = [json.dumps(checked) for checked in LINES]
+    (tmp_path / HISTORY).write_text("\n".join([*texts[:3], '{"cut', *texts[3:]]) + "\n")
+    return tmp_path
+
+
+def test_a_change_is_told_with_its_day_and_commit(root):
+    lines = read_history(root)
+    assert len(lines) == 24
+    (told, worth) = change_lines(series_of(lines))
+    assert told == "gate: p95 ms 10.1 → 12.2 (+20.2 %) from 2026-11-13T12:00 on, commit 000000000"
+    assert worth.startswith("1 figure looked at")
+    stream = io.StringIO()
+    print_history(lines, series_of(lines), stream=stream)
+    assert stream.getvalue().count("OK") == 24
+
+
+def test_another_cpu_is_another_series_and_few_checks_show_nothing():
+    lines = [line(number, 0.01, cpu="Xeon" if number % 2 else "EPYC") for number in range(8)]
+    assert [len(series.values) for series in series_of(lines)] == [4, 4]
+    (told,) = change_lines(series_of(lines))
+    assert told.startswith("Changes are looked for from 8 checks")
+
+
+def test_no_history_and_one_of_the_future_are_told(tmp_path, root):
+    with pytest.raises(ArchiveError, match="cannot read"):
+        read_history(tmp_path / "none")
+    (root / HISTORY).write_text(json.dumps(line(1, 0.01, schema_version=9)) + "\n")
+    with pytest.raises(ArchiveError, match="schema_version 9"):
+        read_history(root)
+
+
+def test_json_has_lines_and_series(root, capsys):
+    assert run_history(root, scenario="gate", json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["checks"]) == 24
+    assert document["series"][0]["changes"][0]["at"] == 12

@@ -44,10 +44,13 @@ class Account:
 
 
 def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
-    """The conclusion, unless the runs are void or the candidate, the last variant, misses the scenario's SLO."""
+    """The conclusion, unless the runs are void or the candidate, the last variant, misses the scenario's SLO.
+
+    A host that is disturbed hides changes and makes none: what two phases flag beside each other stands.
+    """
     if conclusion.target_failed:
         return conclusion
-    void = _void(trials, variants)
+    void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED")
     if void:
         return replace(conclusion, verdict="INVALID", reason=void)
     candidate = variants[-1]
@@ -71,13 +74,13 @@ def attributed(
     return attribute(sides[0], sides[1])
 
 
-def _void(trials: Sequence[Trial], variants: Sequence[Variant]) -> str:
+def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> str:
     """Why the figures are not the servers'; empty: they are."""
     for variant in variants:
         figures = figures_of(variant, trials)
         if figures.client_limited:
             return f"the load generator was the limit, not the server of {variant.name}"
-        if figures.disturbed:
+        if by_host and figures.disturbed:
             return f"the host disturbed every run of {variant.name}, also when it was repeated"
     return ""
 

@@ -39,9 +39,16 @@ def test_sound_runs_leave_the_verdict_alone():
     ],
 )
 def test_runs_that_are_not_the_servers_make_it_invalid(caveats, words):
-    conclusion = judged(regressed(), runs(caveats=caveats), VARIANTS)
+    conclusion = judged(OK, runs(caveats=caveats), VARIANTS)
     assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 6)
     assert words in conclusion.reason
+
+
+def test_a_regression_stands_on_a_disturbed_host_and_not_where_the_client_was_the_limit():
+    noisy = runs(caveats=(caveat("host_steal", steal_ratio=0.2),))
+    assert judged(regressed(), noisy, VARIANTS) == regressed()
+    limited = runs(caveats=(caveat("client_busy", cpu_ratio=0.95),))
+    assert judged(regressed(), limited, VARIANTS).verdict == "INVALID"
 
 
 def test_a_missed_slo_ends_a_check_without_regression_with_3():

@@ -331,6 +331,7 @@ def test_importing_the_messages_does_not_import_tensorflow() -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_a_later_real_tensorflow_shares_the_messages_and_agrees_on_every_tensor() -> None:
     finished = run_python("-c", SHARED, *NUMERIC)
     assert finished.stdout.strip() == "shared", finished.stderr

@@ -330,7 +330,7 @@ def test_what_a_sweep_thought_between_its_trials_counts_once_when_it_is_resumed(
     ("objective", "strategy"),
     [
         ("throughput", "optuna"),
-        ("capacity", "guided"),
+        pytest.param("capacity", "guided", marks=pytest.mark.slow),
         pytest.param("capacity", "optuna", marks=pytest.mark.slow),
         pytest.param("throughput", "guided", marks=pytest.mark.slow),
     ],

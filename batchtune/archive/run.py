@@ -13,7 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.batching.tfserving import format_tfserving_text
+from batchtune.archive.deployable import (
+    BATCHING_PARAMETERS,
+    CONFIG_PBTXT,
+    parameters_name,
+    parameters_text,
+)
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.scenario.spec.scenario import Scenario
@@ -34,7 +39,7 @@ COMPARISON = "comparison.json"
 CHECK = "check.json"
 SERVER_LOG = "server.log"
 LOCK = "lock"
-BATCHING_PARAMETERS = "batching_parameters.txt"
+MODEL_CONFIG = "model_config.json"
 
 RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 """Of a sweep; a run of another kind has its kind behind that."""
@@ -191,13 +196,14 @@ class Run:
         write_whole(self.path / COMPARISON, document.encode())
 
     def write_recommendation(self, recommendation: Recommendation) -> None:
-        """Keep the recommendation, and the parameters in TF Serving's text format; no batching has none."""
+        """Keep the recommendation, and the file that the server takes; without batching TF Serving takes none."""
         document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / RECOMMENDATION, document.encode())
-        if recommendation.configuration.batching is None:
-            (self.path / BATCHING_PARAMETERS).unlink(missing_ok=True)
+        path = self.path / parameters_name(recommendation.configuration)
+        if recommendation.configuration.batching is None and path.name == BATCHING_PARAMETERS:
+            path.unlink(missing_ok=True)
         else:
-            write_whole(self.path / BATCHING_PARAMETERS, batching_file(recommendation).encode())
+            write_whole(path, parameters_text(recommendation, self.model_config()).encode())
 
     def remove_recommendation(self) -> None:
         """Drop what an earlier sweep recommended.
@@ -205,7 +211,7 @@ class Run:
         Raises:
             ArchiveError: the directory cannot be written.
         """
-        for name in (BATCHING_PARAMETERS, RECOMMENDATION):
+        for name in (BATCHING_PARAMETERS, CONFIG_PBTXT, RECOMMENDATION):
             try:
                 (self.path / name).unlink(missing_ok=True)
             except OSError as error:
@@ -222,6 +228,14 @@ class Run:
             return Recommendation.from_dict(_json_object(path))
         except (KeyError, TypeError, ValueError, BatchtuneError) as error:
             raise ArchiveError(f"{path}: not a recommendation: {error}") from error
+
+    def model_config(self) -> dict[str, Any] | None:
+        """The configuration that the model had on Triton before the run; None: it was no Triton."""
+        path = self.path / MODEL_CONFIG
+        if not path.exists():
+            return None
+        config = _json_object(path).get("config")
+        return config if isinstance(config, dict) else None
 
     def _samples_path(self, number: int) -> Path:
         return self.path / "samples" / f"{number:04d}.parquet"
@@ -329,20 +343,6 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):  # where nothing can be written, nothing can be removed either
             beside.unlink(missing_ok=True)
         raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
-
-
-def batching_file(recommendation: Recommendation) -> str:
-    """The recommended parameters in TF Serving's text format, with a comment that says what they are.
-
-    No batching has no parameters: the comment alone says so.
-    """
-    batching = recommendation.configuration.batching
-    comment = f"# batchtune: {recommendation.configuration.label()}\n"
-    if batching is None:
-        return (
-            f"{comment}# Leave out --enable_batching; with it this file would mean the server's defaults.\n"
-        )
-    return comment + format_tfserving_text(batching).rstrip("\n") + "\n"
 
 
 def _trial(line: bytes, *, path: Path, number: int) -> Trial:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
+from batchtune.batching import triton_words
 from batchtune.cpus import schedulable_cpus
 from batchtune.errors import BatchingParametersError
 
@@ -52,6 +53,8 @@ class BatchingParameters:
 
 PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
 UNKNOWN = "unknown"
+Dialect = Literal["tfserving", "triton"]
+"""Whose words and defaults a configuration has."""
 _BOOLEANS = {"pad_variable_length_inputs", "enable_large_batch_splitting"}
 
 
@@ -61,12 +64,15 @@ class Configuration:
 
     `batching` None means that the server runs without `--enable_batching`. `flags` are pairs of a name
     without dashes and a value, sorted by name. `known` False: a server that somebody else started and that tells
-    nothing of its parameters.
+    nothing of its parameters. `dialect` says whose words it is told in, and whose defaults hold where it is silent; of
+    Triton the fields of `dynamic_batching` that TensorFlow Serving lacks are among the `flags`, and without batching
+    `instance_group.count` too.
     """
 
     batching: BatchingParameters | None
     flags: tuple[tuple[str, str], ...] = ()
     known: bool = True
+    dialect: Dialect = "tfserving"
 
     def label(self) -> str:
         """A short name for tables: `max_batch_size=32 …`, `no batching`, `server defaults` or `unknown parameters`."""
@@ -75,14 +81,24 @@ class Configuration:
         elif self.batching is None:
             words = ["no batching"]
         else:
-            words = [f"{name}={_shown(value)}" for name, value in to_dict(self.batching).items()]
+            words = [f"{self.word(name)}={_shown(value)}" for name, value in to_dict(self.batching).items()]
         words = words or ["server defaults"]
-        return " ".join([*words, *(f"--{name}={value}" for name, value in self.flags)])
+        return " ".join([*words, *(f"{self.flag_word(name)}={value}" for name, value in self.flags)])
+
+    def word(self, name: str) -> str:
+        """A batching parameter's name in the server's own words."""
+        return triton_words.WORDS.get(name, name) if self.dialect == "triton" else name
+
+    def flag_word(self, name: str) -> str:
+        """A flag's name as it is written, `--name`; a setting of Triton's model configuration is no flag."""
+        is_setting = name in triton_words.SETTINGS or name == triton_words.INSTANCES
+        return name if self.dialect == "triton" and is_setting else f"--{name}"
 
     def to_dict(self) -> dict[str, Any]:
         """`batching` is null where it is off and "unknown" where nobody tells."""
         known = None if self.batching is None else to_dict(self.batching)
-        return {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
+        told: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
+        return told if self.dialect == "tfserving" else {**told, "dialect": self.dialect}
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
@@ -95,12 +111,16 @@ class Configuration:
         batching = mapping["batching"]
         flags = mapping.get("flags") or {}
         known = batching != UNKNOWN
+        dialect = mapping.get("dialect", "tfserving")
+        if dialect not in get_args(Dialect):
+            raise TypeError(f"dialect is {dialect!r}")
         for name, values in (("batching", batching if known else None), ("flags", flags)):
             if values is not None and not isinstance(values, Mapping):
                 raise TypeError(f"{name} is {values!r}")
         return cls(
             batching=from_dict(batching) if known and batching is not None else None,
             known=known,
+            dialect=dialect,
             flags=tuple(sorted((str(name), str(value)) for name, value in flags.items())),
         )
 

@@ -16,6 +16,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
+from batchtune.target.launch.demand import demand_of
 from batchtune.target.model_files import resolve_model
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import Bench
@@ -106,7 +107,8 @@ class Benches:
         key = f"{variant.name} {variant.server_key}" if self.apart else variant.server_key
         if key not in self._targets:
             self.view.event(f"launching the server for {variant.name}")
-            target = TfServingTarget(variant.scenario.target, on_event=self.view.event)
+            demand = demand_of(variant.scenario)
+            target = TfServingTarget(variant.scenario.target, on_event=self.view.event, demand=demand)
             self._targets[key] = self._launched.enter_context(target)
             self._launches += 1
             name = SERVER_LOG if self._launches == 1 else f"server-{self._launches}.log"
@@ -137,6 +139,11 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     """
     for variant in variants:
         request, target = variant.scenario.request, variant.scenario.target
+        if target.kind != "tfserving":
+            raise UsageError(
+                f"{variant.name}: servers of kind tfserving are compared; this one is {target.kind}",
+                hint="`batchtune sweep` searches a Triton, `batchtune load` measures any server as it is",
+            )
         if request.protocol.startswith("kserve_"):
             raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
     targets = (variant.scenario.target for variant in variants)

@@ -20,9 +20,13 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
     """The whole command; a SavedModel goes to tensorflow_model_server, what that cannot serve to ours.
 
     The shell asks where a sample model lies; a model that lies without a version directory is copied into one first; a
-    path that is gone stands under PATH.
+    path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
+    attached may be anywhere.
     """
     model = Path(scenario.target.model)
+    if configuration.dialect == "triton":
+        folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
+        return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
     saved_model = any(model.glob("*/saved_model.pb")) or (model / "saved_model.pb").is_file()
     server = "tensorflow_model_server" if saved_model else "batchtune-model-server"
     name = served_name(scenario.target.model)

@@ -272,3 +272,17 @@ def noise(
     from batchtune.cli.commands.noise import run_noise
 
     raise typer.Exit(run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet))
+
+
+@measuring.command(epilog=examples("restore results/triton-attached/20261121T205903Z-2fda2e"))
+def restore(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
+) -> None:
+    """Put back a running Triton that a killed sweep left with a configuration of its own.
+
+    A sweep does that itself at its end, at Ctrl-C and when it fails. What the model had is kept in the run before the
+    first change. Ends with 7 when the server is gone or does not take it.
+    """
+    from batchtune.cli.attached import run_restore
+
+    raise typer.Exit(run_restore(run))

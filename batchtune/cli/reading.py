@@ -40,9 +40,13 @@ def recommend(
     slo: dict[str, str],
     run: RunArgument = None,
     format_: Annotated[
-        Dialect,
-        typer.Option("--format", help="The dialect that --write uses, or that is shown below the statement."),
-    ] = "tfserving",
+        Dialect | None,
+        typer.Option(
+            "--format",
+            help="The dialect that --write uses, or that is shown below the statement. Default: that of the server "
+            "that was measured.",
+        ),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the parameters there as well.")
     ] = None,

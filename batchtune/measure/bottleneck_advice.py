@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
+from batchtune.batching.triton_words import WORDS
 from batchtune.scenario.spec.request import Protocol
 
 Kind = Literal[
@@ -48,8 +49,25 @@ class Case:
     disturbed: bool = False
 
 
+_TRITONS_WORDS: Final[Mapping[str, str]] = {
+    **WORDS,
+    "max_enqueued_batches": "default_queue_policy.max_queue_size",
+}
+
+
 def advice_for(kind: Kind, case: Case) -> str:
-    """One piece of advice on this configuration under this load; it says nothing of other points of a search space."""
+    """One piece of advice on this configuration under this load; it says nothing of other points of a search space.
+
+    Of a server that speaks KServe v2 it is told in Triton's words.
+    """
+    advice = _advice(kind, case)
+    if case.protocol is not None and case.protocol.startswith("kserve_"):
+        for name, word in _TRITONS_WORDS.items():
+            advice = advice.replace(name, word)
+    return advice
+
+
+def _advice(kind: Kind, case: Case) -> str:
     match kind:
         case "host_noise":
             return "repeat on a quiet machine: these figures are not the server's"

@@ -26,10 +26,13 @@ def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
     """Name and value of each parameter that is set, flags too, in the order of the file."""
     batching = {} if configuration.batching is None else to_dict(configuration.batching)
     named = [
-        (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+        (
+            configuration.word(name),
+            ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
+        )
         for name, value in batching.items()
     ]
-    return named + [(f"--{name}", value) for name, value in configuration.flags]
+    return named + [(configuration.flag_word(name), value) for name, value in configuration.flags]
 
 
 def name_without_parameters(configuration: Configuration) -> str | None:

@@ -25,7 +25,7 @@ def placed(
     The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus` and `quota` are those of
     this process unless given.
     """
-    if scenario.target.cpus is not None or scenario.load.cpus is not None:
+    if scenario.target.cpus is not None or scenario.load.cpus is not None or scenario.target.runs_already:
         return scenario, ""
     usable = sorted(schedulable_cpus() if cpus is None else cpus)
     why = _why_shared(scenario, len(usable), quota_cpus() if quota is None else quota)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from batchtune.batching.parameters import Configuration, from_dict
-from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.batching.triton_config import configuration_as_found, found_batching
+from batchtune.errors import BatchingParametersError, TargetError
+from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import (
     Endpoint,
-    TlsOptions,
     control_channel,
     control_client,
     grpc_words,
     no_such_signature,
     read_signature,
 )
-from batchtune.target.kserve import read_kserve_counters, read_kserve_signature
 from batchtune.target.telemetry import Counters, read_counters
-from batchtune.target.tfserving import TUNING_PATH, ApplyRecord
+from batchtune.target.tfserving import TUNING_PATH
+from batchtune.target.triton.kserve import read_kserve_counters, read_kserve_signature
+from batchtune.target.triton.repository import ModelRepository
 from batchtune.wire.signature import Signature
 from batchtune.wire.tfserving.messages import (
     GetModelMetadataRequest,
@@ -27,36 +27,6 @@ from batchtune.wire.tfserving.messages import (
 from batchtune.wire.tfserving.tensors import signature_from_def
 
 _LIMIT_S = 5.0
-
-
-def external_endpoint(
-    *, model_name: str, rest_url: str | None, grpc_url: str | None, tls: TlsOptions | None = None
-) -> Endpoint:
-    """The endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
-
-    Raises:
-        UsageError: a URL without host or port, of another scheme, or two URLs of different hosts.
-    """
-    hosts, ports, secure = [], {}, False
-    for option, url, schemes in (
-        ("--rest-url", rest_url, ("http", "https")),
-        ("--grpc-url", grpc_url, ("grpc", "grpcs")),
-    ):
-        if url is None:
-            continue
-        host, port, scheme = _split(option, url if "://" in url else f"{schemes[0]}://{url}", schemes)
-        hosts.append(host)
-        ports[option] = port
-        secure = secure or scheme == schemes[1]
-    if not hosts or len(set(hosts)) > 1:
-        raise UsageError("--rest-url and --grpc-url must name one host", hint="give the same host in both")
-    return Endpoint(
-        model_name=model_name,
-        host=hosts[0],
-        rest_port=ports.get("--rest-url"),
-        grpc_port=ports.get("--grpc-url"),
-        tls=(tls or TlsOptions()) if secure else None,
-    )
 
 
 def external_signature(endpoint: Endpoint, name: str) -> Signature:
@@ -90,6 +60,17 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
         return None
 
 
+def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
+    """What the model's configuration says; None: it has no batcher of that kind, or no REST port tells it."""
+    if endpoint.rest_port is None:
+        return None
+    try:
+        found = found_batching(ModelRepository(endpoint).config())
+    except (TargetError, BatchingParametersError, ValueError, TypeError, AttributeError):
+        return None
+    return configuration_as_found(found, batching=False)
+
+
 def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
     import grpc
 
@@ -111,17 +92,6 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
     return definitions
 
 
-def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:
-    parts = urlsplit(url)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise UsageError(f"{option}: {url!r}: {error}", hint="write HOST:PORT") from error
-    if parts.scheme not in schemes or not host or port is None or parts.path not in {"", "/"}:
-        raise UsageError(f"{option}: {url!r} is no address", hint=f"write {schemes[0]}://HOST:PORT")
-    return host, port, parts.scheme
-
-
 class ExternalTarget:
     """A running server as the rest of the house sees a target; its configuration is its owner's business.
 
@@ -135,7 +105,8 @@ class ExternalTarget:
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:
         """Nothing is changed; what is in force is asked for, where the server has a way to tell."""
-        self.in_force = None if self._kserve else read_parameters(self.endpoint)
+        read = read_tritons_parameters if self._kserve else read_parameters
+        self.in_force = read(self.endpoint)
         return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:

@@ -1,4 +1,4 @@
-"""What does a model's own error mean, where that is known, and what is there to do?"""
+"""What does an error of a model, or of what starts its server, mean, where that is known, and what is there to do?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ _OUT_OF_RANGE: Final = re.compile(
     r"indices\[[^\]]*\] = -?\d+ is not in \[0, \d+\)|out of data bounds|index out of range in self"
 )
 _MEANINGS: Final = (
+    (
+        re.compile(r"Cannot connect to the Docker daemon|Is the docker daemon running|connect to Podman"),
+        "no container engine runs: start it, or launch the server without one (target.server: local)",
+    ),
+    (
+        re.compile(
+            r"Unable to find image|pull access denied|manifest unknown|manifest for .* not found|No such image"
+        ),
+        "the image is not here, or not to be had: check target.docker.image, and pull it once by hand",
+    ),
+    (
+        re.compile(r"could not select device driver|nvidia-container-cli"),
+        "the engine gives containers no GPU: install the NVIDIA container toolkit, or leave target.docker.gpus out",
+    ),
+    (
+        re.compile(r"port is already allocated|[Aa]ddress already in use|[Ff]ailed to bind"),
+        "another program has that port: leave the port flags out, and free ones are taken",
+    ),
     (
         re.compile(r"unsupported type (?:seq|map)\("),
         (

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from batchtune.errors import TargetError
-from batchtune.target.container import Container, tree_cpu_s, tree_listens, tree_memory_bytes
+from batchtune.target.launch.container import Container, tree_cpu_s, tree_listens, tree_memory_bytes
 
 _TAIL_BYTES = 16_384
 _FIRST_PORT = 10_000
@@ -74,7 +74,8 @@ class ServerProcess:
         """
         if shutil.which(self.command[0]) is None:
             raise TargetError(
-                f"cannot start {self.command[0]!r}: no such program", hint="check target.command"
+                f"cannot start {self.command[0]!r}: no such program",
+                hint="install it, or check target.server, target.command or target.docker",
             )
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
@@ -156,6 +157,8 @@ class ServerProcess:
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._process = None
+        if self._container is not None:
+            self._container.remove()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -198,6 +201,19 @@ def _first_port_of_connections() -> int:
         return int(_LOCAL_PORTS.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
+
+
+def flag_text(value: object) -> str:
+    """A flag's value as a command line writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_to_end(command: Sequence[str], *, limit_s: float) -> str:

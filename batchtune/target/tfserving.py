@@ -1,9 +1,9 @@
 """How is a server that speaks TensorFlow Serving's API launched, given its parameters, and stopped?
 
-Launches the bundled server, or `target.command`, a local `tensorflow_model_server`. The bundled server takes new
-batching parameters between two batches; any other is restarted for them. Unless `target.flags` say otherwise a model
-that does not load is not tried again (TensorFlow Serving: five times, a minute apart), so that the reason is told at
-once.
+Launches the bundled server, a local `tensorflow_model_server`, one in a container, or `target.command`. The bundled
+server takes new batching parameters between two batches; any other is restarted for them. Unless `target.flags` say
+otherwise a model that does not load is not tried again (TensorFlow Serving: five times, a minute apart), so that the
+reason is told at once.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.batching.tfserving import format_tfserving_text
-from batchtune.errors import TargetError, UsageError
-from batchtune.scenario.spec.scenario import Scenario, TargetSpec
+from batchtune.errors import TargetError
 from batchtune.scenario.spec.section import require_cpus
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.scratch import ScratchFolder
-from batchtune.target.container import container_of
+from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
+from batchtune.target.launch.container import container_of
+from batchtune.target.launch.demand import NO_DEMAND, THREAD_LIMITS, Demand, thread_words
+from batchtune.target.launch.docker import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container
+from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_errors import meaning_of
-from batchtune.target.model_files import resolve_model, served_name
-from batchtune.target.process import ServerProcess, free_port
-from batchtune.target.server_log import ServerLog
+from batchtune.target.model_files import lies_bare, resolve_model, served_name
+from batchtune.target.process import ServerProcess, flag_text, free_ports
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.signature import Signature
 
@@ -37,21 +39,21 @@ DYING_S: Final = 0.2
 """A server that is killed closes its connections a moment before it has ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyRecord:
-    """How a configuration came into force, and how many seconds that took."""
-
-    how: Literal["hot", "restart", "unchanged"]
-    seconds: float
-
-
 class TfServingTarget:
     """A launched server, as the scenario's `target` describes it; a context manager that stops it."""
 
-    def __init__(self, spec: TargetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(
+        self,
+        spec: TargetSpec,
+        *,
+        on_event: Callable[[str], None] = lambda _text: None,
+        demand: Demand = NO_DEMAND,
+    ) -> None:
         require_cpus("target.cpus", spec.cpus)
         self._spec = spec
-        self._flags = {name.lstrip("-"): _flag_text(value) for name, value in spec.flags.items()}
+        self._demand = demand
+        self._told: set[str] = set()
+        self._flags = {name.lstrip("-"): flag_text(value) for name, value in spec.flags.items()}
         self._on_event = on_event
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
@@ -87,7 +89,7 @@ class TfServingTarget:
         if running and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
         same_flags = self._in_force is not None and configuration.flags == self._in_force.flags
-        if running and self._spec.command is None and same_flags:
+        if running and self._spec.runs == "bundled" and same_flags:
             self._apply_hot(configuration)
             how: Literal["hot", "restart"] = "hot"
         else:
@@ -168,22 +170,25 @@ class TfServingTarget:
         self._in_force = None
         if self._process is not None:
             self._process.stop()
-        flags = {"max_num_load_retries": "0", **self._flags, **dict(configuration.flags)}
+        asked = {**self._flags, **dict(configuration.flags)}
+        flags = {"max_num_load_retries": "0", **self._thread_limits(), **asked}
+        self._tell_of_threads(configuration, flags)
         # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
-        grpc_port = int(flags.pop("port", 0)) or free_port()
-        rest_port = int(flags.pop("rest_api_port", 0)) or free_port()
+        free_grpc_port, free_rest_port = free_ports(2)
+        grpc_port = int(flags.pop("port", 0)) or free_grpc_port
+        rest_port = int(flags.pop("rest_api_port", 0)) or free_rest_port
         model_name = flags.pop("model_name", None) or served_name(self._spec.model)
         arguments = [
             f"--port={grpc_port}",
             f"--rest_api_port={rest_port}",
             f"--model_name={model_name}",
-            *self._model_arguments(flags),
+            *self._model_arguments(flags, model_name),
             f"--monitoring_config_file={self._write('monitoring.txt', 'prometheus_config { enable: true }')}",
             *self._batching_arguments(configuration),
             *(f"--{name}={value}" for name, value in sorted(flags.items())),
         ]
         self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
-        program = self._program()
+        program = self._program(model_name, (grpc_port, rest_port))
         self._launches += 1
         container = container_of(program, self._scratch.path / f"container-{self._launches}")
         self._process = ServerProcess(
@@ -197,7 +202,7 @@ class TfServingTarget:
             wait_until_ready(
                 self._endpoint, limit_s=self._spec.ready_timeout_s, still_alive=self._process.raise_if_dead
             )
-            if self._spec.command is not None:
+            if self._spec.runs != "bundled":
                 self._process.look_for_listener(rest_port)
         except TargetError as error:
             if not self._process.running:
@@ -210,28 +215,44 @@ class TfServingTarget:
             self._process.stop()
             raise
 
-    def _program(self) -> list[str]:
-        if self._spec.command is not None:
-            return list(self._spec.command)
-        return [
-            sys.executable,
-            "-m",
-            "batchtune.server",
-            "--enable_tuning_api",
-            f"--device={self._spec.device}",
-        ]
+    def _program(self, model_name: str, ports: tuple[int, ...]) -> list[str]:
+        match self._spec.runs:
+            case "docker":
+                mounts = {self._scratch.path: SCRATCH_INSIDE}
+                if self._base_path is not None:
+                    inside = f"{MODELS_INSIDE}/{model_name}"
+                    mounts[self._base_path] = f"{inside}/1" if lies_bare(self._base_path) else inside
+                return tfservings_container(self._spec, ports=ports, mounts=mounts)
+            case "bundled":
+                device = f"--device={self._spec.device}"
+                return [sys.executable, "-m", "batchtune.server", "--enable_tuning_api", device]
+            case "local" | "command":
+                return list(self._spec.command or ("tensorflow_model_server",))
 
-    def _model_arguments(self, flags: Mapping[str, str]) -> list[str]:
+    def _thread_limits(self) -> dict[str, str]:
+        """TensorFlow Serving's own limits, above what is sent at once: each request holds a thread until its answer."""
+        if self._spec.runs not in ("local", "docker"):
+            return {}
+        return dict.fromkeys(THREAD_LIMITS, str(self._demand.threads))
+
+    def _tell_of_threads(self, configuration: Configuration, flags: Mapping[str, str]) -> None:
+        for word in thread_words(configuration, flags, self._demand):
+            if word not in self._told:
+                self._told.add(word)
+                self._on_event(word)
+
+    def _model_arguments(self, flags: Mapping[str, str], model_name: str) -> list[str]:
         if "model_config_file" in flags:
             return []
+        inside = self._spec.runs == "docker"
         if self._base_path is None:
             self._base_path = resolve_model(
                 self._spec.model,
                 framework=self._spec.framework,
-                folder=self._scratch.path / "models",
+                folder=None if inside else self._scratch.path / "models",
                 on_event=self._on_event,
             )
-        return [f"--model_base_path={self._base_path}"]
+        return [f"--model_base_path={f'{MODELS_INSIDE}/{model_name}' if inside else self._base_path}"]
 
     def _batching_arguments(self, configuration: Configuration) -> list[str]:
         if configuration.batching is None:
@@ -239,31 +260,11 @@ class TfServingTarget:
         path = self._write("batching_parameters.txt", format_tfserving_text(configuration.batching))
         return ["--enable_batching=true", f"--batching_parameters_file={path}"]
 
-    def _write(self, name: str, text: str) -> Path:
+    def _write(self, name: str, text: str) -> str:
+        """A scratch file's name, as the server sees it."""
         path = self._scratch.path / name
         path.write_text(text, encoding="utf-8")
-        return path
-
-
-def launched_target(
-    scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None
-) -> TfServingTarget:
-    """The target that a scenario describes, not started yet.
-
-    Raises:
-        UsageError: the scenario's requests speak a protocol that such a server does not.
-    """
-    protocol = scenario.request.protocol
-    if protocol not in ("grpc", "rest"):
-        raise UsageError(
-            f"request.protocol: no {scenario.target.kind} server speaks {protocol}",
-            hint="load a running KServe v2 server with `batchtune load --rest-url` or `--grpc-url`",
-        )
-    return TfServingTarget(scenario.target, on_event=on_event)
-
-
-def _flag_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f"{SCRATCH_INSIDE}/{name}" if self._spec.runs == "docker" else str(path)
 
 
 def _error_text(body: str) -> str:

@@ -225,7 +225,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     """`load` on a fake server and fleet, on a host that nobody watches; a batch takes 10 ms."""
     target = LaunchedFake(FakeClock(), Law(fixed_s=0.01, per_row_s=0.0, noise=0.0))
     fleet = BreakingFleet(target)
-    monkeypatch.setattr(load_command, "launched_target", lambda *_scenario, **_events: target)
+    monkeypatch.setattr(load_command, "target_of", lambda *_scenario, **_events: target)
     monkeypatch.setattr(load_command, "LoadFleet", lambda **_processes: fleet)
     quick = Calibration(client_max_rps=1e5, reached_rps=1e5, cpu_per_request_s=1e-5, client_cores=1)
     monkeypatch.setattr(load_command, "HostGuard", lambda: None)

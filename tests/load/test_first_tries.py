@@ -13,7 +13,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import FirstTries, first_tries
 from batchtune.scenario.guesses import BINARY, SMALL
 from batchtune.scenario.spec.request import RequestSpec
-from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.tfserving import TfServingTarget
 from tests.load.tiny_onnx import lookup, product
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.model_files import resolve_model
 from batchtune.target.telemetry import activity
 from batchtune.target.tfserving import TfServingTarget

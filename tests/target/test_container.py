@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.target.container import Container, container_of, group_cpu_s
+from batchtune.target.launch.container import Container, container_of, group_cpu_s
 from batchtune.target.process import ServerProcess
 
 DOCKER = """#!/bin/sh

@@ -9,7 +9,7 @@ import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
-from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.model_files import (
     lies_bare,
     located_model,

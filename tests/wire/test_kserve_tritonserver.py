@@ -31,7 +31,7 @@ from batchtune.wire.kserve.infer import (
 )
 from batchtune.wire.kserve.messages import INFER_PATH
 from tests.load.load_servers import closed, evenly, requests_for, run_here
-from tests.target.triton_server import PYTHON_VARIABLE, TritonServer, site_packages
+from tests.target.triton.triton_server import PYTHON_VARIABLE, TritonServer, site_packages
 
 PACKAGES = site_packages()
 pytestmark = [

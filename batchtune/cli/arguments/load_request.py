@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.triton_config import configuration_as_found
+from batchtune.batching.triton_words import SETTINGS, WORDS
 from batchtune.cli.arguments.loop import loop_overrides
 from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import UsageError
@@ -17,6 +19,7 @@ from batchtune.scenario.reader import ScenarioText, dotted_keys, read_scenario, 
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.triton_knobs import in_house_words, server_flags_of, triton_configuration
 from batchtune.scenario.traces import read_trace
 from batchtune.scenario.yaml_document import parse_override
 from batchtune.tune.bench import Plan
@@ -27,6 +30,9 @@ _GRPC: Final[Mapping[str, Protocol]] = {
     "kserve_rest": "kserve_grpc",
     "kserve_rest_binary": "kserve_grpc",
 }
+
+TRITONS: Final = frozenset({*WORDS.values(), *SETTINGS})
+"""Triton's own words for what a launched server is told."""
 
 COUNTED_LIMIT_S: Final = 600.0
 """How long a fixed number of requests may take where the scenario names no duration: a hung job must end."""
@@ -53,11 +59,15 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The scenario that is to be loaded, the settings of a server that is launched, and what was changed unasked."""
+    """The scenario that is to be loaded, the settings of a server that is launched, and what was changed unasked.
+
+    `launches` False: the command line or the scenario names a server that runs already, which is loaded as it is.
+    """
 
     scenario: Scenario
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
+    launches: bool = True
 
 
 def question_of(wanted: LoadRequest) -> Question:
@@ -74,11 +84,13 @@ def question_of(wanted: LoadRequest) -> Question:
     if wanted.no_batching and wanted.batching_parameters_file is not None:
         raise UsageError("--no-batching and --batching-parameters-file exclude each other")
     written = unchecked_scenario(wanted.scenario)
+    wanted = _with_scenarios_urls(wanted)
     settings, overrides = split_settings(wanted.overrides, searched=_keys(written, "search", "space"))
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
     loop = loop_overrides(_below(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
-    protocol, notes = _protocol(wanted, _below(asked, "request"))
+    chosen = "protocol" in _below(asked, "request") or _below(asked, "target").get("kind") != "triton"
+    protocol, notes = _protocol(wanted, _below(asked, "request")) if chosen else ([], ())
     scenario = read_scenario(wanted.scenario, overrides=[*overrides, *loop, *protocol])
     if scenario.load.rate_is_missing():
         raise UsageError(
@@ -94,7 +106,21 @@ def question_of(wanted: LoadRequest) -> Question:
     else:
         elsewhere = scenario.target.model_copy(update={"flags": {}, "cpus": None})
         scenario = scenario.model_copy(update={"target": elsewhere})
-    return Question(scenario=scenario, settings=settings, notes=notes)
+    return Question(scenario=scenario, settings=settings, notes=notes, launches=wanted.launches)
+
+
+def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
+    """Where the command line names no server that runs, one that the scenario's target names."""
+    target = _below(unchecked_scenario(wanted.scenario, overrides=_of_target(wanted.overrides)), "target")
+    if not wanted.launches or target.get("kind") not in ("triton", "external"):
+        return wanted
+    urls = (target.get(name) for name in ("rest_url", "grpc_url"))
+    rest_url, grpc_url = (None if url is None else str(url) for url in urls)
+    return replace(wanted, rest_url=rest_url, grpc_url=grpc_url)
+
+
+def _of_target(overrides: Iterable[str]) -> list[str]:
+    return [override for override in overrides if _key_of(override).startswith("target.")]
 
 
 def asked_configuration(question: Question, wanted: LoadRequest) -> Configuration:
@@ -105,6 +131,8 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
         BatchingParametersError: values that no server would accept.
     """
     scenario, settings = question.scenario, question.settings
+    if scenario.target.kind == "triton":
+        return _on_triton(question, wanted)
     if wanted.no_batching:
         return Configuration(batching=None, flags=server_flags({**scenario.fixed, **settings}))
     base: dict[str, Any] = dict(scenario.fixed)
@@ -114,6 +142,19 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
     if settings.keys() & PARAMETER_NAMES:
         base.pop("enable_batching", None)
     return configuration_of(base, settings, searched={*scenario.search.space, *settings})
+
+
+def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
+    """The same of a launched Triton; where nobody asked for anything the model runs as its configuration says."""
+    scenario, found = question.scenario, question.scenario.target.found
+    knobs = {**scenario.fixed, **in_house_words(question.settings)}
+    if wanted.batching_parameters_file is not None:
+        knobs |= _file_parameters(wanted.batching_parameters_file)
+    if wanted.no_batching:
+        knobs["enable_batching"] = False
+    if found is not None and knobs.keys() <= server_flags_of(knobs).keys():
+        return configuration_as_found(found, flags=scenario.fixed_flags, batching=False)
+    return triton_configuration(knobs, {}, found=found)
 
 
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
@@ -140,7 +181,7 @@ def split_settings(
         key, _, text = override.partition("=")
         key = key.strip()
         name = key.removeprefix("fixed.")
-        if key in KNOBS or name in space or key.startswith("--"):
+        if key in KNOBS or name in space or name in TRITONS or key.startswith("--"):
             settings[name] = _value(name, override, text)
             continue
         near = misspelt_knob(key) if "." not in key and key not in dotted_keys() else None
@@ -184,7 +225,7 @@ def _refuse_idle_options(wanted: LoadRequest, settings: Mapping[str, Any]) -> No
 
 def _of_a_launch(key: str) -> bool:
     """Whether this key of a scenario says how a server is launched: all of `target` but whom to ask, and how."""
-    asked = ("target.model", "target.tls")
+    asked = ("target.model", "target.tls", "target.kind", "target.rest_url", "target.grpc_url")
     return key.startswith("fixed.") or (key.startswith("target.") and not key.startswith(asked))
 
 

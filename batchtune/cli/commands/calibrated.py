@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,7 +126,7 @@ def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[C
             point.setdefault("enable_batching", True)
         kept = _without_stale_sizes(values, point)
         one = configuration_of(kept, point, searched=())
-        found.append(Configuration(batching=one.batching, flags=base.flags))
+        found.append(replace(base, batching=one.batching))
     return list(dict.fromkeys(found))
 
 

@@ -19,6 +19,8 @@ from batchtune.cli.arguments.load_request import (
     asked_plans,
     question_of,
 )
+from batchtune.cli.arguments.points import client_counts
+from batchtune.cli.attached import as_found, beginning
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import (
     ArchiveError,
@@ -34,12 +36,12 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.scenario.reader import format_scenario
-from batchtune.scenario.spec.scenario import Scenario, TlsSpec
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
-from batchtune.target.endpoint import TlsOptions
-from batchtune.target.external import ExternalTarget, external_endpoint
-from batchtune.target.model_files import served_name
-from batchtune.target.tfserving import TfServingTarget, launched_target
+from batchtune.target.choice import external_target, target_of
+from batchtune.target.external import ExternalTarget
+from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.triton.target import TritonTarget
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
@@ -160,15 +162,18 @@ def _measure(
 ) -> None:
     """Run each point, keep it and show it; what was measured before an interruption stays."""
     scenario = question.scenario
-    configuration = asked_configuration(question, wanted) if wanted.launches else _UNKNOWN
-    target = _target(scenario, wanted, view)
+    target = _target(question, wanted, view)
     try:
+        if isinstance(target, TritonTarget):
+            scenario = as_found(scenario, target, view)
+            question = replace(question, scenario=scenario)
+        configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
         with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
             target.apply(configuration)
             if results is not None:
                 measured.run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
                 view.event(f"results go to {measured.run.path}")
-                if isinstance(target, TfServingTarget):
+                if not isinstance(target, ExternalTarget):
                     target.keep_log(measured.run.path / SERVER_LOG)
             plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
             bench = _bench(scenario, target, fleet, plans, view)
@@ -201,7 +206,7 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
 
 def _bench(
     scenario: Scenario,
-    target: TfServingTarget | ExternalTarget,
+    target: TfServingTarget | TritonTarget | ExternalTarget,
     fleet: LoadFleet,
     plans: Sequence[Plan],
     view: View,
@@ -256,28 +261,14 @@ def _keep(measured: Measured, finished: FinishedTrial) -> None:
         measured.run = None
 
 
-def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> TfServingTarget | ExternalTarget:
-    if wanted.launches:
-        view.event(f"launching the server for {scenario.target.model}")
-        return launched_target(scenario, on_event=view.event)
-    endpoint = external_endpoint(
-        model_name=served_name(scenario.target.model),
-        rest_url=wanted.rest_url,
-        grpc_url=wanted.grpc_url,
-        tls=_tls(scenario.target.tls),
-    )
-    return ExternalTarget(endpoint, kserve=scenario.request.protocol.startswith("kserve_"))
-
-
-def _tls(spec: TlsSpec | None) -> TlsOptions | None:
-    if spec is None:
-        return None
-    return TlsOptions(
-        ca_file=spec.ca_file,
-        certificate_file=spec.certificate_file,
-        key_file=spec.key_file,
-        server_name=spec.server_name,
-    )
+def _target(
+    question: Question, wanted: LoadRequest, view: View
+) -> TfServingTarget | TritonTarget | ExternalTarget:
+    if question.launches:
+        view.event(beginning(question.scenario))
+        clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
+        return target_of(question.scenario, on_event=view.event, clients_most=clients)
+    return external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url)
 
 
 def _place(plan: Plan, plans: Sequence[Plan]) -> str:

@@ -19,9 +19,9 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.tensor_shapes import check_names
 from batchtune.scenario.units import counted, format_duration, rounded_duration
 from batchtune.target.address import Address
+from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
-from batchtune.target.tfserving import launched_target
 from batchtune.tune.sweep.proposal import proposed
 from batchtune.wire.signature import Signature, TensorSpec
 
@@ -81,7 +81,7 @@ def look_at(
         base["slo"] = {"p95": _ANY_LIMIT}
     scenario, _ = placed(_scenario(base, overrides, model=model))
     say(f"looking at {model}: launching the server")
-    with launched_target(scenario, on_event=say) as target:
+    with target_of(scenario, on_event=say) as target:
         target.apply(Configuration(batching=None))
         signature = target.signature(scenario.request.signature)
         try:

@@ -9,18 +9,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from batchtune.archive.deployable import batching_file, parameters_name, parameters_text, tritons_file
 from batchtune.archive.run import (
-    BATCHING_PARAMETERS,
     RECOMMENDATION,
     SCENARIO,
     Run,
-    batching_file,
     write_whole,
 )
 from batchtune.batching.cortex import format_cortex
 from batchtune.batching.flags import format_flags
-from batchtune.batching.triton import format_triton
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo import in_place_of, promised
@@ -44,7 +43,7 @@ def run_recommend(
     path: Path | None,
     limits: Mapping[str, str | None],
     *,
-    dialect: Dialect,
+    dialect: Dialect | None,
     write: Path | None,
     results: Path,
     json: bool,
@@ -98,7 +97,7 @@ def conclude(
     json: bool = False,
     why: bool = False,
     write: Path | None = None,
-    dialect: Dialect = "tfserving",
+    dialect: Dialect | None = None,
     named: bool = True,
     swept: bool = False,
 ) -> int:
@@ -106,6 +105,7 @@ def conclude(
 
     Only a sweep, `swept`, keeps it in the run, and what finds none there: a question changes nothing that is deployed.
     A sweep that ends without a recommendation leaves none of an earlier one in the run.
+    `dialect` None: that of the server that was measured.
     `why`: the whole argument instead of the short answer. `named`: somebody named this run, so it need not be said
     which it is.
 
@@ -122,7 +122,9 @@ def conclude(
         if swept:
             run.remove_recommendation()
         raise
-    text = "" if json and write is None else formatted(chosen, dialect)
+    own_dialect = chosen.configuration.dialect
+    dialect = dialect or own_dialect
+    text = "" if json and write is None else formatted(chosen, dialect, run.model_config())
     own = slo is None or slo == scenario.slo
     if own and (swept or not (run.path / RECOMMENDATION).is_file()):
         _keep(run, chosen)
@@ -134,9 +136,9 @@ def conclude(
         document = {"run": str(run.path), "to_establish": step, **chosen.to_dict()}
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
-        shown = dialect == "tfserving" or write is not None
-        file = parameters_file(run, write if dialect == "tfserving" else None, chosen)
-        command = deployment(chosen.configuration, scenario, file) if dialect == "tfserving" else None
+        shown = dialect == own_dialect or write is not None
+        file = parameters_file(run, write if dialect == own_dialect else None, chosen)
+        command = deployment(chosen.configuration, scenario, file) if dialect == own_dialect else None
         of_run = None if named else _run_line(run)
         if why:
             print_recommendation(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step)
@@ -203,9 +205,9 @@ def parameters_file(run: Run, written: Path | None, chosen: Recommendation) -> P
     """Where these parameters lie, be it in the run; FILE where `--write` has yet to put them."""
     if written is not None:
         return written
-    kept = run.path / BATCHING_PARAMETERS
+    kept = run.path / parameters_name(chosen.configuration)
     try:
-        is_same = kept.read_text(encoding="utf-8") == batching_file(chosen)
+        is_same = kept.read_text(encoding="utf-8") == parameters_text(chosen, run.model_config())
     except (OSError, UnicodeDecodeError):
         is_same = False
     return kept if is_same else Path("FILE")
@@ -219,8 +221,8 @@ def _keep(run: Run, chosen: Recommendation) -> None:
         print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
 
 
-def formatted(chosen: Recommendation, dialect: Dialect) -> str:
-    """The recommended configuration in a server's own words.
+def formatted(chosen: Recommendation, dialect: Dialect, model_config: Mapping[str, Any] | None = None) -> str:
+    """The recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
 
     Raises:
         BatchingParametersError: the dialect cannot say it.
@@ -230,8 +232,9 @@ def formatted(chosen: Recommendation, dialect: Dialect) -> str:
         case "json":
             return json_text.dumps(chosen.configuration.to_dict(), indent=2) + "\n"
         case "triton":
-            text = format_triton(batching, rows_per_request=chosen.rows_per_request)
-            return _without_counterpart(flags, "Triton") + text
+            text = tritons_file(chosen, model_config)
+            alien = () if chosen.configuration.dialect == "triton" else flags
+            return _without_counterpart(alien, "Triton") + text
         case "cortex":
             return _without_counterpart(flags, "Cortex") + format_cortex(batching)
         case "flags":

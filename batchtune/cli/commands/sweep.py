@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchtune.archive.original import write_original
 from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, create_run, open_run
+from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
 from batchtune.cli.commands.recommend import conclude, kept_trials
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, MeasurementInvalidError, TargetError, UsageError
@@ -19,7 +22,9 @@ from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
-from batchtune.target.tfserving import TfServingTarget, launched_target
+from batchtune.target.choice import target_of
+from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.strategies.references import reference_configurations
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep
@@ -51,24 +56,28 @@ def run_sweep(
     if optuna_storage is not None:
         _check_storage(optuna_storage)
     scenario.require_rows_fit()
-    run, placement = None, ""
+    run, placement, original = None, "", None
     if resume is None:
         scenario, placement = placed(scenario)
     else:
         run, scenario = _resumed(resume, scenario)
+        original = not_put_back(run)
     trials = kept_trials(run) if run else []
     fault: BatchtuneError | KeyboardInterrupt | None = None
     with (
         sweep_view(quiet=quiet, scenario=scenario) as view,
-        launched_target(scenario, on_event=view.event) as target,
+        target_of(scenario, on_event=view.event, original=original) as target,
     ):
         try:
             if placement:
                 view.event(placement)
-            view.event(f"launching the server for {scenario.target.model}")
+            view.event(beginning(scenario))
+            if isinstance(target, TritonTarget):
+                scenario = as_found(scenario, target, view)
+                run = _held(run, scenario, results)
+                target.keep_original(partial(write_original, run))
             target.apply(reference_configurations(scenario)["no_batching"])
-            run = run or create_run(scenario, format_scenario(scenario), root=results)
-            run.hold()
+            run = _held(run, scenario, results)
             target.keep_log(run.path / SERVER_LOG)
             view.event(f"results go to {run.path}")
             _search(scenario, target, run, trials, view)
@@ -78,6 +87,8 @@ def run_sweep(
             if not any(trial.state == "complete" for trial in trials):
                 raise
             fault = error
+        finally:
+            is_as_it_was = put_back(target, run) if isinstance(target, TritonTarget) and run else True
     if run is None:
         print("interrupted before the first trial", file=sys.stderr)
         return 130
@@ -88,7 +99,14 @@ def run_sweep(
         print(
             f"the scenario that ran: {run.path / SCENARIO} (copy it, and go on from there)", file=sys.stderr
         )
-    return code
+    return code if is_as_it_was else TargetError.exit_code
+
+
+def _held(run: Run | None, scenario: Scenario, results: Path) -> Run:
+    """The run, a new one unless there is one, measured for by this process alone."""
+    run = run or create_run(scenario, format_scenario(scenario), root=results)
+    run.hold()
+    return run
 
 
 def _concluded(
@@ -122,7 +140,9 @@ def _concluded(
     return fault.exit_code if isinstance(fault, BatchtuneError) else 130
 
 
-def _search(scenario: Scenario, target: TfServingTarget, run: Run, trials: list[Trial], view: View) -> None:
+def _search(
+    scenario: Scenario, target: TfServingTarget | TritonTarget, run: Run, trials: list[Trial], view: View
+) -> None:
     earlier = run.search() if trials else None
 
     def keep(found: SearchSummary) -> None:
@@ -189,6 +209,7 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
         )
     before = run.scenario()
     scenario = placed_as(scenario, before)
+    scenario = with_found(scenario, before.target.found)
     asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, before))
     differing = sorted(key for key in asked if asked[key] != earlier[key])
     if differing:

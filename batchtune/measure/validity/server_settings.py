@@ -12,6 +12,7 @@ from batchtune.batching.parameters import (
     Configuration,
     default_num_batch_threads,
 )
+from batchtune.batching.triton_words import INSTANCES
 from batchtune.scenario.spec.request import Protocol
 
 UNBATCHED_THREADS_PER_CORE: Final = 4
@@ -67,18 +68,21 @@ def settings_of(
     batching = configuration.batching
     request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
     if batching is None:
+        threads = UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(cpus)
+        if configuration.dialect == "triton":
+            threads = int(dict(configuration.flags).get(INSTANCES, 1))
         return ServerSettings(
-            batch_threads=UNBATCHED_THREADS_PER_CORE * default_num_batch_threads(cpus),
+            batch_threads=threads,
             rows_per_request=rows_per_request,
             server_cores=server_cores,
             request_threads=request_threads,
             protocol=protocol,
         )
-    micros, threads = batching.batch_timeout_micros, batching.num_batch_threads
+    micros = batching.batch_timeout_micros
     return ServerSettings(
         max_batch_size=batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
         batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if micros is None else micros) / 1e6,
-        batch_threads=threads or default_num_batch_threads(cpus),
+        batch_threads=batching.num_batch_threads or default_num_batch_threads(cpus),
         rows_per_request=rows_per_request,
         server_cores=server_cores,
         request_threads=request_threads,

@@ -10,29 +10,27 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration, Dialect
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.spec.check import CheckSpec
 from batchtune.scenario.spec.knobs import configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, SearchSpec
-from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
+from batchtune.scenario.spec.section import Spec
+from batchtune.scenario.spec.target import TargetSpec, written_for_triton
+from batchtune.scenario.spec.triton_knobs import (
+    in_house_words,
+    misspelt_triton_knob,
+    server_flags_of,
+    triton_configuration,
+)
 from batchtune.scenario.units import PositiveSeconds, Ratio, problem
 
 Objective = Literal["capacity", "throughput", "latency"]
-Framework = Literal["keras", "torch", "torchscript"]
 
-
-def _flag_value(given: object) -> object:
-    if not isinstance(given, bool | int | float | str):
-        raise problem(f"expected a number, a word, true or false; was {given!r}")
-    return given
-
-
-FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
 _KNOB_SCHEMA = {
     "type": "object",
     "additionalProperties": {
@@ -43,61 +41,6 @@ _KNOB_SCHEMA = {
     },
     "examples": [{"max_enqueued_batches": 100}],
 }
-
-
-class TlsSpec(Spec):
-    """How to verify the server and, for mutual TLS, to identify ourselves; PEM files."""
-
-    ca_file: FileName | None = Field(default=None, description="absent: the system's trust store")
-    certificate_file: FileName | None = None
-    key_file: FileName | None = None
-    server_name: str | None = Field(
-        default=None, description="name in the server's certificate, if not its address"
-    )
-
-    @model_validator(mode="after")
-    def _pair(self) -> Self:
-        if self.key_file is not None and self.certificate_file is None:
-            raise problem("missing: a key_file goes with a certificate_file", at=("certificate_file",))
-        return self
-
-
-class TargetSpec(Spec):
-    """The server that is launched, and the model that it serves."""
-
-    kind: Literal["tfserving"] = Field(default="tfserving", description="speaks TensorFlow Serving's API")
-    model: ModelName = Field(
-        min_length=1,
-        description="a SavedModel directory (with version directories or without), a .onnx, .pt2 or .pt file "
-        "(relative to this file), or a sample model",
-        examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model", "./my_model.onnx"],
-    )
-    framework: Framework | None = Field(
-        default=None, description="of a sample model; absent: the first of its frameworks that is installed"
-    )
-    device: str = Field(
-        default="auto", description="where the bundled server runs the model", examples=["cpu", "cuda"]
-    )
-    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None,
-        description="another server with TensorFlow Serving's flags; absent: the bundled server",
-        examples=[["tensorflow_model_server"]],
-    )
-    flags: dict[str, FlagValue] = Field(
-        default_factory=dict,
-        description="server flags without dashes, the same in every trial",
-        examples=[{"tensorflow_intra_op_parallelism": 1}],
-    )
-    ready_timeout_s: PositiveSeconds = Field(
-        default=120.0, alias="ready_timeout", description="how long the server may take to load the model"
-    )
-    cpus: ServerCpus | None = Field(
-        default=None,
-        description="CPUs that the launched server may run on. Absent, and load.cpus too: server and client are kept "
-        "on different CPUs where there are enough; all: they share them",
-        examples=[[0], "all"],
-    )
-    tls: TlsSpec | None = None
 
 
 class SloSpec(Spec):
@@ -178,11 +121,20 @@ class Scenario(Spec):
         Raises:
             BatchingParametersError: values that no server would accept.
         """
+        if self.target.kind == "triton":
+            return triton_configuration(self.fixed, point or {}, found=self.target.found)
         return configuration_of(self.fixed, point or {}, searched=self.search.space)
+
+    @property
+    def dialect(self) -> Dialect:
+        """Whose words and defaults its configurations have."""
+        return "triton" if self.target.kind == "triton" else "tfserving"
 
     @property
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
         """The server flags among `fixed`, as in a Configuration: what the reference points run with too."""
+        if self.target.kind == "triton":
+            return tuple(sorted(server_flags_of(self.fixed).items()))
         return server_flags(self.fixed)
 
     def require_rows_fit(self) -> None:
@@ -193,7 +145,9 @@ class Scenario(Spec):
         """
         rows = self.request.rows_most
         knob = self.search.space.get("max_batch_size")
-        values = [self.fixed.get("max_batch_size") or DEFAULT_MAX_BATCH_SIZE] if knob is None else knob.values
+        found = self.target.found
+        default = DEFAULT_MAX_BATCH_SIZE if found is None else found.max_batch_size
+        values = [self.fixed.get("max_batch_size") or default] if knob is None else knob.values
         largest = max((int(value) for value in values if isinstance(value, int)), default=rows)
         switch = self.search.space.get("enable_batching")
         unbatched = self.fixed.get("enable_batching") is False or (
@@ -230,13 +184,44 @@ class Scenario(Spec):
             del document["slo"]["errors"]
         return document
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_house_words(cls, given: Any) -> Any:
+        """A scenario for Triton may say its knobs in Triton's own words."""
+        if not (written_for_triton(given) and isinstance(given, Mapping)):
+            return given
+        renamed = dict(given)
+        try:
+            renamed |= {"fixed": in_house_words(given["fixed"])} if "fixed" in given else {}
+            search = given.get("search")
+            if isinstance(search, Mapping) and "space" in search:
+                renamed["search"] = {**search, "space": in_house_words(search["space"])}
+        except ValueError as error:
+            raise problem(str(error), hint="keep one of the two") from error
+        return renamed
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._speak_its_protocol()
         self._leave_what_is_fixed()
         self._check_objective()
         self._check_names()
         self._check_values()
         return self
+
+    def _speak_its_protocol(self) -> None:
+        """Triton speaks KServe v2 only: where nobody chose, by gRPC if that can be reached."""
+        if self.target.kind != "triton" or self.request.protocol.startswith("kserve_"):
+            return
+        if "protocol" in self.request.model_fields_set:
+            raise problem(
+                f"Triton does not speak {self.request.protocol}",
+                at=("request", "protocol"),
+                hint="set kserve_grpc, kserve_rest or kserve_rest_binary",
+            )
+        by_rest = self.target.attached and self.target.grpc_url is None
+        protocol = "kserve_rest_binary" if by_rest else "kserve_grpc"
+        object.__setattr__(self, "request", self.request.model_copy(update={"protocol": protocol}))
 
     def _leave_what_is_fixed(self) -> None:
         """The space that nobody wrote down holds only what is not fixed."""
@@ -278,7 +263,10 @@ class Scenario(Spec):
     def _check_names(self) -> None:
         for path, names in ((("search", "space"), self.search.space), (("fixed",), self.fixed)):
             for name in names:
-                meant = misspelt_knob(name)
+                wrong = self._wrong_of_triton(name)
+                if wrong is not None:
+                    raise problem(wrong[0], at=(*path, name), hint=wrong[1])
+                meant = misspelt_knob(name) if self.target.kind == "tfserving" else None
                 if meant is not None:
                     raise problem(
                         "unknown batching parameter",
@@ -287,6 +275,11 @@ class Scenario(Spec):
                     )
         for name in self.search.space.keys() & self.fixed.keys():
             raise problem("both fixed and searched", at=("fixed", name), hint="remove one of the two")
+
+    def _wrong_of_triton(self, name: str) -> tuple[str, str] | None:
+        if self.target.kind != "triton":
+            return None
+        return misspelt_triton_knob(name, attached=self.target.attached)
 
     def _check_values(self) -> None:
         first = self.search.point_from_indices([0] * len(self.search.space))
@@ -299,7 +292,8 @@ class Scenario(Spec):
         try:
             self.configuration(point)
         except BatchingParametersError as error:
-            named = [name for name in (varied, *self.fixed) if name in error.message + error.hint]
+            text = error.message + error.hint
+            named = [name for name in (varied, *self.fixed) if name in text]
             culprit = named[0] if named else varied
             path = ("search", "space") if culprit in point else ("fixed",)
             raise problem(error.message, hint=error.hint, at=(*path, culprit)) from error

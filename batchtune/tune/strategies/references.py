@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching.triton_config import configuration_as_found
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
@@ -17,8 +19,18 @@ from batchtune.tune.trials.trial import Source, Trial
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """No batching, and the server's own defaults; with the scenario's fixed server flags."""
+    """No batching, and the server's own defaults; with the scenario's fixed server flags.
+
+    Of a Triton the defaults are what the model's configuration says, with `dynamic_batching { }` where it has none.
+    """
     flags = scenario.fixed_flags
+    found = scenario.target.found
+    if found is not None:
+        unbatched = replace(found, dynamic_batching=False)
+        return {
+            "no_batching": configuration_as_found(unbatched, flags=flags, batching=False),
+            "defaults": configuration_as_found(found, flags=flags),
+        }
     return {
         "no_batching": Configuration(batching=None, flags=flags),
         "defaults": Configuration(batching=BatchingParameters(), flags=flags),

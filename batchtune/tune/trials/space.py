@@ -12,8 +12,10 @@ from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_ENQUEUED_BATCHES,
     Configuration,
+    Dialect,
     default_num_batch_threads,
 )
+from batchtune.batching.triton_words import INSTANCES
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
@@ -27,8 +29,17 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def _defaults(cpus: Collection[int] | None) -> dict[str, Any]:
-    """The server's, when it may run on `cpus`; None: on those of this process."""
+_UNLIMITED = 2**31 - 1
+
+
+def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
+    """The server's, when it may run on `cpus`; None: on those of this process.
+
+    A configuration for Triton names its size, delay and instances, without batching at least the instances, and it
+    keeps as many requests as come.
+    """
+    if dialect == "triton":
+        return {**_DEFAULTS, "num_batch_threads": 1, "max_enqueued_batches": _UNLIMITED}
     return {**_DEFAULTS, "num_batch_threads": default_num_batch_threads(cpus)}
 
 
@@ -43,7 +54,7 @@ class Space:
         self._ceiling_rows = math.inf
         self._scenario = scenario
         self._search = scenario.search
-        self._defaults = _defaults(scenario.target.cpus)
+        self._defaults = _defaults(scenario.target.cpus, scenario.dialect)
         self._rows_per_request = scenario.request.rows_most
         self.shape: Mapping[str, int] = {
             name: len(knob.values) for name, knob in scenario.search.space.items()
@@ -179,5 +190,8 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
     """
     value = getattr(configuration.batching, name, None)
     if value is None or value == ():
-        value = dict(configuration.flags).get(name.lstrip("-"), _defaults(cpus).get(name))
+        flags = dict(configuration.flags)
+        if configuration.dialect == "triton" and name == "num_batch_threads" and INSTANCES in flags:
+            return int(flags[INSTANCES])
+        value = flags.get(name.lstrip("-"), _defaults(cpus, configuration.dialect).get(name))
     return value

@@ -17,6 +17,7 @@ from batchtune.batching.parameters import (
     Configuration,
     default_num_batch_threads,
 )
+from batchtune.batching.triton_words import INSTANCES
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 Rows = int | NDArray[np.int32]
@@ -85,11 +86,13 @@ class Device:
 
 
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
-    """The scheduler that the bundled server makes of a configuration; absent values are its defaults.
+    """The scheduler that the server makes of a configuration; absent values are its defaults.
 
     `cpus` are those that it may run on (`target.cpus`); None: those of this process.
     """
     parameters = configuration.batching
+    if configuration.dialect == "triton":
+        return _tritons_batcher(configuration)
     if parameters is None:
         return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
     size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
@@ -103,4 +106,20 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
         max_enqueued_batches=DEFAULT_MAX_ENQUEUED_BATCHES if waiting is None else waiting,
         allowed_batch_sizes=parameters.allowed_batch_sizes,
         max_execution_batch_size=split_rows if parameters.enable_large_batch_splitting else None,
+    )
+
+
+def _tritons_batcher(configuration: Configuration) -> Batcher:
+    """Triton's has no limit on what waits, and without batching runs one request an instance.
+
+    Left out: Triton forms batches ahead of a free instance, and a limit on waiting requests that it may be given.
+    """
+    parameters = configuration.batching
+    if parameters is None:
+        instances = int(dict(configuration.flags).get(INSTANCES, 1))
+        return Batcher(max_batch_size=None, batch_threads=instances)
+    return Batcher(
+        max_batch_size=parameters.max_batch_size,
+        batch_timeout_s=(parameters.batch_timeout_micros or 0) / 1e6,
+        batch_threads=parameters.num_batch_threads or 1,
     )

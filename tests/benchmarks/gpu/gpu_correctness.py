@@ -15,7 +15,7 @@ import torch
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.sample_models.torch_models import FORMS
-from batchtune.scenario.spec.scenario import TargetSpec
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import control_channel
 from batchtune.target.telemetry import activity
 from batchtune.target.tfserving import TfServingTarget

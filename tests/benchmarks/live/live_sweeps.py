@@ -26,7 +26,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
 from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.tfserving import launched_target
+from batchtune.target.choice import target_of
 from batchtune.tune.strategies.references import reference_configurations
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep
@@ -121,7 +121,7 @@ def swept(scenario: Scenario, *, show: bool) -> tuple[list[Trial], SearchSummary
     """Trials, summary, seconds, and seconds outside trials."""
     summaries: list[SearchSummary] = []
     trials: list[Trial] = []
-    with launched_target(scenario) as target, LoadFleet() as fleet:
+    with target_of(scenario) as target, LoadFleet() as fleet:
         target.apply(reference_configurations(scenario)["no_batching"])
         started_s = time.monotonic()
         found = sweep(

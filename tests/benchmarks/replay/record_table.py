@@ -26,7 +26,7 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.tfserving import launched_target
+from batchtune.target.choice import target_of
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.guided.calibration import calibration_probes
 from batchtune.tune.strategies.protocol import Strategy
@@ -125,7 +125,7 @@ def turns(scenario: Scenario) -> Iterator[Cell]:
 def record(scenario: Scenario, left: list[Cell], table: Path, *, first: int, until_s: float) -> None:
     load = scenario.load
     with (
-        launched_target(scenario) as target,
+        target_of(scenario) as target,
         LoadFleet(processes=load.processes, cpus=load.cpus) as fleet,
     ):
         target.apply(reference_configurations(scenario)["no_batching"])

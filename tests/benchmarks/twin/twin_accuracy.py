@@ -34,7 +34,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.tfserving import launched_target
+from batchtune.target.choice import target_of
 from batchtune.tune.loader import Loader, LoadRun
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.traffic import traffic_of
@@ -343,7 +343,7 @@ def main() -> None:
         if asked.apart:
             scenario = apart(scenario)
         if not asked.replay:
-            with launched_target(scenario) as target, LoadFleet(cpus=scenario.load.cpus) as fleet:
+            with target_of(scenario) as target, LoadFleet(cpus=scenario.load.cpus) as fleet:
                 target.apply(configuration_of(1))
                 meter = Meter(scenario, target, fleet, asked.seed)
                 if asked.again:

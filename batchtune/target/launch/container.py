@@ -6,6 +6,7 @@ tells its first process, and that process its control group, which counts the ti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ from batchtune.cpus import text_of
 PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
 INSPECT_LIMIT_S: Final = 5.0
 """An engine answers within 0.1 s; one that hangs must not hang the sweep."""
+
+REMOVE_LIMIT_S: Final = 30.0
+"""An engine waits ten seconds for the container before it kills it."""
 
 _REMOTE: Final = ("tcp://", "ssh://", "http://", "https://")
 
@@ -42,6 +46,24 @@ class Container:
             return None
         group_s = group_cpu_s(pid, root=root)
         return tree_cpu_s(pid) if group_s is None else group_s
+
+    def remove(self) -> None:
+        """Remove it with what runs in it, where the engine still has it.
+
+        A client that was killed leaves its container behind; one that ended in good order has removed it.
+        """
+        try:
+            container_id = self._id_file.read_text().strip()
+        except OSError:
+            return
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                [self._program, "rm", "--force", container_id],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=REMOVE_LIMIT_S,
+                check=False,
+            )
 
     def _first_process(self) -> int | None:
         if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(_REMOTE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,45 +31,61 @@ def site_packages() -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]
 
 
-class TritonServer:
-    """`with TritonServer({"m": (CONFIG, MODEL)}, directory) as server`: a model repository, served and ready.
+def executable(directory: Path, packages: Path) -> Path:
+    """A program that runs the wheel's tritonserver, in this folder.
 
-    What the wheel needs to run outside of PyTriton: the stub of this Python's version among the backends, the
-    bundled libraries, and the environment's own python in PATH (else the backend finds no numpy).
+    What that needs to run outside of PyTriton: the stub of this Python's version among the backends, the bundled
+    libraries, and the environment's own python in PATH (else the backend finds no numpy).
     """
+    triton = packages / "pytriton" / "tritonserver"
+    version = packages.parent.name.removeprefix("python")
+    backends = directory / "backends"
+    shutil.copytree(triton / "backends", backends)
+    stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
+    shutil.copy(stub, backends / "python")
+    python = Path(os.environ.get(PYTHON_VARIABLE) or sys.executable)
+    script = directory / "tritonserver"
+    script.write_text(
+        "#!/bin/sh\n"
+        f'export PATH={shlex.quote(str(python.parent))}:"$PATH"\n'
+        f"export LD_LIBRARY_PATH={shlex.quote(str(packages / 'nvidia_pytriton.libs'))}\n"
+        f"exec {shlex.quote(str(triton / 'bin' / 'tritonserver'))} "
+        f'--backend-directory={shlex.quote(str(backends))} --allow-gpu-metrics=false "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
 
-    def __init__(self, models: dict[str, tuple[str, str]], directory: Path, packages: Path) -> None:
-        triton = packages / "pytriton" / "tritonserver"
-        version = packages.parent.name.removeprefix("python")
-        backends = directory / "backends"
-        shutil.copytree(triton / "backends", backends)
-        stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
-        shutil.copy(stub, backends / "python")
-        for name, (config, code) in models.items():
-            (directory / "models" / name / "1").mkdir(parents=True)
-            (directory / "models" / name / "config.pbtxt").write_text(config)
-            (directory / "models" / name / "1" / "model.py").write_text(code)
+
+def write_models(models: dict[str, tuple[str, str]], directory: Path) -> Path:
+    """A model repository of Python models: name -> (config.pbtxt, model.py)."""
+    for name, (config, code) in models.items():
+        (directory / "models" / name / "1").mkdir(parents=True)
+        (directory / "models" / name / "config.pbtxt").write_text(config)
+        (directory / "models" / name / "1" / "model.py").write_text(code)
+    return directory / "models"
+
+
+class TritonServer:
+    """`with TritonServer({"m": (CONFIG, MODEL)}, directory) as server`: a model repository, served and ready."""
+
+    def __init__(
+        self, models: dict[str, tuple[str, str]], directory: Path, packages: Path, *flags: str
+    ) -> None:
+        repository = write_models(models, directory)
         self.rest_port, self.grpc_port, metrics_port = free_ports(3)
         self._log = directory / "log"
-        python = Path(os.environ.get(PYTHON_VARIABLE) or sys.executable)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    str(triton / "bin" / "tritonserver"),
-                    f"--model-repository={directory / 'models'}",
-                    f"--backend-directory={backends}",
+                    str(executable(directory, packages)),
+                    f"--model-repository={repository}",
+                    *flags,
                     *("--http-address=127.0.0.1", f"--http-port={self.rest_port}"),
                     *("--grpc-address=127.0.0.1", f"--grpc-port={self.grpc_port}"),
                     *("--metrics-address=127.0.0.1", f"--metrics-port={metrics_port}"),
-                    "--allow-gpu-metrics=false",
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
-                    "LD_LIBRARY_PATH": str(packages / "nvidia_pytriton.libs"),
-                },
             )
 
     def __enter__(self) -> Self:

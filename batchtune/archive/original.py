@@ -1,0 +1,34 @@
+"""What was on a Triton before a run changed it, kept in the run."""
+
+from __future__ import annotations
+
+import json
+
+from batchtune.archive.run import MODEL_CONFIG, Run, write_whole
+from batchtune.errors import ArchiveError
+from batchtune.target.triton.repository import OriginalModel
+
+
+def write_original(run: Run, original: OriginalModel) -> None:
+    """Keep it; on disk when this returns.
+
+    Raises:
+        ArchiveError: it cannot be written.
+    """
+    document = json.dumps(original.to_dict(), allow_nan=False, indent=2) + "\n"
+    write_whole(run.path / MODEL_CONFIG, document.encode())
+
+
+def read_original(run: Run) -> OriginalModel | None:
+    """None: the run changed no model of a Triton.
+
+    Raises:
+        ArchiveError: corrupt.
+    """
+    path = run.path / MODEL_CONFIG
+    try:
+        return OriginalModel.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ArchiveError(f"{path}: not the configuration of a model: {error}") from error

@@ -1,0 +1,155 @@
+"""What does a model's Triton configuration say of batching, and how is only that changed?
+
+A configuration is the JSON of `GET /v2/models/M/config`: the whole ModelConfig, spelt out by Triton, which the
+repository's load takes back as its parameter `config`. (extension_model_configuration.md, model_config.proto)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching.triton_words import INSTANCES, SETTINGS, SettingKind
+from batchtune.errors import BatchingParametersError
+
+_OTHER_BATCHERS = {
+    "sequence_batching": "it batches sequences",
+    "ensemble_scheduling": "it is an ensemble: tune its parts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundBatching:
+    """The batching part of a model's configuration as it was found.
+
+    `dynamic_batching` False: every request is executed by itself. `preferred_batch_size` is empty where Triton filled
+    in its default, the maximum. `instance_count` is that of each group and GPU.
+    """
+
+    max_batch_size: int
+    dynamic_batching: bool = False
+    max_queue_delay_microseconds: int = 0
+    instance_count: int = 1
+    preferred_batch_size: tuple[int, ...] = ()
+
+    def words(self) -> str:
+        """Such as `max_batch_size 8, dynamic_batching with a delay of 500 µs, 1 instance`."""
+        batching = (
+            f"dynamic_batching with a delay of {self.max_queue_delay_microseconds} µs"
+            if self.dynamic_batching
+            else "no dynamic_batching"
+        )
+        preferred = (
+            f", preferred sizes {sizes_text(self.preferred_batch_size)}" if self.preferred_batch_size else ""
+        )
+        instances = f"{self.instance_count} instance{'' if self.instance_count == 1 else 's'}"
+        return f"max_batch_size {self.max_batch_size}, {batching}{preferred}, {instances}"
+
+
+def found_batching(config: Mapping[str, Any]) -> FoundBatching:
+    """What a configuration says of batching.
+
+    Raises:
+        BatchingParametersError: the model has no batch dimension, or another batcher than the dynamic one.
+    """
+    name = config.get("name", "the model")
+    for batcher, why in _OTHER_BATCHERS.items():
+        if batcher in config:
+            raise BatchingParametersError(f"{name} has no dynamic batcher: {why}")
+    size = int(config.get("max_batch_size", 0))
+    if size < 1:
+        raise BatchingParametersError(
+            f"{name} has max_batch_size 0: its tensors have no batch dimension, so nothing can be batched",
+            hint="give its configuration a max_batch_size, and tensors without their first dimension",
+        )
+    dynamic = config.get("dynamic_batching")
+    preferred = tuple(int(rows) for rows in (dynamic or {}).get("preferred_batch_size", ()))
+    return FoundBatching(
+        max_batch_size=size,
+        dynamic_batching=dynamic is not None,
+        max_queue_delay_microseconds=int((dynamic or {}).get("max_queue_delay_microseconds", 0)),
+        instance_count=max(
+            (int(group.get("count", 1)) for group in config.get("instance_group", ())), default=1
+        ),
+        preferred_batch_size=() if preferred == (size,) else preferred,
+    )
+
+
+def configuration_as_found(
+    found: FoundBatching, *, flags: tuple[tuple[str, str], ...] = (), batching: bool = True
+) -> Configuration:
+    """The configuration that says what was found; with `batching`, the dynamic batcher is on in any case."""
+    if not (batching or found.dynamic_batching):
+        instances = (INSTANCES, str(found.instance_count))
+        return Configuration(batching=None, dialect="triton", flags=tuple(sorted({*flags, instances})))
+    preferred = (
+        [("preferred_batch_size", sizes_text(found.preferred_batch_size))]
+        if found.preferred_batch_size
+        else []
+    )
+    return Configuration(
+        batching=BatchingParameters(
+            max_batch_size=found.max_batch_size,
+            batch_timeout_micros=found.max_queue_delay_microseconds,
+            num_batch_threads=found.instance_count,
+        ),
+        dialect="triton",
+        flags=tuple(sorted([*flags, *preferred])),
+    )
+
+
+def with_batching(config: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+    """The configuration of a model with another batching part; everything else stays as it is.
+
+    `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default follows
+    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named.
+    """
+    changed = copy.deepcopy(dict(config))
+    settings = {name: text for name, text in configuration.flags if name in SETTINGS}
+    batching = configuration.batching
+    if batching is None:
+        changed.pop("dynamic_batching", None)
+        count = int(dict(configuration.flags).get(INSTANCES, found_batching(config).instance_count))
+    else:
+        dynamic = {
+            name: value
+            for name, value in (changed.get("dynamic_batching") or {}).items()
+            if name != "preferred_batch_size"
+        }
+        dynamic["max_queue_delay_microseconds"] = batching.batch_timeout_micros or 0
+        for name, text in settings.items():
+            _set(dynamic, name, _value(text, SETTINGS[name]))
+        changed["dynamic_batching"] = dynamic
+        changed["max_batch_size"] = batching.max_batch_size
+        count = batching.num_batch_threads or 1
+    changed["instance_group"] = [
+        {**group, "count": count} for group in changed.get("instance_group") or [{"kind": "KIND_AUTO"}]
+    ]
+    return changed
+
+
+def sizes_text(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
+
+
+def _set(message: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for name in outer:
+        message[name] = dict(message.get(name) or {})
+        message = message[name]
+    message[last] = value
+
+
+def _value(text: str, kind: SettingKind) -> Any:
+    match kind:
+        case "sizes":
+            return [int(size) for size in text.split(",") if size]
+        case "boolean":
+            return text == "true"
+        case "number":
+            return int(text)
+        case "action":
+            return text

@@ -1,0 +1,102 @@
+"""How does a command begin and end with a server that takes configurations from us, and is somebody else's?
+
+With `batchtune restore`, for a run that was killed before it could put the server back.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.original import read_original, write_original
+from batchtune.archive.run import Run, open_run
+from batchtune.batching.triton_config import FoundBatching, found_batching
+from batchtune.errors import TargetError, UsageError
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.triton.repository import OriginalModel
+from batchtune.target.triton.target import TritonTarget, restored
+
+if TYPE_CHECKING:
+    from batchtune.report.live import View
+
+DIFFERENCES = (
+    "Triton never splits or pads a request, and forms batches ahead of a free instance: the twin does not know that, "
+    "and counts only as far as it predicts the trials"
+)
+
+
+def beginning(scenario: Scenario) -> str:
+    """What is said while the server is launched or attached to."""
+    target = scenario.target
+    if target.attached:
+        return f"attaching to {target.model} at {target.rest_url}"
+    return f"launching the server for {target.model}"
+
+
+def as_found(scenario: Scenario, target: TritonTarget, view: View) -> Scenario:
+    """The scenario with what the model's configuration says of batching, which is told.
+
+    Raises:
+        UsageError: requests that the model does not take as it is configured.
+    """
+    found = target.start()
+    view.event(f"{target.endpoint.model_name} has {found.words()}")
+    view.event(DIFFERENCES)
+    rows = scenario.request.rows_most
+    if rows > found.max_batch_size:
+        raise UsageError(
+            f"request.rows: the model takes at most {found.max_batch_size} rows in a request "
+            f"(its max_batch_size); the scenario sends {rows}",
+            hint="send fewer rows, or raise max_batch_size in the model's configuration first",
+        )
+    return scenario if scenario.target.found is not None else with_found(scenario, found)
+
+
+def with_found(scenario: Scenario, found: FoundBatching | None) -> Scenario:
+    """The scenario, with this as what was found."""
+    if found == scenario.target.found:
+        return scenario
+    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": found})})
+
+
+def put_back(target: TritonTarget, run: Run) -> bool:
+    """Restore an attached server; where that fails, say so with the command that tries again, and return False."""
+    try:
+        target.restore()
+    except TargetError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        print(f"hint: `batchtune restore {run.path}` tries again", file=sys.stderr)
+        return False
+    return True
+
+
+def not_put_back(run: Run) -> OriginalModel | None:
+    """What the run found on a server that it attached to and could not restore; None: nothing is to be restored."""
+    original = read_original(run)
+    return None if original is None or original.restored or not original.attached else original
+
+
+def run_restore(path: Path) -> int:
+    """Put back the server of a run that was killed; the exit code, 0.
+
+    Raises:
+        ArchiveError: there is no such run, or a process measures for it.
+        UsageError: the run attached to no server.
+        TargetError: the server is gone, or does not take it.
+    """
+    run = open_run(path)
+    original = read_original(run)
+    if original is None or not original.attached:
+        raise UsageError(
+            f"{run.path} attached to no server: there is nothing to put back",
+            hint="only a sweep of kind triton with target.rest_url changes a server that is not its own",
+        )
+    run.hold()
+    if original.restored:
+        print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
+        return 0
+    write_original(run, restored(original, run.scenario().target))
+    served = found_batching(original.config).words() if original.loaded else "not served"
+    print(f"{original.model} at {original.rest_url} is as it was: {served}", file=sys.stderr)
+    return 0

@@ -1,0 +1,214 @@
+"""Which server is asked for: launched and how, attached to, or only loaded?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from batchtune.batching.triton_config import FoundBatching
+from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
+from batchtune.scenario.units import PositiveSeconds, problem
+
+Framework = Literal["keras", "torch", "torchscript"]
+TargetKind = Literal["tfserving", "triton", "external"]
+ServerKind = Literal["bundled", "local", "docker"]
+
+
+def _flag_value(given: object) -> object:
+    if not isinstance(given, bool | int | float | str):
+        raise problem(f"expected a number, a word, true or false; was {given!r}")
+    return given
+
+
+FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
+
+
+class TlsSpec(Spec):
+    """How to verify the server and, for mutual TLS, to identify ourselves; PEM files."""
+
+    ca_file: FileName | None = Field(default=None, description="absent: the system's trust store")
+    certificate_file: FileName | None = None
+    key_file: FileName | None = None
+    server_name: str | None = Field(
+        default=None, description="name in the server's certificate, if not its address"
+    )
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if self.key_file is not None and self.certificate_file is None:
+            raise problem("missing: a key_file goes with a certificate_file", at=("certificate_file",))
+        return self
+
+
+class DockerSpec(Spec):
+    """How a container is run: the model mounted read-only, ports on the loopback, removed at its end."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="absent: tensorflow/serving, with gpus tensorflow/serving:latest-gpu; a Triton's must be named",
+        examples=["tensorflow/serving:2.19.1", "nvcr.io/nvidia/tritonserver:26.04-py3"],
+    )
+    gpus: str | None = Field(
+        default=None, description="as --gpus of docker run; absent: none", examples=["all", "device=0"]
+    )
+    program: str = Field(default="docker", min_length=1, description="podman and nerdctl take the same words")
+    options: tuple[str, ...] = Field(
+        default=(),
+        description="further options of docker run, each with its value in one word",
+        examples=[["--shm-size=2g", "--env=TF_CPP_VMODULE=http_server=1"]],
+    )
+
+
+class TargetSpec(Spec):
+    """The server that is launched, attached to or only loaded, and the model that it serves."""
+
+    kind: TargetKind = Field(
+        default="tfserving",
+        description="tfserving: speaks TensorFlow Serving's API, launched; triton: launched, or with rest_url attached "
+        "to and put back as it was; external: runs already and is only loaded",
+    )
+    model: ModelName = Field(
+        min_length=1,
+        description="a SavedModel directory (with version directories or without), a .onnx, .pt2 or .pt file "
+        "(relative to this file), or a sample model; of a Triton a folder of its repository; of a running server the "
+        "name that it serves the model by",
+        examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model", "./my_model.onnx"],
+    )
+    rest_url: str | None = Field(
+        default=None,
+        description="of a running server: its REST API",
+        examples=["http://127.0.0.1:8000"],
+    )
+    grpc_url: str | None = Field(
+        default=None, description="of a running server: its gRPC API", examples=["127.0.0.1:8001"]
+    )
+    framework: Framework | None = Field(
+        default=None, description="of a sample model; absent: the first of its frameworks that is installed"
+    )
+    device: str = Field(
+        default="auto", description="where the bundled server runs the model", examples=["cpu", "cuda"]
+    )
+    server: ServerKind | None = Field(
+        default=None,
+        description="bundled: batchtune's own (the default of kind tfserving); local: tensorflow_model_server, of kind "
+        "triton tritonserver (its default), on the PATH or as `command` says; docker: in a container",
+    )
+    docker: DockerSpec | None = None
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="another server with the same flags",
+        examples=[["tensorflow_model_server"]],
+    )
+    flags: dict[str, FlagValue] = Field(
+        default_factory=dict,
+        description="server flags without dashes, the same in every trial",
+        examples=[{"tensorflow_intra_op_parallelism": 1}],
+    )
+    ready_timeout_s: PositiveSeconds = Field(
+        default=120.0, alias="ready_timeout", description="how long the server may take to load the model"
+    )
+    cpus: ServerCpus | None = Field(
+        default=None,
+        description="CPUs that the launched server may run on. Absent, and load.cpus too: server and client are kept "
+        "on different CPUs where there are enough; all: they share them",
+        examples=[[0], "all"],
+    )
+    tls: TlsSpec | None = None
+    found: FoundBatching | None = Field(
+        default=None,
+        description="written by a sweep of kind triton: the batching part of the model's configuration before the "
+        "first change",
+    )
+
+    @property
+    def runs_already(self) -> bool:
+        """Whether somebody else started the server: it is attached to, or only loaded."""
+        return self.kind == "external" or self.attached
+
+    @property
+    def attached(self) -> bool:
+        """Whether a running Triton is reconfigured, and put back as it was."""
+        return self.kind == "triton" and self.rest_url is not None
+
+    @property
+    def runs(self) -> Literal["bundled", "local", "docker", "command"]:
+        """What is launched; command: a program of which nothing is known but that it takes the same flags."""
+        if self.server is not None:
+            return self.server
+        if self.docker is not None:
+            return "docker"
+        if self.kind == "triton":
+            return "local"
+        return "bundled" if self.command is None else "command"
+
+    @model_validator(mode="after")
+    def _of_one_server(self) -> Self:
+        if self.docker is not None and self.runs != "docker":
+            raise problem(
+                f"read only with server: docker; this one is {self.runs}",
+                at=("docker",),
+                hint="remove one of the two",
+            )
+        if self.command is not None and self.runs in ("bundled", "docker"):
+            raise problem(
+                f"server: {self.runs} starts its own program",
+                at=("command",),
+                hint="set server: local, or leave it out",
+            )
+        if self.kind == "triton" and self.runs == "bundled":
+            raise problem("the bundled server is no Triton", at=("server",), hint="set local or docker")
+        if (
+            self.kind == "triton"
+            and self.runs == "docker"
+            and (self.docker is None or self.docker.image is None)
+        ):
+            raise problem(
+                "missing: the image has no usual tag",
+                at=("docker", "image"),
+                hint="add docker: {image: nvcr.io/nvidia/tritonserver:26.04-py3}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        if self.kind == "tfserving":
+            self._refuse(
+                ("rest_url", "grpc_url"), "a server of kind tfserving is launched", "set kind: external"
+            )
+        elif self.kind == "external" and self.rest_url is None and self.grpc_url is None:
+            raise problem(
+                "missing: where the server is",
+                at=("rest_url",),
+                hint="add rest_url: http://HOST:PORT, or grpc_url",
+            )
+        elif self.kind == "triton" and self.rest_url is None and self.grpc_url is not None:
+            raise problem(
+                "missing: Triton takes configurations by its REST API",
+                at=("rest_url",),
+                hint="add rest_url: http://HOST:8000 beside grpc_url, or set kind: external to load it only",
+            )
+        if self.runs_already:
+            self._refuse(_OF_A_LAUNCH, "the server behind the URL runs already", "leave it out, or the URL")
+        if self.kind == "triton":
+            self._refuse(("framework", "device"), "kind triton takes none", _TRITONS[0])
+        return self
+
+    def _refuse(self, names: tuple[str, ...], why: str, hint: str) -> None:
+        for name in names:
+            field = type(self).model_fields[name]
+            if getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}):
+                raise problem(why, at=(name,), hint=hint)
+
+
+_OF_A_LAUNCH: Final = ("server", "docker", "command", "flags", "cpus", "framework", "device")
+_TRITONS: Final = ("the model's config.pbtxt says what runs it, and where",)
+
+
+def written_for_triton(given: object) -> bool:
+    """Whether a scenario that nobody has checked yet names a Triton."""
+    target = given.get("target") if isinstance(given, Mapping) else None
+    kind = target.get("kind") if isinstance(target, Mapping) else getattr(target, "kind", None)
+    return kind == "triton"

@@ -1,0 +1,14 @@
+"""How did a configuration come into force?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRecord:
+    """How a configuration came into force, and how many seconds that took."""
+
+    how: Literal["hot", "restart", "unchanged"]
+    seconds: float

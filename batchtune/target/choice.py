@@ -1,0 +1,70 @@
+"""Which target does a scenario describe?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchtune.errors import UsageError
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.external import ExternalTarget
+from batchtune.target.launch.demand import demand_of
+from batchtune.target.model_files import served_name
+from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.triton.repository import OriginalModel
+from batchtune.target.triton.target import TritonTarget
+from batchtune.target.urls import external_endpoint, tls_options
+
+
+def target_of(
+    scenario: Scenario,
+    *,
+    on_event: Callable[[str], None] = lambda _text: None,
+    original: OriginalModel | None = None,
+    clients_most: int = 0,
+) -> TfServingTarget | TritonTarget:
+    """The target that takes the scenario's configurations, not started yet.
+
+    `original` is what an interrupted run found on a Triton that it attached to, `clients_most` how many clients some
+    load will have beyond those of the scenario.
+
+    Raises:
+        UsageError: the scenario's requests speak a protocol that such a server does not, or nobody may reconfigure it.
+    """
+    protocol = scenario.request.protocol
+    match scenario.target.kind:
+        case "triton":
+            return TritonTarget(scenario.target, on_event=on_event, original=original)
+        case "external":
+            raise UsageError(
+                "target.kind: an external server is loaded as it is: nothing of it is reconfigured",
+                hint="measure it with `batchtune load`; a Triton in explicit model control is tuned by kind: triton",
+            )
+        case "tfserving" if protocol not in ("grpc", "rest"):
+            raise UsageError(
+                f"request.protocol: no {scenario.target.kind} server speaks {protocol}",
+                hint="set target.kind: triton, or load a running KServe v2 server with `batchtune load --rest-url` "
+                "or `--grpc-url`",
+            )
+        case "tfserving":
+            demand = demand_of(scenario, clients_most=clients_most)
+            return TfServingTarget(scenario.target, on_event=on_event, demand=demand)
+
+
+def external_target(
+    scenario: Scenario, *, rest_url: str | None = None, grpc_url: str | None = None
+) -> ExternalTarget:
+    """A running server that is loaded as it is: that of the URLs, else that of the scenario's target.
+
+    Raises:
+        UsageError: a URL without host or port, or two URLs of different hosts.
+    """
+    target = scenario.target
+    own = rest_url is None and grpc_url is None
+    endpoint = external_endpoint(
+        model_name=served_name(target.model),
+        rest_url=target.rest_url if own else rest_url,
+        grpc_url=target.grpc_url if own else grpc_url,
+        tls=tls_options(target.tls),
+        names=("target.rest_url", "target.grpc_url") if own else ("--rest-url", "--grpc-url"),
+    )
+    return ExternalTarget(endpoint, kserve=scenario.request.protocol.startswith("kserve_"))

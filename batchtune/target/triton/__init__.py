@@ -1,0 +1,1 @@
+"""How is a Triton launched, attached to, reconfigured and put back?"""

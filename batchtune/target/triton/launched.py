@@ -1,0 +1,199 @@
+"""How is a tritonserver of our own started for one model of a repository, watched and ended?
+
+In explicit model control with that model loaded, on free ports of the loopback. The repository is read, never written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from batchtune.batching.text_proto import parse_text_proto
+from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scratch import ScratchFolder
+from batchtune.target.endpoint import Endpoint, control_client, in_words
+from batchtune.target.launch.container import container_of
+from batchtune.target.launch.docker import MODELS_INSIDE, tritons_container
+from batchtune.target.launch.server_log import ServerLog
+from batchtune.target.model_errors import meaning_of
+from batchtune.target.process import ServerProcess, flag_text, free_ports
+
+_PORTS: Final = ("http-port", "grpc-port", "metrics-port")
+_LOOPBACK: Final = {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "metrics-address": "127.0.0.1"}
+_BARE: Final = ("disable-auto-complete-config", "rate-limit")
+"""Flags that take no value: true gives them."""
+
+_GRACE_S: Final = 10.0
+"""Triton ends its Python models politely: it takes some five seconds."""
+
+
+class LaunchedTriton:
+    """A server process and its log; started anew as often as needed, ended by `close`."""
+
+    def __init__(self, spec: TargetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
+        self._spec = spec
+        self._on_event = on_event
+        self._scratch = ScratchFolder()
+        self._log = ServerLog(self._scratch.path / "server.log")
+        self._process: ServerProcess | None = None
+        self._launches = 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self, flags: Mapping[str, str]) -> Endpoint:
+        """Start it, with these flags over those of `target.flags`, and return when the model is ready.
+
+        Raises:
+            UsageError: no model with versions in a repository.
+            TargetError: it did not start, or not in time; with its last words.
+        """
+        repository, model = model_in_repository(self._spec.model)
+        inside = self._spec.runs == "docker"
+        ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+        asked = {name.lstrip("-"): flag_text(value) for name, value in self._spec.flags.items()} | dict(flags)
+        ports |= {name: int(asked.pop(name)) for name in _PORTS if name in asked}
+        arguments = {
+            "model-repository": MODELS_INSIDE if inside else str(repository),
+            "model-control-mode": "explicit",
+            "load-model": model,
+            **({} if inside else _LOOPBACK),
+            **({"disable-auto-complete-config": "true"} if _is_complete(repository / model) else {}),
+            **{name: str(port) for name, port in ports.items()},
+            **asked,
+        }
+        if inside:
+            mounts = {repository / model: f"{MODELS_INSIDE}/{model}"}
+            program = tritons_container(self._spec, ports=tuple(ports.values()), mounts=mounts)
+        else:
+            program = list(self._spec.command or ("tritonserver",))
+        self._launches += 1
+        container = container_of(program, self._scratch.path / f"container-{self._launches}")
+        self._process = ServerProcess(
+            [
+                *(container.run_command if container else program),
+                *(f"--{name}={text}" for name, text in arguments.items() if name not in _BARE),
+                *(f"--{name}" for name in _BARE if arguments.get(name) == "true"),
+            ],
+            log_path=self._log.path,
+            cpus=self._spec.cpus,
+            container=container,
+        )
+        self._process.start()
+        endpoint = Endpoint(model_name=model, rest_port=ports["http-port"], grpc_port=ports["grpc-port"])
+        self._wait_until_ready(self._process, endpoint)
+        self._log.copy()
+        return endpoint
+
+    def raise_if_dead(self, *, within_s: float = 0.0) -> None:
+        """Raises TargetError, with the log's last lines, when it is not running, or ends within that time."""
+        if self._process is None:
+            raise TargetError("the server has not been launched yet")
+        self._process.raise_if_dead(within_s=within_s)
+
+    def cpu_s(self) -> float | None:
+        return None if self._process is None else self._process.cpu_s()
+
+    def memory_bytes(self) -> int | None:
+        return None if self._process is None else self._process.memory_bytes()
+
+    def keep_log(self, path: Path) -> None:
+        """From now on keep what the server says in this file too, bounded in size."""
+        self._log.keep_in(path)
+
+    def log_tail(self) -> str:
+        return self._process.log_tail() if self._process else "  (not started)"
+
+    def stop(self) -> None:
+        """End the process; more than once is fine."""
+        if self._process is not None:
+            self._process.stop(grace_s=_GRACE_S)
+            self._process = None
+        self._log.copy()
+
+    def close(self) -> None:
+        """End it and remove its scratch files; more than once is fine."""
+        self.stop()
+        self._scratch.close()
+
+    def _wait_until_ready(self, process: ServerProcess, endpoint: Endpoint) -> None:
+        try:
+            _wait(endpoint, limit_s=self._spec.ready_timeout_s, still_alive=process.raise_if_dead)
+        except TargetError as error:
+            hint = (
+                error.hint
+                or meaning_of(error.message)
+                or "mend what it names: the model, a flag, target.command"
+            )
+            if process.running:
+                message = f"{error.message}; its last words:\n{process.log_tail()}"
+                self.stop()
+                raise TargetError(message, hint=hint) from error
+            raise TargetError(error.message, hint=hint) from error
+        except BaseException:
+            self.stop()
+            raise
+
+
+def model_in_repository(model: str) -> tuple[Path, str]:
+    """The repository and the model's name for `target.model`, a folder of a model repository.
+
+    Raises:
+        UsageError: it is no folder with a version.
+    """
+    path = Path(model).expanduser().resolve()
+    if not path.is_dir():
+        raise UsageError(
+            f"target.model: {model!r} does not exist",
+            hint="give a model's folder in a model repository; of a running Triton give its name, and target.rest_url",
+        )
+    if not any(folder.is_dir() and folder.name.isdigit() for folder in path.iterdir()):
+        inside = sorted(folder.name for folder in path.iterdir() if (folder / "config.pbtxt").is_file())
+        hint = f"did you mean {path / inside[0]}?" if inside else "expected <version>/ beside config.pbtxt"
+        raise UsageError(f"target.model: no version directory in {path}", hint=hint)
+    return path.parent, path.name
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether config.pbtxt names what Triton would else ask the model for.
+
+    A Python model is started once more for that: 1.2 s of every load.
+    """
+    try:
+        config = parse_text_proto(
+            (folder / "config.pbtxt").read_text(encoding="utf-8"), source="config.pbtxt"
+        )
+    except (OSError, UnicodeDecodeError, BatchingParametersError):
+        return False
+    return {"max_batch_size", "input", "output"} <= {field.name for field in config.fields}
+
+
+def _wait(endpoint: Endpoint, *, limit_s: float, still_alive: Callable[[], None]) -> None:
+    import httpx
+
+    give_up = time.monotonic() + limit_s
+    last = "no answer"
+    with control_client(endpoint, timeout_s=2.0) as client:
+        while time.monotonic() < give_up:
+            still_alive()
+            try:
+                answer = client.get(f"{endpoint.kserve_path}/ready")
+            except httpx.HTTPError as error:
+                last = in_words(error)
+            else:
+                if answer.status_code == 200:
+                    return
+                last = f"HTTP {answer.status_code}: {answer.text[:200].strip()}"
+            time.sleep(0.02)
+    raise TargetError(
+        f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready after {limit_s:g} s: {last}",
+        hint="a big model may need a longer target.ready_timeout",
+    )

@@ -1,0 +1,196 @@
+"""How is a model on a running Triton reconfigured, and put back as it was?
+
+By the model repository extension: `load` with a whole configuration as its parameter `config` loads the model anew with
+it, and requests under way are answered by the old instances. The files in the repository stay as they are. The server
+must run with `--model-control-mode=explicit`. (extension_model_repository.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from batchtune.errors import TargetError
+from batchtune.target.endpoint import Endpoint, control_client, in_words
+
+_EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
+_ASKING_S: Final = 5.0
+_LAST_LOAD_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalModel:
+    """A model as it was before the first change; `loaded` False: it was in the repository, and not served.
+
+    `attached` False: the server was launched for the run, and nothing has to be put back.
+    """
+
+    model: str
+    rest_url: str
+    loaded: bool
+    config: Mapping[str, Any]
+    attached: bool = True
+    restored: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("model", "rest_url", "loaded", "attached", "restored")
+        return {**{name: getattr(self, name) for name in names}, "config": dict(self.config)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: it is not such a document.
+        """
+        if not isinstance(document.get("config"), dict) or not isinstance(document.get("rest_url"), str):
+            raise ValueError("config must be an object and rest_url a text")
+        try:
+            return cls(**document)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+class ModelRepository:
+    """The repository API of one model's server; each call waits until the server has done it."""
+
+    def __init__(self, endpoint: Endpoint, *, limit_s: float = _LAST_LOAD_S) -> None:
+        self._endpoint = endpoint
+        self._limit_s = limit_s
+        self._model = endpoint.model_name
+
+    def states(self) -> dict[str, str]:
+        """The models of the repository with their states: READY, UNAVAILABLE, …; of several versions READY wins.
+
+        Raises:
+            TargetError: nobody answers, or it is no Triton.
+        """
+        status, document = self._call("POST", "/v2/repository/index", {}, limit_s=_ASKING_S)
+        if status != 200 or not isinstance(document, list):
+            raise TargetError(
+                f"{self._endpoint.rest_url} has no model repository API: HTTP {status}",
+                hint="kind triton needs Triton's REST port (8000 unless told otherwise)",
+            )
+        states: dict[str, str] = {}
+        for model in document:
+            name, state = str(model.get("name")), str(model.get("state", "UNAVAILABLE"))
+            if states.get(name) != "READY":
+                states[name] = state
+        return states
+
+    def require_model(self) -> bool:
+        """Whether the model is loaded.
+
+        Raises:
+            TargetError: it is not in the repository; the message lists the models that are.
+        """
+        states = self.states()
+        if self._model not in states:
+            raise TargetError(
+                f"{self._endpoint.rest_url} has no model {self._model!r} in its repository",
+                hint=f"set target.model to one of: {', '.join(sorted(states)) or 'none'}",
+            )
+        return states[self._model] == "READY"
+
+    def config(self) -> dict[str, Any]:
+        """The configuration that the loaded model runs with, spelt out by Triton.
+
+        Raises:
+            TargetError: nobody answers, or the model is not loaded.
+        """
+        path = f"/v2/models/{quote(self._model, safe='')}/config"
+        status, document = self._call("GET", path, limit_s=_ASKING_S)
+        if status != 200 or not isinstance(document, dict):
+            raise TargetError(f"{self._endpoint.rest_url}{path}: {_reason(status, document)}")
+        return document
+
+    def load(self, config: Mapping[str, Any] | None = None) -> None:
+        """Load the model with this configuration; None: with that of its own files.
+
+        Raises:
+            TargetError: the server refused it, or takes no orders.
+        """
+        import orjson
+
+        parameters = {} if config is None else {"config": orjson.dumps(config).decode()}
+        self._order("load", {"parameters": parameters} if parameters else {})
+
+    def unload(self) -> None:
+        """Take the model out of service.
+
+        Raises:
+            TargetError: the server refused.
+        """
+        self._order("unload", {})
+
+    def _order(self, what: str, body: Mapping[str, Any]) -> None:
+        path = f"/v2/repository/models/{quote(self._model, safe='')}/{what}"
+        status, document = self._call("POST", path, body, limit_s=self._limit_s)
+        if status != 200:
+            reason = _reason(status, document)
+            hint = _EXPLICIT if "not allowed" in reason else ""
+            raise TargetError(f"the server did not {what} {self._model}: {reason}", hint=hint)
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float
+    ) -> tuple[int, Any]:
+        import httpx
+
+        try:
+            with control_client(self._endpoint, timeout_s=limit_s) as client:
+                answer = client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise TargetError(
+                f"{self._endpoint.rest_url}{path}: {in_words(error)}",
+                hint="is the server up, and is this its port?",
+            ) from error
+        try:
+            return answer.status_code, answer.json() if answer.content else None
+        except ValueError:
+            return answer.status_code, answer.text[:300]
+
+
+def read_original(repository: ModelRepository, endpoint: Endpoint, *, attached: bool = True) -> OriginalModel:
+    """What is there now; a model that is not served is loaded, from its own files, to learn that.
+
+    Raises:
+        TargetError: no such model, or it does not load.
+    """
+    loaded = repository.require_model()
+    if not loaded:
+        repository.load()
+    return OriginalModel(
+        model=endpoint.model_name,
+        rest_url=endpoint.rest_url,
+        loaded=loaded,
+        config=repository.config(),
+        attached=attached,
+    )
+
+
+def put_back(repository: ModelRepository, original: OriginalModel) -> None:
+    """Give the model the configuration that it had, or take it out of service where it was not served.
+
+    Raises:
+        TargetError: the server is gone, refuses, or then says that it runs with another one.
+    """
+    if not original.loaded:
+        repository.unload()
+        return
+    repository.load(original.config)
+    now = repository.config()
+    if now != original.config:
+        differing = sorted(
+            name for name in {*now, *original.config} if now.get(name) != original.config.get(name)
+        )
+        raise TargetError(
+            f"{original.model} was loaded with what it had, but now differs in: {', '.join(differing)}"
+        )
+
+
+def _reason(status: int, document: Any) -> str:
+    if isinstance(document, dict) and "error" in document:
+        return str(document["error"])
+    return f"HTTP {status}" + (f": {document}" if isinstance(document, str) and document else "")

@@ -1,0 +1,249 @@
+"""How is a Triton launched or attached to, given its configurations, read, and left as it was?
+
+Each configuration goes in by the model repository's load (`repository`); the server is not restarted for it, and
+no file of the repository is changed. An attached server gets back what it had when the target is closed; what that was
+is kept by the caller before the first change, for the case that we are killed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from batchtune.batching.parameters import Configuration
+from batchtune.batching.triton_config import FoundBatching, found_batching, with_batching
+from batchtune.batching.triton_words import INSTANCES, SETTINGS
+from batchtune.errors import BatchingParametersError, TargetError, UsageError
+from batchtune.interrupts import interrupts_noted
+from batchtune.scenario.spec.section import require_cpus
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.apply_record import ApplyRecord
+from batchtune.target.endpoint import Endpoint
+from batchtune.target.model_files import served_name
+from batchtune.target.telemetry import Counters
+from batchtune.target.triton.kserve import read_kserve_counters, read_kserve_signature
+from batchtune.target.triton.launched import LaunchedTriton
+from batchtune.target.triton.repository import ModelRepository, OriginalModel, put_back, read_original
+from batchtune.target.urls import external_endpoint, tls_options
+from batchtune.wire.signature import Signature
+
+DYING_S: Final = 0.2
+"""A server that is killed closes its connections a moment before it has ended."""
+
+
+class TritonTarget:
+    """A Triton as the scenario's `target` describes it; a context manager that ends or restores it.
+
+    `original` is what an earlier run of the same sweep found and could not put back.
+    """
+
+    def __init__(
+        self,
+        spec: TargetSpec,
+        *,
+        on_event: Callable[[str], None] = lambda _text: None,
+        original: OriginalModel | None = None,
+    ) -> None:
+        require_cpus("target.cpus", spec.cpus)
+        self._spec = spec
+        self._on_event = on_event
+        self._launched = None if spec.attached else LaunchedTriton(spec, on_event=on_event)
+        self._endpoint = _running_endpoint(spec) if spec.attached else None
+        self._original = original
+        self._keep: Callable[[OriginalModel], None] | None = None
+        self._changed = original is not None
+        self._is_lost = False
+        self._in_force: Configuration | None = None
+        self._flags: Mapping[str, str] = {}
+
+    @property
+    def endpoint(self) -> Endpoint:
+        if self._endpoint is None:
+            raise TargetError("the server has not been launched yet")
+        return self._endpoint
+
+    @property
+    def in_force(self) -> Configuration | None:
+        """The configuration applied last; None before the first, and where the server died or does not answer."""
+        return self._in_force
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._launched is None else self._launched.pid
+
+    def start(self) -> FoundBatching:
+        """Launch the server or reach it, and read what the model runs with; nothing is changed.
+
+        Raises:
+            TargetError: nobody answers, no such model, or the server did not start.
+            UsageError: the model cannot be batched.
+        """
+        if self._launched is not None and not self._launched.running:
+            self._endpoint = self._launched.start(self._flags)
+        if self._original is None:
+            self._original = read_original(self._repository(), self.endpoint, attached=self._launched is None)
+            self._changed = not self._original.loaded
+        try:
+            return found_batching(self._original.config)
+        except BatchingParametersError as error:
+            raise UsageError(f"target.model: {error.message}", hint=error.hint) from error
+
+    def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
+        """Tell `keep` what is there, now and again once it was put back; needed before the first change.
+
+        Raises:
+            TargetError: as `start`.
+        """
+        self.start()
+        self._keep = keep
+        keep(self._found())
+
+    def apply(self, configuration: Configuration) -> ApplyRecord:
+        """Bring a configuration into force: by a load, or a restart where the server's own flags differ.
+
+        Raises:
+            TargetError: the server refused it, did not start, or died.
+        """
+        if self._launched is None and self._keep is None:
+            raise ValueError("what an attached server had must be kept before it is changed")
+        started = time.monotonic()
+        if self.alive() and configuration == self._in_force:
+            return ApplyRecord(how="unchanged", seconds=0.0)
+        restarted = self._restart_for(configuration)
+        self._in_force = None
+        self._changed = True
+        wanted = with_batching(self._found().config, configuration)
+        try:
+            self._repository().load(wanted)
+            now = self._repository().config()
+        except TargetError as error:
+            if self._launched is not None:
+                self._launched.raise_if_dead(within_s=DYING_S)
+            raise TargetError(f"{configuration.label()}: {error.message}", hint=error.hint) from error
+        if found_batching(now) != found_batching(wanted):
+            raise TargetError(
+                f"the server took {configuration.label()}, but runs {found_batching(now).words()}"
+            )
+        self._in_force = configuration
+        return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
+
+    def counters(self) -> Counters:
+        """One reading of the model's statistics.
+
+        Raises:
+            TargetError: the server died or does not answer.
+        """
+        try:
+            if self._launched is not None:
+                self._launched.raise_if_dead()
+            counters = read_kserve_counters(self.endpoint)
+        except TargetError:
+            self._in_force = None
+            if self._launched is not None:
+                self._launched.raise_if_dead(within_s=DYING_S)
+            raise
+        if self._launched is None:
+            return counters
+        return replace(
+            counters, server_cpu_s=self._launched.cpu_s(), memory_bytes=self._launched.memory_bytes()
+        )
+
+    def signature(self, name: str) -> Signature:
+        return read_kserve_signature(self.endpoint, name)
+
+    def alive(self) -> bool:
+        """Of an attached server a trial's counters tell whether it answers."""
+        return self._launched is None or self._launched.running
+
+    def keep_log(self, path: Path) -> None:
+        """From now on keep what a launched server says in this file too, bounded in size."""
+        if self._launched is not None:
+            self._launched.keep_log(path)
+
+    def log_tail(self) -> str:
+        return "  (its log is with its owner)" if self._launched is None else self._launched.log_tail()
+
+    def restore(self) -> None:
+        """Give an attached server back what it had, once; one that was not changed is left alone.
+
+        Raises:
+            TargetError: it is gone, or does not take it.
+        """
+        if self._launched is not None or not self._changed or self._is_lost:
+            return
+        original = self._found()
+        try:
+            with interrupts_noted():
+                put_back(self._repository(), original)
+        except TargetError as error:
+            self._is_lost = True
+            raise TargetError(
+                f"the server was not put back as it was: {error.message}", hint=error.hint
+            ) from error
+        self._changed = False
+        self._in_force = None
+        if self._keep is not None:
+            self._keep(replace(original, restored=True))
+        self._on_event(f"{original.model} is configured as it was: {found_batching(original.config).words()}")
+
+    def close(self) -> None:
+        """End a launched server, restore an attached one; more than once is fine."""
+        if self._launched is not None:
+            self._launched.close()
+        else:
+            self.restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _restart_for(self, configuration: Configuration) -> bool:
+        """Start a launched server that is not running, or anew where its own flags differ; whether that was needed."""
+        flags = {
+            name: text for name, text in configuration.flags if name not in SETTINGS and name != INSTANCES
+        }
+        if self._launched is not None and self._launched.running and flags != self._flags:
+            self._launched.stop()
+        self._flags = flags
+        was_running = self.alive()
+        self.start()
+        return not was_running
+
+    def _found(self) -> OriginalModel:
+        if self._original is None:
+            raise TargetError("the server has not been reached yet")
+        return self._original
+
+    def _repository(self) -> ModelRepository:
+        return ModelRepository(self.endpoint, limit_s=self._spec.ready_timeout_s)
+
+
+def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
+    """What was kept of an attached server, put back by another process than the one that changed it.
+
+    Raises:
+        TargetError: it is gone, or does not take it.
+    """
+    endpoint = external_endpoint(
+        model_name=original.model, rest_url=original.rest_url, grpc_url=None, tls=tls_options(spec.tls)
+    )
+    put_back(ModelRepository(endpoint, limit_s=spec.ready_timeout_s), original)
+    return replace(original, restored=True)
+
+
+def _running_endpoint(spec: TargetSpec) -> Endpoint:
+    return external_endpoint(
+        model_name=served_name(spec.model),
+        rest_url=spec.rest_url,
+        grpc_url=spec.grpc_url,
+        tls=tls_options(spec.tls),
+        names=("target.rest_url", "target.grpc_url"),
+    )

@@ -1,0 +1,69 @@
+"""Which endpoint do the URLs of a running server mean?"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from batchtune.errors import UsageError
+from batchtune.scenario.spec.target import TlsSpec
+from batchtune.target.endpoint import Endpoint, TlsOptions
+
+
+def external_endpoint(
+    *,
+    model_name: str,
+    rest_url: str | None,
+    grpc_url: str | None,
+    tls: TlsOptions | None = None,
+    names: tuple[str, str] = ("--rest-url", "--grpc-url"),
+) -> Endpoint:
+    """The endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
+
+    `names` are what the two are called in a message.
+
+    Raises:
+        UsageError: a URL without host or port, of another scheme, or two URLs of different hosts.
+    """
+    hosts, ports, secure = [], {}, False
+    for option, url, schemes in (
+        (names[0], rest_url, ("http", "https")),
+        (names[1], grpc_url, ("grpc", "grpcs")),
+    ):
+        if url is None:
+            continue
+        host, port, scheme = _split(option, url if "://" in url else f"{schemes[0]}://{url}", schemes)
+        hosts.append(host)
+        ports[option] = port
+        secure = secure or scheme == schemes[1]
+    if not hosts or len(set(hosts)) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} must name one host", hint="give the same host in both")
+    return Endpoint(
+        model_name=model_name,
+        host=hosts[0],
+        rest_port=ports.get(names[0]),
+        grpc_port=ports.get(names[1]),
+        tls=(tls or TlsOptions()) if secure else None,
+    )
+
+
+def tls_options(spec: TlsSpec | None) -> TlsOptions | None:
+    """What a scenario says of TLS."""
+    if spec is None:
+        return None
+    return TlsOptions(
+        ca_file=spec.ca_file,
+        certificate_file=spec.certificate_file,
+        key_file=spec.key_file,
+        server_name=spec.server_name,
+    )
+
+
+def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"{option}: {url!r}: {error}", hint="write HOST:PORT") from error
+    if parts.scheme not in schemes or not host or port is None or parts.path not in {"", "/"}:
+        raise UsageError(f"{option}: {url!r} is no address", hint=f"write {schemes[0]}://HOST:PORT")
+    return host, port, parts.scheme

@@ -1,0 +1,144 @@
+"""A running Triton is reconfigured by its repository's API and gets back exactly what it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import TargetError, UsageError
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.triton.repository import OriginalModel
+from batchtune.target.triton.target import TritonTarget, restored
+from tests.target.triton.fake_triton import CONFIG, FakeTriton
+
+BATCHED = Configuration(
+    batching=BatchingParameters(max_batch_size=32, batch_timeout_micros=100, num_batch_threads=2),
+    dialect="triton",
+)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeTriton]:
+    with FakeTriton() as running:
+        yield running
+
+
+def spec(server: FakeTriton, model: str = "m") -> TargetSpec:
+    return TargetSpec(kind="triton", model=model, rest_url=server.url)
+
+
+def test_an_attached_model_is_reconfigured_and_put_back(server: FakeTriton) -> None:
+    kept: list[OriginalModel] = []
+    with TritonTarget(spec(server)) as target:
+        target.keep_original(kept.append)
+        assert kept == [OriginalModel(model="m", rest_url=server.url, loaded=True, config=CONFIG)]
+        assert server.orders == []  # what is there is kept before anything is changed
+        assert target.apply(BATCHED).how == "hot"
+        assert server.config["max_batch_size"] == 32
+        assert server.config["input"] == CONFIG["input"]
+        assert target.in_force == BATCHED
+        assert target.apply(BATCHED).how == "unchanged"
+    assert server.config == CONFIG
+    assert kept[-1].restored
+    assert server.orders == ["load", "load"]
+
+
+def test_nothing_is_changed_before_somebody_keeps_what_was_there(server: FakeTriton) -> None:
+    with TritonTarget(spec(server)) as target, pytest.raises(ValueError, match="must be kept"):
+        target.apply(BATCHED)
+    assert server.orders == []
+
+
+def test_a_model_that_was_not_served_is_taken_out_again() -> None:
+    with FakeTriton(loaded=False) as server:
+        with TritonTarget(spec(server)) as target:
+            assert target.start().max_batch_size == 8
+            target.keep_original(lambda _original: None)
+            target.apply(BATCHED)
+        assert not server.loaded
+        assert server.orders == ["load", "load", "unload"]
+
+
+def test_a_server_that_takes_no_orders_says_how_to_start_it(server: FakeTriton) -> None:
+    server.refuse = "explicit model load / unload is not allowed if polling is enabled"
+    target = TritonTarget(spec(server))
+    target.keep_original(lambda _original: None)
+    with pytest.raises(TargetError, match="not allowed") as raised:
+        target.apply(BATCHED)
+    assert "--model-control-mode=explicit" in raised.value.hint
+    server.refuse = ""
+    target.close()
+
+
+def test_a_server_that_took_a_configuration_and_runs_another_is_found_out(server: FakeTriton) -> None:
+    with TritonTarget(spec(server)) as target:
+        target.keep_original(lambda _original: None)
+        server.deaf = True
+        with pytest.raises(TargetError, match="but runs max_batch_size 8, dynamic_batching"):
+            target.apply(BATCHED)
+        assert target.in_force is None
+        server.deaf = False
+
+
+def test_a_server_that_cannot_be_put_back_is_told_once(server: FakeTriton) -> None:
+    kept: list[OriginalModel] = []
+    target = TritonTarget(spec(server))
+    target.keep_original(kept.append)
+    target.apply(BATCHED)
+    server.refuse = "out of memory"
+    with pytest.raises(TargetError, match=r"was not put back as it was: .*out of memory"):
+        target.restore()
+    target.close()
+    assert server.orders.count("load") == 2
+    assert not kept[-1].restored
+
+
+def test_what_a_killed_run_kept_is_put_back(server: FakeTriton) -> None:
+    kept: list[OriginalModel] = []
+    killed = TritonTarget(spec(server))
+    killed.keep_original(kept.append)
+    killed.apply(BATCHED)
+    again = OriginalModel.from_dict(kept[-1].to_dict())
+    assert restored(again, spec(server)).restored
+    assert server.config == CONFIG
+
+
+def test_a_resumed_run_puts_back_what_the_killed_one_found(server: FakeTriton) -> None:
+    kept: list[OriginalModel] = []
+    killed = TritonTarget(spec(server))
+    killed.keep_original(kept.append)
+    killed.apply(BATCHED)
+    with TritonTarget(spec(server), original=kept[-1]) as target:
+        assert target.start().max_batch_size == 8  # not the 32 that the killed run left
+    assert server.config == CONFIG
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(server: FakeTriton) -> None:
+    with (
+        TritonTarget(spec(server, "nope")) as target,
+        pytest.raises(TargetError, match="no model 'nope'") as raised,
+    ):
+        target.start()
+    assert raised.value.hint == "set target.model to one of: m, other"
+
+
+def test_a_model_without_a_batch_dimension_is_refused(server: FakeTriton) -> None:
+    server.config["max_batch_size"] = 0
+    with TritonTarget(spec(server)) as target, pytest.raises(UsageError, match="no batch dimension"):
+        target.start()
+
+
+def test_a_server_that_is_gone_is_told() -> None:
+    with FakeTriton() as server:
+        pass
+    with TritonTarget(spec(server)) as target, pytest.raises(TargetError, match="no connection"):
+        target.start()
+
+
+def test_a_document_that_is_no_original_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be an object"):
+        OriginalModel.from_dict({"models": 3})
+    with pytest.raises(ValueError, match="unexpected keyword"):
+        OriginalModel.from_dict({"rest_url": "", "config": {}, "models": 3})

@@ -1,0 +1,87 @@
+"""The Dockerfile and the compose files name what is there; no engine builds or runs them here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from batchtune.scenario.reader import read_scenario
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+STAGES = {
+    name: text
+    for text, name in zip(
+        re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:],
+        re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE),
+        strict=True,
+    )
+}
+COMPOSE_FILES = sorted((ROOT / "docker").glob("compose*.yaml"))
+
+
+def services(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text())["services"])
+
+
+def test_bases_are_pinned_and_images_run_as_a_user_of_their_own() -> None:
+    for name, text in STAGES.items():
+        base = text.split()[0]
+        assert base in STAGES or re.search(r":\d+\.\d+\.\d+-", base), base
+        assert ("USER 10001" in text) == (name not in ("wheel", "base"))
+
+
+def test_what_is_copied_is_there_and_not_ignored() -> None:
+    kept = [
+        line[1:]
+        for line in (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE):
+        for name in line.split():
+            assert (ROOT / name).exists(), name
+            assert any(Path(name).match(pattern) for pattern in kept), name
+
+
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
+def test_a_compose_file_builds_what_there_is_and_waits_until_the_server_is_ready(path: Path) -> None:
+    for service in services(path).values():
+        if "build" in service:
+            assert service["build"]["target"] in STAGES
+            assert (
+                path.parent / service["build"]["context"] / service["build"]["dockerfile"]
+            ).resolve() == ROOT / "docker" / "Dockerfile"
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:")
+    server = services(path)["server"]
+    assert "healthcheck" in server or "HEALTHCHECK" in STAGES[server["build"]["target"]]
+    assert services(path)["tuner"]["depends_on"] == {"server": {"condition": "service_healthy"}}
+
+
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
+def test_the_tuner_s_command_is_a_scenario_s(path: Path) -> None:
+    words = services(path)["tuner"]["command"]
+    overrides = [
+        word.removeprefix("--set=").replace("${MODEL}", "m") for word in words if word.startswith("--set=")
+    ]
+    scenario = read_scenario(ROOT / words[1].removeprefix("/"), overrides=overrides)
+    assert scenario.target.runs_already
+
+
+def test_the_command_line_s_requirements_leave_tensorflow_out() -> None:
+    program = ROOT / "docker" / "requirements_without_tensorflow.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(ROOT / "pyproject.toml")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("grpcio>=") for line in lines)
+    assert not any(line.startswith("tensorflow") for line in lines)

@@ -4,12 +4,14 @@ python tests/benchmarks/server/front_ends.py [--seconds 3] [--only echo] [--besi
 The server (its real process, an emulated device, one batch thread) on core 0, h2load or wrk on core 1; requests of one
 row of 200 float32, answers of 2. Bars: echo ≥ 110,000/s gRPC and ≥ 50,000/s REST; CPU ≤ 14 µs gRPC, ≤ 25 µs REST; where
 a batch of b rows takes 2.0 ms + 0.05 ms × b, ≥ 95 % of b/τ(b); one client: p50 ≤ τ(1) + 0.2 ms.
+One gRPC answer of each case is read: h2load counts those with a failure's status too.
 With --beside this checkout and the other one take turns, and the medians of each are printed with their ranges.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
@@ -27,8 +29,12 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
-from batchtune.wire.tfserving.tensors import encode_predict_request
+sys.path += [str(Path(__file__).parents[3])]
+
+from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
+from tests.benchmarks.server.checked_clients import GrpcChannel
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 PREDICT_PATHS = {"gRPC": "/tensorflow.serving.PredictionService/Predict", "REST": "/v1/models/m:predict"}
@@ -91,6 +97,8 @@ def run_case(case: Case, seconds: int, checkout: Path) -> list[str]:
         rows = []
         for protocol, port in ports.items():
             load(case, protocol, port, pid, 1, base)  # warms up
+            if protocol == "gRPC":
+                check_grpc(port)
             rows.append(load(case, protocol, port, pid, seconds, base))
         return rows
 
@@ -153,13 +161,34 @@ def served(case: Case, checkout: Path = HERE) -> Iterator[tuple[dict[str, int], 
             server.wait(20)
 
 
+def request_inputs() -> dict[str, NDArray[np.float32]]:
+    return {"x": np.random.default_rng(1).random((1, 200), dtype=np.float32)}
+
+
+def check_grpc(port: int) -> None:
+    """Raises RuntimeError unless a Predict is answered with one row of y."""
+
+    async def answer() -> tuple[int, bytes, str]:
+        channel = GrpcChannel(port)
+        try:
+            return await channel.ask(
+                "PredictionService/Predict", encode_predict_request("m", "", request_inputs())
+            )
+        finally:
+            channel.close()
+
+    status, message, text = asyncio.run(answer())
+    if status or decode_predict_response(message)["y"].shape != (1, 2):
+        raise RuntimeError(f"a Predict over gRPC was answered by status {status} {text!r}, {message!r}")
+
+
 def load(case: Case, protocol: str, port: int, pid: int, seconds: int, base: Path) -> str:
-    values = np.random.default_rng(1).random((1, 200), dtype=np.float32)
+    inputs = request_inputs()
     url = f"http://127.0.0.1:{port}{PREDICT_PATHS[protocol]}"
     if protocol == "gRPC":
-        command = h2load_command(case, encode_predict_request("m", "", {"x": values}), url, seconds, base)
+        command = h2load_command(case, encode_predict_request("m", "", inputs), url, seconds, base)
     else:
-        command = wrk_command(case, json.dumps({"instances": values.tolist()}), url, seconds, base)
+        command = wrk_command(case, json.dumps({"instances": inputs["x"].tolist()}), url, seconds, base)
     cpu_s = process_cpu_s(pid)
     output = subprocess.run(
         ["taskset", "-c", str(CLIENT_CORE), *command],

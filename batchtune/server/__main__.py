@@ -11,6 +11,7 @@ from importlib.metadata import version
 from batchtune.errors import UsageError
 from batchtune.server.flags import help_text, parse_flags
 from batchtune.server.log import say, say_error
+from batchtune.server.memory import share_one_heap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         for line in command.notes:
             say(line)
+        share_one_heap()  # before a library starts threads
         import uvloop
 
         from batchtune.server.process import ModelServer

@@ -24,6 +24,7 @@ from batchtune.server.backends.registry import load_model
 from batchtune.server.flags import ServerFlags
 from batchtune.server.listening import FrontEnds, listen
 from batchtune.server.log import flush, note, say, say_error, warn
+from batchtune.server.memory import Trimming
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.metrics.loop_lag import LoopLagSampler
@@ -113,6 +114,8 @@ class ModelServer:
         gc.set_threshold(*_GC_THRESHOLDS)
         lag = LoopLagSampler(self._port.run_soon, self._metrics.event_loop_lag)
         lag.start()
+        trimming = Trimming()
+        trimming.start(asyncio.get_running_loop())
         watch = asyncio.ensure_future(self._watch_model_config())
         say(f"{front_ends.addresses()}, ready")
         await stopped
@@ -121,6 +124,7 @@ class ModelServer:
         )
         watch.cancel()
         lag.close()
+        trimming.close()
         await front_ends.drain(_DRAIN_LIMIT_S)
         # A thread of its own: whoever waits for models may hold all those of the loop.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="close") as closer:

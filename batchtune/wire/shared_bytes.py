@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -20,15 +19,10 @@ _START_S = 1.0
 """Without a step, and new since the last sweep, a client is slow."""
 _STEP_BYTES = 1_000
 """Moved at once; a window opened by a byte at a time is no step."""
-_TRIMMED_BYTES_MIN = 2**24
-"""Freed between two sweeps, before they are given back to the system, which takes about 10 ms for 100 MB."""
 _KERNEL_BYTES_MAX = 2**17
 """Of one client's answers, not on their way yet; the default is 4 MB."""
-_LET_GO_S = 0.5
-"""After a sweep, for the transports of those cut off to close."""
 _TIGHT_SHARE = 4
 """A quarter of what idle clients may hold is little; busy ones that read reach it for moments only."""
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps what is freed between other blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +31,10 @@ class SharedLimits:
     `slow_…`: those that move less than BYTES_PER_S_MIN, which are cut off after `patience_s` in any case."""
 
     arriving_bytes_max: int = 2**28
-    slow_arriving_bytes_max: int = 2**23
+    slow_arriving_bytes_max: int = 2**21
     unsent_bytes_max: int = 2**29
     idle_unsent_bytes_max: int = 2**26
-    slow_unsent_bytes_max: int = 2**22
+    slow_unsent_bytes_max: int = 2**21
     patience_s: float = 60.0
 
 
@@ -104,9 +98,6 @@ class ClientBytes:
             self.unsent.note(client, client.unsent_bytes)
         self.arriving.sweep()
         self.unsent.sweep()
-        freed_bytes = self.arriving.take_freed() + self.unsent.take_freed()
-        if freed_bytes > _TRIMMED_BYTES_MIN and _trim is not None:
-            asyncio.get_running_loop().call_later(_LET_GO_S, _trim, 0)
 
     def forget(self, client: Client) -> None:
         """The client is gone."""
@@ -154,8 +145,7 @@ class SharedBytes:
         *,
         outgoing: bool = False,
     ) -> None:
-        self.held_bytes = self._peak_bytes = 0
-        self._cut_bytes = 0  # held by those cut off since this was asked last
+        self.held_bytes = 0
         self._tight_bytes = bounds.idle_bytes_max // _TIGHT_SHARE
         self._accounts: dict[Client, _Account] = {}  # in the order of their last steps
         self._bounds = bounds
@@ -180,7 +170,6 @@ class SharedBytes:
         growth = held_bytes - account.held_bytes
         account.held_bytes = held_bytes
         self.held_bytes += growth
-        self._peak_bytes = max(self._peak_bytes, self.held_bytes)
         if (growth < 0) is self._outgoing:
             account.moved_bytes += abs(growth)
             if abs(growth) >= _STEP_BYTES:
@@ -213,12 +202,6 @@ class SharedBytes:
                 return
             slow_bytes -= self._end(client)
 
-    def take_freed(self) -> int:
-        """How much less is held than at the highest since this was asked last, and by those cut off since."""
-        freed_bytes = self._peak_bytes - self.held_bytes + self._cut_bytes
-        self._peak_bytes, self._cut_bytes = self.held_bytes, 0
-        return freed_bytes
-
     def _make_room(self) -> None:
         """End those that have not moved for longest, while too much is held; only idle ones where the rest has room."""
         bounds = self._bounds
@@ -238,7 +221,6 @@ class SharedBytes:
         if account is None:  # it went with another
             return 0
         self.held_bytes -= account.held_bytes
-        self._cut_bytes += account.held_bytes
         self._cut_off(client)
         return account.held_bytes
 

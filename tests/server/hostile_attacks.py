@@ -53,8 +53,18 @@ def write_models(directory: Path) -> list[str]:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+    """Resident memory, with that of the processes that it has started."""
+    process = Path(f"/proc/{pid}")
+    try:
+        own_mb = int((process / "statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+        children = [
+            int(child)
+            for task in (process / "task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    except OSError:  # a child that has ended meanwhile
+        return 0.0
+    return own_mb + sum(map(rss_mb, children))
 
 
 # A client of gRPC
@@ -364,7 +374,8 @@ def _varint(value: int) -> bytes:
     return encoded + bytes([value])
 
 
-ATTACKS: list[Callable[[Ports], list[socket.socket]]] = [
+Attack = Callable[[Ports], list[socket.socket]]
+ATTACKS: list[Attack] = [
     refused_predicts,
     unread_reflection,
     long_words,

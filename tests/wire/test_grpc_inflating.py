@@ -3,61 +3,179 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
+import sys
+from functools import partial
 
 import pytest
 
-from batchtune.wire.grpc import inflating as grpc_inflating
+from batchtune.wire import inflating
 from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed
+from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import H2Client, ServerUnderTest, grpc_message
+
+GZIPPED = [("grpc-encoding", "gzip")]
 
 
 @pytest.mark.parametrize("size", [100, 2_000_000])
 def test_what_inflates_to_much_is_inflated_off_the_event_loop(size: int) -> None:
     async def scenario() -> None:
-        server = ServerUnderTest(limits=ServerLimits(max_inflated_bytes=2_000_000))
+        pool = Inflating()
+        server = ServerUnderTest(limits=ServerLimits(max_inflated_bytes=2_000_000), inflating=pool)
         client = H2Client(server)
-        stream = client.request(
-            raw=grpc_message(bytes(size), compress=True), extra=[("grpc-encoding", "gzip")]
-        )
-        gone = client.request(
-            raw=grpc_message(bytes(2_000_000), compress=True), extra=[("grpc-encoding", "gzip")]
-        )
-        large = client.request(
-            raw=grpc_message(bytes(2_000_001), compress=True), extra=[("grpc-encoding", "gzip")]
-        )
+        stream = client.request(raw=grpc_message(bytes(size), compress=True), extra=GZIPPED)
+        gone = client.request(raw=grpc_message(bytes(2_000_000), compress=True), extra=GZIPPED)
+        large = client.request(raw=grpc_message(bytes(2_000_001), compress=True), extra=GZIPPED)
         client.h2.reset_stream(gone)
         await client.exchange()
         assert len(server.calls) == (size == 100)
-        await inflated()
+        await inflated(pool)
         await client.exchange()
         assert [call.message for call in server.calls] == [bytes(size)]
         assert client.status(large)["grpc-status"] == "8"
+        assert pool.held_bytes == size
         server.calls[0].reply(b"done")
         await client.exchange()
         assert client.status(stream)["grpc-status"] == "0"
         writer = server.connection._writer
         assert writer is not None
         assert (writer.zombies, writer.held_bytes, len(writer.streams)) == (0, 0, 0)
+        assert (pool.held_bytes, pool.waiting_bytes) == (0, 0)
 
     asyncio.run(scenario())
 
 
-async def inflated() -> None:
-    while grpc_inflating._waiting_bytes:  # noqa: ASYNC110
+async def inflated(pool: Inflating) -> None:
+    while pool.waiting_bytes:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
 def test_compressed_requests_that_wait_to_be_inflated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(grpc_inflating, "_WAITING_BYTES_MAX", 5_000)
-        server = ServerUnderTest()
-        client = H2Client(server)
+        monkeypatch.setattr(inflating, "WAITING_BYTES_MAX", 5_000)
+        pool = Inflating()
+        client = H2Client(ServerUnderTest(inflating=pool))
         body = grpc_message(bytes(2_000_000), compress=True)
         assert len(gzip.compress(bytes(2_000_000))) < 5_000 < 3 * len(body)
-        streams = [client.request(raw=body, extra=[("grpc-encoding", "gzip")]) for _ in range(4)]
+        streams = [client.request(raw=body, extra=GZIPPED) for _ in range(4)]
         await client.exchange()
         assert "8" in {client.status(stream).get("grpc-status") for stream in streams}
-        await inflated()
+        await inflated(pool)
 
     asyncio.run(scenario())
+
+
+def test_nothing_is_inflated_while_what_was_and_is_not_answered_leaves_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(inflating, "HELD_BYTES_MAX", 5_000_000)
+        pool = Inflating()
+        server = ServerUnderTest(limits=ServerLimits(max_inflated_bytes=2_000_000), inflating=pool)
+        client = H2Client(server)
+        for _ in range(10):
+            client.request(raw=grpc_message(bytes(2_000_000), compress=True), extra=GZIPPED)
+        await client.exchange()
+        for answered in range(10):
+            while len(server.calls) < min(2 + answered, 10):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+            assert pool.held_bytes <= 4_000_000
+            server.calls[answered].reply(b"")
+        assert pool.held_bytes == pool.waiting_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_calls_that_wait_for_their_client_to_take_answers_wait_compressed() -> None:
+    async def scenario() -> None:
+        pool = Inflating()
+        server = ServerUnderTest(limits=ServerLimits(max_unsent_bytes=0), inflating=pool)
+        client = H2Client(server, {4: 0})
+        first = client.request(b"x")
+        await client.exchange()
+        server.calls[0].reply(b"an answer that is not taken")
+        await asyncio.sleep(0)
+        client.request(raw=grpc_message(bytes(10_000), compress=True), extra=GZIPPED)
+        await client.exchange()
+        assert (len(server.calls), pool.held_bytes) == (1, 0)
+        client.h2.increment_flow_control_window(1_000, first)
+        await client.exchange()
+        await asyncio.sleep(0)
+        assert (len(server.calls), pool.held_bytes) == (2, 10_000)
+        server.connection.connection_lost(None)
+        server.calls[1].fail("CANCELLED", "")
+        assert pool.held_bytes == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [100_000, 2_000_000])
+def test_what_was_inflated_in_vain_is_not_kept(size: int) -> None:
+    """An exception's frames hold it, and one that refers to itself lives until a collection, which is far away."""
+
+    async def scenario() -> None:
+        pool = Inflating()
+        outcomes: list[str] = []
+        packed = Packed(
+            content=gzip.compress(bytes(2 * size)),
+            wbits=GZIP,
+            bytes_max=size,
+            go_on=lambda outcome, _: outcomes.append(type(outcome).__name__),
+        )
+        gc.collect()
+        before = sys.getrefcount(packed.content)
+        pool.start(packed)
+        while not outcomes:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        after = sys.getrefcount(packed.content)
+        assert (outcomes, after, gc.collect()) == (["TooLargeError"], before, 0)
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+
+
+def test_an_answer_counts_once() -> None:
+    pool = Inflating()
+
+    def go_on(outcome: Outcome, release: object) -> None:
+        assert outcome == b"abc"
+        assert pool.held_bytes == 3
+        assert callable(release)
+        release()
+        release()
+
+    pool.start(Packed(content=gzip.compress(b"abc"), wbits=GZIP, bytes_max=3, go_on=go_on))
+    assert pool.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(gzip.compress(b"abc", mtime=0)[:-1], "cut short"), (b"no gzip", "incorrect header")],
+)
+def test_what_is_no_gzip_says_why(content: bytes, said: str) -> None:
+    outcomes: list[Outcome] = []
+    Inflating().start(
+        Packed(content=content, wbits=GZIP, bytes_max=3, go_on=lambda outcome, _: outcomes.append(outcome))
+    )
+    assert isinstance(outcomes[0], InflateError)
+    assert said in str(outcomes[0])
+
+
+def test_no_memory_is_the_clients_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(inflating, "inflate", partial(no_memory))
+    outcomes: list[Outcome] = []
+    Inflating().start(
+        Packed(content=b"x", wbits=GZIP, bytes_max=3, go_on=lambda outcome, _: outcomes.append(outcome))
+    )
+    assert isinstance(outcomes[0], StatusError)
+    assert outcomes[0].code == "RESOURCE_EXHAUSTED"

@@ -119,7 +119,7 @@ async def test_a_status_error_raised_by_dispatch_is_the_answer() -> None:
         raise StatusError("RESOURCE_EXHAUSTED", "no")
 
     server = ServerUnderTest()
-    server.connection._dispatch = refuse
+    server.connection._held.dispatch = refuse
     client = H2Client(server)
     stream_id, pieces = client.request(), client.request(end_stream=False)
     client.h2.send_data(pieces, b"", end_stream=True)
@@ -771,7 +771,7 @@ async def test_held_calls_are_begun_a_few_at_a_time_and_no_more_of_them_once_ans
     for number in range(40):
         client.request(b"%d" % number)
     await client.exchange()
-    server.connection._held._dispatch = lambda call: (server.calls.append(call), call.reply(b"x" * 2_000))
+    server.connection._held.dispatch = lambda call: (server.calls.append(call), call.reply(b"x" * 2_000))
     await take_all(client)
     assert 0 < len(server.calls) < 40
     assert server.connection.unsent_bytes <= 16 * 2_005 + 10_000
@@ -857,7 +857,7 @@ async def test_a_call_that_the_service_refuses_after_all_fails() -> None:
     client = await behind(server)
     number = client.request()
     await client.exchange()
-    server.connection._held._dispatch = refuse
+    server.connection._held.dispatch = refuse
     await take_all(client)
     assert client.status(number)["grpc-status"] == "14"
 

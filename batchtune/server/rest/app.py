@@ -18,11 +18,12 @@ from batchtune.server.calls.request_counts import RequestMetrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.rest.calls import RestCalls
 from batchtune.server.rest.cors import CORS_HEADERS, check_preflight
-from batchtune.server.rest.gzip_bodies import BodyTooLargeError, deflate, inflate
+from batchtune.server.rest.gzip_bodies import BodyTooLargeError, deflate, plain_body
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.message import Head, KnownHeads, Request
 from batchtune.server.rest.routes import TUNING_PATH, Route, find_route, is_api_path
 from batchtune.server.rest.tuning_api import check_client, in_force, tune
+from batchtune.wire.inflating import GZIP, Inflating, Outcome, Packed
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
 _JSON_TYPE = b"content-type: application/json\r\n"
@@ -31,8 +32,6 @@ _GZIPPED = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
 _PATH_BYTES_MAX = 256  # of those whose route is remembered
 _DEFLATED_BYTES_MIN = 1_024  # a smaller answer fits in one packet as it is
 _DEFLATED_ON_LOOP_MAX = 1 << 16  # 2 ms of the event loop
-_INFLATED_ON_LOOP_MAX = 1 << 10  # gzip makes at most a thousand times as much of it: 1 MB, 2 ms
-_INFLATING_BYTES_MAX = 1 << 26  # of gzip that waits for a thread; a lone body may be larger
 
 _logger = logging.getLogger(__name__)
 Respond = Callable[..., None]
@@ -79,7 +78,7 @@ class RestApi:
         cors = CORS_HEADERS if options.cors else ()
         self.header_lines = _JSON_TYPE + b"".join(b"%b: %b\r\n" % field for field in cors)
         self.tasks: set[asyncio.Task[None]] = set()
-        self._inflating_bytes = 0
+        self._inflating = Inflating()
         self._metrics = metrics
         self._monitoring_path = (options.monitoring_path or "").encode()
 
@@ -101,35 +100,34 @@ class RestApi:
         head = request.head
         if self.options.gzip_answers and head.takes_gzip:
             respond = partial(self._respond_in_gzip, respond)
+        if head.route is None and not self._is_tuning(head, "PUT"):
+            self._or_refuse(lambda: respond(*self._answer(head, peer)), head, respond)
+        elif head.is_gzipped:
+            self._or_refuse(lambda: self._inflate(head, request.body(), peer, respond), head, respond)
+        else:
+            self._or_refuse(lambda: self._start_call(head, request.body(), peer, respond), head, respond)
+
+    def _or_refuse(self, start: Callable[[], None], head: Head, respond: Respond) -> None:
+        """Start to answer, or tell the client why not."""
         try:
-            if head.route is not None or self._is_tuning(head, "PUT"):
-                self._start_with_body(request, peer, respond)
-            else:
-                respond(*self._answer(head, peer))
+            start()
         except (StatusError, BodyTooLargeError) as error:
             respond(*_failure(error))
         except Exception:
             _logger.exception("%s %s failed", head.method, head.target[:_PATH_BYTES_MAX])
             respond(500, error_answer(FAULT))
 
-    def _start_with_body(self, request: Request, peer: str, respond: Respond) -> None:
-        head, body = request.head, request.body()
-        if not head.is_gzipped:
-            self._start_call(head, body, peer, respond)
-        elif len(body) <= _INFLATED_ON_LOOP_MAX:
-            self._start_call(head, inflate(body, self._inflated_bytes_max), peer, respond)
-        else:
-            self._spawn(self._inflate_and_start(head, body, peer, respond), respond)
+    def _inflate(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
+        """Inflate a body, now or later, and start its call."""
+        bytes_max = min(self.options.body_bytes_max, self.options.inflated_bytes_max)
 
-    async def _inflate_and_start(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
-        if self._inflating_bytes and self._inflating_bytes + len(body) > _INFLATING_BYTES_MAX:
-            raise StatusError("RESOURCE_EXHAUSTED", "Too many gzipped bodies wait to be inflated")
-        self._inflating_bytes += len(body)
-        try:
-            plain = await asyncio.to_thread(inflate, body, self._inflated_bytes_max)
-        finally:
-            self._inflating_bytes -= len(body)
-        self._start_call(head, plain, peer, respond)
+        def go_on(outcome: Outcome, release: Callable[[], None]) -> None:
+            answer = partial(_release_and_respond, release, respond)
+            self._or_refuse(
+                lambda: self._start_call(head, plain_body(outcome, bytes_max), peer, answer), head, answer
+            )
+
+        self._inflating.start(Packed(content=body, wbits=GZIP, bytes_max=bytes_max, go_on=go_on))
 
     def _start_call(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
         tuning = self.options.tuning
@@ -184,10 +182,6 @@ class RestApi:
         else:
             self._spawn(_deflate_and_respond(respond, status, answer, (*lines, _GZIPPED)), respond)
 
-    @property
-    def _inflated_bytes_max(self) -> int:
-        return min(self.options.body_bytes_max, self.options.inflated_bytes_max)
-
 
 def make_app(repository: Models, metrics: RenderedMetrics, *, options: RestOptions | None = None) -> RestApi:
     """Make the REST API."""
@@ -203,6 +197,11 @@ async def _deflate_and_respond(
     respond: Respond, status: int, answer: bytes, lines: tuple[bytes, ...]
 ) -> None:
     respond(status, await asyncio.to_thread(deflate, answer), *lines)
+
+
+def _release_and_respond(release: Callable[[], None], respond: Respond, *answer: Any) -> None:
+    release()
+    respond(*answer)
 
 
 def _failure(error: BaseException) -> tuple[int, bytes]:

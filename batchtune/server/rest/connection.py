@@ -18,7 +18,6 @@ from batchtune.server.rest.routes import Route
 from batchtune.wire.shared_bytes import ClientBytes
 
 _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our answers
-_PIECE_BYTES = 1 << 14  # parsed at once: at most some 600 requests, which are answered before the next piece
 _ANSWERS_PER_TURN = 16  # of pipelined requests, before other connections have their turn
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
 _LINGER_S = 2.0  # for a client that still sends to read why it was refused
@@ -281,8 +280,9 @@ class RestConnection(asyncio.Protocol):
                 started += 1
                 self._start(ready.popleft())
             elif self._unparsed:
-                piece = self._unparsed[:_PIECE_BYTES]
-                del self._unparsed[:_PIECE_BYTES]
+                piece_bytes = self._parser.piece_bytes
+                piece = self._unparsed[:piece_bytes]
+                del self._unparsed[:piece_bytes]
                 self._unparsed[:0] = self._parser.feed(piece)
                 if self._parser.ended:
                     self._unparsed.clear()

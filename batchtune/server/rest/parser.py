@@ -15,6 +15,11 @@ import httptools
 from batchtune.server.rest.message import NOTED_FIELDS, Head, Request, origin_form
 from batchtune.wire.shared_bytes import SharedLimits
 
+_PIECE_BYTES = 1 << 14
+_CHUNKED_PIECE_BYTES = 1 << 12
+_AHEAD_BYTES = 1 << 9
+"""Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is answered."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestLimits:
@@ -61,6 +66,16 @@ class RequestParser:
         self._field_count = self._head_bytes = 0
         self._events = self._quiet_bytes = 0  # what the parser has reported, and the bytes since
         self._upgrading: Head | None = None
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much to feed next: of a body what is left of it, and little of what follows."""
+        request = self._request
+        if request is None:
+            return _AHEAD_BYTES
+        if request.head.body_bytes < 0:
+            return _CHUNKED_PIECE_BYTES
+        return min(_PIECE_BYTES, request.head.body_bytes - request.size + _AHEAD_BYTES)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
         """Parse; gives what is to be fed next, before all else that has arrived."""

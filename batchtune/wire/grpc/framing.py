@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from urllib.parse import quote, unquote_to_bytes
 
+from batchtune.wire import inflating
 from batchtune.wire.http2.frames import error_name
 from batchtune.wire.status import GRPC_CODES, StatusError
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 
-
+_WBITS = {"gzip": inflating.GZIP, "deflate": 15}
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _TIMEOUT_LARGEST = 99_999_999
 _OK_IN_GRPC_MESSAGE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
@@ -78,20 +78,27 @@ def status_of_reset(error_code: int) -> tuple[int, str]:
 
 def inflate(message: bytes, encoding: str, message_bytes_max: int) -> bytes:
     """Decompress a message; raises StatusError for an unknown encoding, broken bytes or too large a result."""
-    if encoding not in {"gzip", "deflate"}:
-        known = "a message is flagged as compressed" if encoding in {"", "identity"} else "unknown encoding"
-        code = "INTERNAL" if encoding in {"", "identity"} else "UNIMPLEMENTED"
-        raise StatusError(code, f"{known}: grpc-encoding is {encoding or 'absent'!r}")
-    stream = zlib.decompressobj(wbits=31 if encoding == "gzip" else 15)
+    wbits = wbits_of(encoding)
     try:
-        inflated = stream.decompress(message, message_bytes_max + 1)
-    except zlib.error as error:
-        raise StatusError("INTERNAL", f"a compressed message cannot be decompressed: {error}") from error
-    if len(inflated) > message_bytes_max:
-        raise too_large(len(inflated), message_bytes_max)
-    if not stream.eof:
-        raise StatusError("INTERNAL", "a compressed message is cut short")
-    return inflated
+        return inflating.inflate(message, wbits, message_bytes_max)
+    except inflating.InflateError as error:
+        raise inflate_failure(error, message_bytes_max) from error
+
+
+def wbits_of(encoding: str) -> int:
+    """What zlib is to expect of a grpc-encoding; raises StatusError for an unknown one."""
+    if encoding in _WBITS:
+        return _WBITS[encoding]
+    known = "a message is flagged as compressed" if encoding in {"", "identity"} else "unknown encoding"
+    code = "INTERNAL" if encoding in {"", "identity"} else "UNIMPLEMENTED"
+    raise StatusError(code, f"{known}: grpc-encoding is {encoding or 'absent'!r}")
+
+
+def inflate_failure(error: inflating.InflateError, message_bytes_max: int) -> StatusError:
+    """What a peer hears of a message that cannot be decompressed."""
+    if isinstance(error, inflating.TooLargeError):
+        return too_large(message_bytes_max + 1, message_bytes_max)
+    return StatusError("INTERNAL", f"a compressed message cannot be decompressed: {error}")
 
 
 def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:

@@ -27,13 +27,13 @@ class HeldCalls:
 
     __slots__ = (
         "_calls",
-        "_dispatch",
         "_has_taken",
         "_is_behind",
         "_is_due",
         "_limits",
         "_unsent",
         "_unsent_bytes",
+        "dispatch",
         "held_bytes",
     )
 
@@ -41,29 +41,29 @@ class HeldCalls:
         self, dispatch: Callable[[GrpcCall], None], limits: ServerLimits, unsent: SharedBytes
     ) -> None:
         self.held_bytes = 0
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._limits = limits
         self._unsent = unsent
-        self._calls: deque[GrpcCall] = deque()
+        self._calls: deque[tuple[GrpcCall, Callable[[GrpcCall], None] | None]] = deque()
         self._is_behind = False  # the client, with its answers
         self._is_due = False  # that we go on
         self._unsent_bytes = 0
         self._has_taken = False  # answers that had to wait
 
-    def begin(self, call: GrpcCall) -> None:
-        """Hand a call whose message is whole to the service, now or once the client has taken answers.
+    def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
+        """Start a call whose message is whole, now or once the client has taken answers; by default, hand it over.
 
         Raises:
             StatusError: too much waits, or the service refuses the call.
         """
         if not self._is_behind and not self._calls and (self._has_taken or not self._unsent.is_tight):
-            self._dispatch(call)
+            (start or self.dispatch)(call)
             return
         held_bytes = self.held_bytes + len(call.message) + _CALL_BYTES
         if held_bytes > self._limits.max_buffered_bytes:
             raise StatusError("RESOURCE_EXHAUSTED", _TOO_MANY)
         self.held_bytes = held_bytes
-        self._calls.append(call)
+        self._calls.append((call, start))
         self._go_on_soon()
 
     def note_unsent(self, unsent_bytes: int) -> None:
@@ -81,7 +81,7 @@ class HeldCalls:
         """Fail every call that waits."""
         calls = list(self._calls)
         self.forget()
-        for call in calls:
+        for call, _ in calls:
             call.fail("RESOURCE_EXHAUSTED", message)
 
     def forget(self) -> None:
@@ -99,7 +99,7 @@ class HeldCalls:
         for _ in range(min(_CALLS_PER_TURN, len(self._calls))):
             if self._is_behind:
                 return
-            call = self._calls.popleft()
+            call, start = self._calls.popleft()
             self.held_bytes -= len(call.message) + _CALL_BYTES
-            hand_over(call, self._dispatch)
+            hand_over(call, start or self.dispatch)
         self._go_on_soon()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from batchtune.wire.grpc.framing import MessageBuffer
+from batchtune.wire.grpc.held_calls import HeldCalls
 from batchtune.wire.grpc.inflating import inflate_call
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.grpc.server_writer import AnswerWriter
 from batchtune.wire.http2 import frames as h2
+from batchtune.wire.inflating import Inflating
 from batchtune.wire.status import StatusError
 
 WINDOW_UPDATE_AT = 2**30
@@ -21,7 +21,8 @@ def take_data(
     stream: GrpcCall | GrpcStream,
     payload: bytes,
     limits: ServerLimits,
-    dispatch: Callable[[GrpcCall], None],
+    inflating: Inflating,
+    held: HeldCalls,
 ) -> None:
     """Cut DATA into messages and hand on what is complete; what cannot be taken ends the call with a status."""
     try:
@@ -29,7 +30,12 @@ def take_data(
         if isinstance(stream, GrpcStream):
             _feed_stream(stream, messages)
         else:
-            _take_unary(writer, stream, buffer, messages, limits, dispatch)
+            _take_unary(writer, stream, buffer, messages)
+            if stream.half_closed and buffer.compressed:
+                bytes_max = min(limits.max_inflated_bytes, limits.max_message_bytes)
+                held.begin(stream, lambda call: inflate_call(call, inflating, bytes_max, held.dispatch))
+            elif stream.half_closed:
+                held.begin(stream)
     except StatusError as error:
         if isinstance(stream, GrpcStream):
             stream.finish(error.code, error.message)
@@ -61,14 +67,7 @@ def _cut(
     return messages, buffer
 
 
-def _take_unary(
-    writer: AnswerWriter,
-    call: GrpcCall,
-    buffer: MessageBuffer,
-    messages: list[bytes],
-    limits: ServerLimits,
-    dispatch: Callable[[GrpcCall], None],
-) -> None:
+def _take_unary(writer: AnswerWriter, call: GrpcCall, buffer: MessageBuffer, messages: list[bytes]) -> None:
     if buffer.completed > 1 or (call.half_closed and not buffer.completed):
         raise StatusError("UNIMPLEMENTED", f"a unary call with {buffer.completed} messages; one was expected")
     if messages:
@@ -76,10 +75,6 @@ def _take_unary(
     if call.half_closed:
         writer.held_bytes -= buffer.held_bytes
         call.buffer = None
-        if buffer.compressed:
-            inflate_call(call, min(limits.max_inflated_bytes, limits.max_message_bytes), dispatch)
-        else:
-            dispatch(call)
 
 
 def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import Dispatch, GrpcServerConnection, StreamServices
 from batchtune.wire.grpc.server_limits import ServerLimits
+from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, bound_unsent
 
 
@@ -25,6 +26,7 @@ class GrpcServer:
         self._all_closed = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._client_bytes = ClientBytes(limits.shared)
+        self._inflating = Inflating()
 
     @property
     def port(self) -> int:
@@ -70,6 +72,7 @@ class GrpcServer:
             streams=self._streams,
             on_closed=self._note_closed,
             client_bytes=self._client_bytes,
+            inflating=self._inflating,
         )
 
     def _note_closed(self) -> None:

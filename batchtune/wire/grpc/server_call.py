@@ -50,11 +50,16 @@ def failure_pieces(code: str, message: str, *, trailers_only: bool) -> tuple[byt
     return h2.header_frames(encode_block(fields, opens_table=trailers_only), h2.END_STREAM)
 
 
-class AnswerSink(Protocol):
-    """The connection, as calls and streams see it; all methods belong to the event loop's thread."""
+class CallSink(Protocol):
+    """The connection, as calls see it; all methods belong to the event loop's thread."""
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None: ...
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None: ...
+
+
+class AnswerSink(CallSink, Protocol):
+    """The connection, as streams see it."""
+
     def send_message(self, stream: GrpcStream, message: bytes) -> None: ...
     def send_end(self, stream: GrpcStream) -> None: ...
 
@@ -79,7 +84,7 @@ class GrpcCall:
         "stream_id",
     )
 
-    def __init__(self, sink: AnswerSink, stream_id: int, head: RequestHead, deadline_ns: int | None) -> None:
+    def __init__(self, sink: CallSink, stream_id: int, head: RequestHead, deadline_ns: int | None) -> None:
         self.sink = sink
         self.stream_id = stream_id
         self.head = head

@@ -27,6 +27,7 @@ from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, PeerError
 from batchtune.wire.http2.header_blocks import EMPTY_TABLE, decode_block, new_decoder
 from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
+from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
 from batchtune.wire.status import StatusError
 
@@ -58,12 +59,14 @@ class GrpcServerConnection(asyncio.Protocol):
         streams: StreamServices | None = None,
         on_closed: Callable[[], None] | None = None,
         client_bytes: ClientBytes | None = None,
+        inflating: Inflating | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
         self._connections = connections
         self._streams = streams or {}
         self._on_closed = on_closed
         self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
+        self._inflating = inflating or Inflating()
         self._held = HeldCalls(dispatch, self._limits, self._client_bytes.unsent)
         self._dispatch = self._held.begin
         self._arriving_noted = False
@@ -149,11 +152,8 @@ class GrpcServerConnection(asyncio.Protocol):
     @property
     def arriving_bytes(self) -> int:
         """Count what is held of requests that are not whole, and of those that wait for answers to be taken."""
-        writer = self._writer
-        if writer is None:
-            return 0
-        cut_bytes = len(self._partial.held) + self._block.held_bytes
-        return cut_bytes + writer.held_bytes + writer.idle_bytes + self._held.held_bytes
+        cut_bytes = len(self._partial.held) + self._block.held_bytes + self._held.held_bytes
+        return 0 if self._writer is None else cut_bytes + self._writer.held_bytes + self._writer.idle_bytes
 
     @property
     def unsent_bytes(self) -> int:
@@ -331,7 +331,7 @@ class GrpcServerConnection(asyncio.Protocol):
             stream.half_closed = True
         elif not payload:
             self._count_control_frame()
-        take_data(writer, stream, payload, self._limits, self._dispatch)
+        take_data(writer, stream, payload, self._limits, self._inflating, self._held)
 
     def _read_other(
         self, writer: AnswerWriter, kind: int, flags: int, stream_id: int, payload: bytes

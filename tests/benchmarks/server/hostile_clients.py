@@ -3,10 +3,11 @@
     python tests/benchmarks/server/hostile_clients.py [--only unread_grpc] [--settle 25]
 
 For each attack a server of its own (its real process, emulated models of no device time) and an innocent client in a
-process of its own, one request of REST and one of gRPC every 10 ms. Printed: resident memory above that before the
-attack, at its highest, `--settle` seconds after the last byte while the attackers' connections are open, and once they
-are closed; the innocent's p50, p99 and longest wait before the attack and during it. Bars: at most 10 MB kept; no
-request of ≤ 1 MB delays another by more than 50 ms.
+process of its own: a Predict over gRPC, one over REST and the model's status every 10 ms. Printed: resident memory above
+that before the attack, child processes included, at its highest, `--settle` seconds after the last byte while the
+attackers' connections are open, and once they are closed; the innocent's p50, p99 and longest wait before the attack and
+during it. A status waits for the event loop only, a Predict also for the requests in the queue before it. Bars: at most
+10 MB kept; no request of ≤ 1 MB delays another by more than 50 ms.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tests.server.hostile_attacks import (
 from tests.server.server_process import ServerProcess
 
 PAUSE_S = 0.01
+STATUS = b"GET /v1/models/m HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
         run_innocent(Ports(*options.innocent))
         return
     print(
-        f"{'attack':20}{'s':>6}{'MB peak':>9}{'kept':>7}{'closed':>8}   p50/p99/max ms, alone and meanwhile: gRPC, REST"
+        f"{'attack':20}{'s':>6}{'MB peak':>9}{'kept':>7}{'closed':>8}   p50/p99/max ms, alone and meanwhile: gRPC, REST, status"
     )
     for attack in ATTACKS:
         if options.only in attack.__name__:
@@ -66,6 +68,7 @@ def measure(attack: Any, settle_s: float) -> str:
         flags = write_models(Path(directory))
         with ServerProcess(None, *flags) as server:
             ports = Ports(server.grpc_port, server.rest_port)
+            start_reading_process(ports)
             alone = innocent_beside(ports, lambda: time.sleep(3))
             before_mb = rss_mb(server.pid)
             peak = Peak(server.pid)
@@ -84,6 +87,14 @@ def measure(attack: Any, settle_s: float) -> str:
         f"{protocol} {in_words(alone[protocol])} -> {in_words(meanwhile[protocol])}" for protocol in alone
     )
     return f"{attack.__name__:20}{took_s:6.1f}{peak_mb:9.1f}{kept_mb:7.1f}{closed_mb:8.1f}   {waits}"
+
+
+def start_reading_process(ports: Ports) -> None:
+    """Ask for one large REST body to be read: the process that does that stays, and counts as there before."""
+    with connect(ports.rest) as client:
+        rows = b", ".join([b"[0.0, 0.0]"] * 20_000)
+        client.sendall(post("/v1/models/m:predict", b'{"instances": [%b]}' % rows))
+        read_http(client)
 
 
 class Peak:
@@ -122,8 +133,8 @@ def run_innocent(ports: Ports) -> None:
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     message = encode_predict_request("m", "", ROW)
-    request = post("/v1/models/m:predict", b'{"instances": [[0.0, 0.0]]}')
-    waits: dict[str, list[float]] = {"gRPC": [], "REST": []}
+    asked = {"REST": post("/v1/models/m:predict", b'{"instances": [[0.0, 0.0]]}'), "status": STATUS}
+    waits: dict[str, list[float]] = {"gRPC": [], **{what: [] for what in asked}}
     stream_id = 1
     with connect_grpc(ports.grpc) as by_grpc, connect(ports.rest) as by_rest:
         while not ended.is_set():
@@ -131,10 +142,11 @@ def run_innocent(ports: Ports) -> None:
             by_grpc.sendall(head(stream_id) + data(stream_id, message))
             read_answers(by_grpc, 1)
             waits["gRPC"].append(1000 * (time.perf_counter() - began_s))
-            began_s = time.perf_counter()
-            by_rest.sendall(request)
-            read_http(by_rest)
-            waits["REST"].append(1000 * (time.perf_counter() - began_s))
+            for what, request in asked.items():
+                began_s = time.perf_counter()
+                by_rest.sendall(request)
+                read_http(by_rest)
+                waits[what].append(1000 * (time.perf_counter() - began_s))
             if stream_id == 1:
                 print(flush=True)
             stream_id += 2

@@ -20,7 +20,7 @@ import pytest
 import requests
 
 from batchtune.server.rest.message import Head, Request
-from batchtune.server.rest.parser import RestLimits
+from batchtune.server.rest.parser import RequestParser, RestLimits
 from tests.server.server_fakes import FakeServable, RunningRest, running_rest
 
 PREDICT = "/v1/models/m:predict"
@@ -182,12 +182,13 @@ def test_gzipped_bodies_that_wait_to_be_inflated_are_bounded(rest: RunningRest) 
     packed = gzip.compress(np.random.default_rng(1).bytes(5_000))
     statuses = []
     for waiting_bytes in (1 << 26, 0):
-        rest.api._inflating_bytes = waiting_bytes
+        rest.api._inflating.waiting_bytes = waiting_bytes
         answer = requests.post(
             rest.url + PREDICT, data=packed, headers={"Content-Encoding": "gzip"}, timeout=10
         )
         statuses.append(answer.status_code)
-        assert rest.api._inflating_bytes == waiting_bytes
+        assert rest.api._inflating.waiting_bytes == waiting_bytes
+        assert rest.api._inflating.held_bytes == 0
     assert statuses == [429, 400]
 
 
@@ -508,3 +509,31 @@ def test_a_body_of_tiny_pieces_takes_little_more_than_its_bytes() -> None:
     for pieces in (1, 2):
         short.add(b"ab")
         assert short.body() == b"ab" * pieces
+
+
+CHUNKED = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("requests_", "waiting_max"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n" * 2_000, 30),
+        (REQUEST.replace(b"20", b"40000", 1).replace(b'{"', b" " * 39_980 + b'{"') * 3 + STATUS * 500, 30),
+        (CHUNKED * 500, 90),
+    ],
+    ids=["heads", "bodies", "chunks"],
+)
+def test_few_requests_are_parsed_before_their_turn(requests_: bytes, waiting_max: int) -> None:
+    """A parsed one takes 0.5 kB, and of a client that takes no answers they stay."""
+    parser = RequestParser(
+        limits=RestLimits(), body_bytes_max=1 << 20, on_head=lambda _: None, now_s=time.monotonic
+    )
+    unparsed, parsed, waiting = bytearray(requests_), 0, 0
+    while unparsed:
+        piece = unparsed[: parser.piece_bytes]
+        del unparsed[: len(piece)]
+        parser.feed(piece)
+        waiting, parsed = max(waiting, len(parser.ready)), parsed + len(parser.ready)
+        parser.ready.clear()
+    assert parsed == requests_.count(b" / ") + requests_.count(b"/v1/")
+    assert waiting <= waiting_max

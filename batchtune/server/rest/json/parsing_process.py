@@ -9,6 +9,7 @@ read on the loop.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -16,12 +17,14 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
 from batchtune.server.calls.classification import example_inputs
+from batchtune.server.memory import share_one_heap, trim
 from batchtune.server.rest.json.example_request import parse_examples
 from batchtune.server.rest.json.predict_request import parse_predict
 from batchtune.wire.signature import Signature
@@ -29,6 +32,7 @@ from batchtune.wire.status import FAULT, StatusError
 
 PREDICT_ON_LOOP_BYTES_MAX = 128 << 10
 EXAMPLES_ON_LOOP_BYTES_MAX = 32 << 10
+_TRIMMED_BYTES_MIN = 1 << 20  # of a body after which the process lets go of memory: 5 ms
 _WAITING_BYTES_MAX = 256 << 20  # of bodies: four of the largest that are taken by default
 
 _Read = TypeVar("_Read")
@@ -78,6 +82,9 @@ class LargeBodies:
                 pool = ProcessPoolExecutor(1, mp_context=context, initializer=_live_with_the_server)
                 self._pool = pool
             outcome = await asyncio.get_running_loop().run_in_executor(pool, read, body, *arguments)
+            if len(body) > _TRIMMED_BYTES_MIN:
+                with suppress(RuntimeError):  # the pool has ended
+                    pool.submit(trim)  # its queue, too, holds what it sent until it sends something else
         except BrokenProcessPool as error:  # killed for its memory, say; the next body starts another
             if self._pool is pool:
                 self.close()
@@ -125,6 +132,8 @@ def find_signature(signatures: Mapping[str, Signature] | Refusal, name: str) -> 
 def _live_with_the_server() -> None:
     """Leave Ctrl-C to the server, and end when it ends, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    share_one_heap()
+    gc.freeze()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()

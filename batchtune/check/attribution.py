@@ -28,6 +28,9 @@ SIZE_MOVED: Final = 0.05
 HOST_MOVED: Final = 0.25
 """Where the host disturbed so many more of one side's runs, it may be the cause."""
 
+TOLD: Final = 3
+"""Parts that the text names: those that moved most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -92,7 +95,8 @@ def _cause(
 def _text(cause: Cause, parts: Sequence[Part]) -> str:
     if not parts:
         return "the server tells nothing of its batches, so where it comes from is not known"
-    told = [_part_text(part) for part in parts if _moved(part, MOVED)]
+    largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:TOLD]
+    told = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
     moved = "; ".join(told) if told else "no mean moved by more than 2 %"
     match cause:
         case "tail":

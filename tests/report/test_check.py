@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.check.gate import Gate
+from batchtune.check.attribution import attribute
+from batchtune.check.gate import Gate, default_gates
 from batchtune.check.paired import Conclusion, judge_fixed
 from batchtune.report.gate.statement import headline, print_check
-from tests.check.check_fakes import account, regressed, slower_blocks
+from tests.check.check_fakes import account, measurement, moved, regressed, slower_blocks
 
 
 def printed(checked) -> str:
@@ -28,6 +29,22 @@ def test_a_regression_reads_in_fifteen_lines():
     assert "Why   compute" in text
     assert len(text.rstrip().splitlines()) <= 15
     assert "10 blocks, one look" in " ".join(text.split())
+
+
+def test_five_gates_read_in_fifteen_lines_too():
+    figures = ("throughput", "p95", "p99", "errors", "cpu")
+    blocks = [
+        {name: (0.5, 0.5 + 0.2 * (name == "p95") + 0.001 * (block % 3)) for name in figures}
+        for block in range(10)
+    ]
+    conclusion = replace(judge_fixed(default_gates("throughput"), blocks), fresh_blocks=10, confirms=True)
+    attribution = attribute(
+        [measurement()] * 6,
+        [moved(execution_s_by_rows={16: 0.003}, queue_wait_mean_s=0.002, server_cpu_s=0.5)] * 6,
+    )
+    text = printed(account(conclusion, attribution=attribution))
+    assert text.startswith("REGRESSED")
+    assert len(text.rstrip().splitlines()) <= 15, text
 
 
 def test_an_open_check_says_what_would_settle_it():

@@ -43,6 +43,7 @@ def print_check(account: Account, *, stream: TextIO | None = None) -> None:
         table = table_of(*(head.format(**_names(account)) for head in HEADINGS))
         for row in gate_rows(account.conclusion):
             table.add_row(*row)
+        table.show_edge = False
         print_table(console, table)
     for line in closing_lines(account):
         tell(line)
@@ -90,19 +91,17 @@ def closing_lines(account: Account) -> list[str]:
 def test_text(account: Account) -> str:
     """What was measured, and with which error rate."""
     conclusion = account.conclusion
-    over = f"over all {counted(len(conclusion.findings), 'gate')}"
+    over = f"over {counted(len(conclusion.findings), 'gate')}"
     rate = percentage(conclusion.error_rate)
     if not conclusion.confirms:
         return (
             f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."
         )
-    fresh = ""
-    if conclusion.fresh_blocks:
-        fresh = f" and {conclusion.fresh_blocks} fresh ones of servers started anew"
+    fresh = f" and {conclusion.fresh_blocks} fresh ones" if conclusion.fresh_blocks else ""
     return (
         f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
-        f"{rounded_duration(account.seconds)}. Of equal servers at most {rate} are flagged {over} and looks; they "
-        "fail only if fresh blocks agree."
+        f"{rounded_duration(account.seconds)}. Of equal servers at most {rate} are flagged {over}, and fail only if "
+        "fresh blocks agree."
     )
 
 

@@ -169,9 +169,14 @@ def _gain(answer: BatchingAnswer) -> str:
         case "not measured":
             return "not measured."
         case "not distinguishable":
-            if _within(pair.ratio, policy.HARDLY):
+            if makes_no_difference(answer):
                 return f"batching makes no difference worth having: {gain}."
             return f"{counted(pair.blocks, 'block')} cannot tell whether batching helps: {gain}."
+
+
+def makes_no_difference(answer: BatchingAnswer) -> bool:
+    """Whether it is known that what batching gains or costs is hardly anything."""
+    return answer.helps == "not distinguishable" and _within(answer.pair.ratio, policy.HARDLY)
 
 
 def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:

@@ -13,7 +13,7 @@ from batchtune.archive.run import COMPARISON, LEDGER, Run, create_run
 from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.report.html.comparison_figures import typical_run
-from batchtune.report.html.comparison_page import arms_of_runs, comparison_document
+from batchtune.report.html.comparison_page import _best, _variants, arms_of_runs, comparison_document
 from batchtune.report.html.load_figures import Point, against_load, few_of
 from batchtune.report.html.load_page import load_document
 from batchtune.report.html.noise_figures import detectable, differences
@@ -25,6 +25,7 @@ from batchtune.report.units import percent
 from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.scenario.spec.scenario import SloSpec
 from batchtune.tune.compare.noise_floor import ARMS, arms_of, noise_floor
+from batchtune.tune.compare.result import summarise
 from batchtune.tune.compare.variant import runs_of
 from tests.recommend.test_recommendation import SCENARIO
 from tests.report.pages import (
@@ -81,6 +82,19 @@ def test_a_comparison_answers_on_its_first_screen(pair):
     assert re.match(r"×1\.[45]\d* throughput \| ×1\.[45]\d* \[", answers["By how much?"])
     assert answers["How sure is that?"].startswith("Told apart | 7 blocks")
     assert "1 trial repeated because the host was noisy" in answers["How sure is that?"]
+
+
+def test_a_difference_known_to_be_hardly_any_is_called_that_in_headline_and_words(tmp_path):
+    document = comparison_document(two_arms_run(tmp_path, PAIR, blocks=10, gain=1.0, kind="compare"))
+    assert told(document)["Does batching help?"].startswith("No difference worth having | ")
+    assert "batching makes no difference worth having" in section_of(document, "words").paragraphs[0]
+
+
+def test_nothing_is_called_best_where_no_pair_says_anything(pair):
+    comparison = summarise(pair.ledger(), _variants(pair))
+    spoilt = [replace(each, outcome="client-limited") for each in comparison.pairs]
+    answer = _best(replace(comparison, pairs=tuple(spoilt), answers=()))
+    assert (answer.headline, answer.tone) == ("Not known", "bad")
 
 
 def test_a_comparison_of_many_variants_answers_for_each_size_of_request(compared):

@@ -17,6 +17,7 @@ from batchtune.report.comparison import (
     bounded,
     comparison_rows,
     host_lines,
+    makes_no_difference,
     pair_sentence,
     requests_text,
     small_print,
@@ -155,8 +156,10 @@ def _answers(comparison: Comparison) -> tuple[Answer, ...]:
 
 
 def _batching(answers: Sequence[BatchingAnswer]) -> Answer:
-    verdicts = {answer.helps for answer in answers}
+    verdicts = {(answer.helps, makes_no_difference(answer)) for answer in answers}
     headline, tone = _HELPS[answers[0].helps] if len(verdicts) == 1 else ("It depends", "open")
+    if all(map(makes_no_difference, answers)):
+        headline = "No difference worth having"
     if len(answers) == 1:
         answer = answers[0]
         lines = [f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}"]
@@ -176,6 +179,9 @@ def _best(comparison: Comparison) -> Answer:
         best = max(told, key=_gain)
         lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
         return Answer(question="Which is best?", headline=best.variant, lines=lines, tone="good")
+    if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
+        why = short_lines([pair_sentence(pair) for pair in comparison.pairs])
+        return Answer(question="Which is best?", headline="Not known", lines=why, tone="bad")
     baseline = comparison.variants[0].name
     lines = (f"None is told to be better than {baseline}.",)
     return Answer(question="Which is best?", headline=baseline, lines=lines, tone="open")

@@ -24,14 +24,14 @@ def paired_figures(trials: Sequence[Trial], *, baseline: str, candidate: str) ->
 
 
 def run_figures(trial: Trial) -> Mapping[Metric, float]:
-    """Every figure of one run; nan where it was not measured."""
+    """Every figure of one run; nan where it was not measured. The capacity of a run that held no rate is 0."""
     measured = trial.measurement
     if measured is None:
         return dict.fromkeys(METRICS, math.nan)
-    capacity = math.nan if trial.objective is None else trial.objective.value
+    held_none = 0.0 if trial.state == "complete" else math.nan
     return {
         "throughput": measured.throughput_rps.value,
-        "capacity": capacity,
+        "capacity": held_none if trial.objective is None else trial.objective.value,
         "p50": measured.latency_s["p50"].value,
         "p95": measured.latency_s["p95"].value,
         "p99": measured.latency_s["p99"].value,

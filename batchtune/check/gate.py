@@ -35,7 +35,7 @@ OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
 
 _LOWER_IS_WORSE: Final = frozenset({"throughput", "capacity"})
 _FARTHEST: Final = math.log(1000.0)
-"""A quantile beyond the last good answer is infinite: it counts as a thousand times worse."""
+"""A quantile beyond the last good answer is infinite, a rate that none holds is 0: a thousand times worse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,13 @@ class Gate:
 
     def worsening(self, before: float, after: float) -> float:
         """How much worse `after` is: above 0 for worse. A logarithm of a ratio, of errors the difference; nan where
-        either is not known."""
+        either is not known, or both are 0 or infinite. A rate of 0 on one side is the farthest change."""
         if math.isnan(before) or math.isnan(after):
             return math.nan
         if self.is_absolute:
             return after - before
+        if self.metric in _LOWER_IS_WORSE and (before == 0.0) != (after == 0.0):
+            return _FARTHEST if after == 0.0 else -_FARTHEST
         if before <= 0.0 or after <= 0.0 or (math.isinf(before) and math.isinf(after)):
             return math.nan
         log_ratio = _log(after) - _log(before)

@@ -7,7 +7,9 @@ import math
 import pytest
 
 from batchtune.check.block_figures import paired_figures, run_figures
-from tests.check.check_fakes import measurement, moved, trial
+from batchtune.check.gate import Gate
+from batchtune.check.paired import judge_fixed
+from tests.check.check_fakes import exactly, measurement, moved, trial
 
 
 def test_cpu_is_counted_for_each_request_of_the_servers_own_account():
@@ -31,7 +33,18 @@ def test_what_a_server_does_not_tell_is_not_known():
     figures = run_figures(trial("main", 1, measurement(None)))
     assert math.isnan(figures["cpu"])
     assert math.isnan(figures["gpu"])
-    assert math.isnan(figures["capacity"])
+
+
+def test_a_capacity_that_collapsed_in_some_blocks_stays_in_its_gate():
+    assert math.isnan(run_figures(trial("new", 1, state="failed"))["capacity"])
+    trials = [
+        trial(name, block, objective=None if name == "new" and block > 2 else exactly(500.0))
+        for block in range(1, 13)
+        for name in ("main", "new")
+    ]
+    blocks = paired_figures(trials, baseline="main", candidate="new")
+    assert blocks[-1]["capacity"] == (500.0, 0.0)
+    assert judge_fixed([Gate(metric="capacity", margin=0.05)], blocks).verdict == "REGRESSED"
 
 
 def test_gpu_seconds_are_its_busy_time():

@@ -36,6 +36,14 @@ def test_a_quantile_beyond_all_answers_is_a_thousand_times_worse_and_two_of_them
     assert math.isnan(gate.worsening(0.0, 1.0))
 
 
+def test_a_rate_that_none_holds_is_the_farthest_change_and_two_of_them_tell_nothing():
+    gate = Gate(metric="capacity", margin=0.05)
+    assert gate.worsening(500.0, 0.0) == pytest.approx(math.log(1000.0))
+    assert gate.worsening(0.0, 500.0) == pytest.approx(-math.log(1000.0))
+    assert math.isnan(gate.worsening(0.0, 0.0))
+    assert math.isnan(gate.worsening(math.nan, 0.0))
+
+
 def test_margins_are_read_from_one_text_or_several():
     assert parse_margins(["p95=5%,throughput=0.03", "cpu=2%"]) == {
         "p95": 0.05,

@@ -51,10 +51,14 @@ def rows_that_fit(
 
 
 def console_on(stream: TextIO | None = None, *, wide: int = PIPE_WIDTH) -> Console:
-    """A console on the stream (default: stdout), at least `wide`: a narrow terminal wraps a table, nothing cuts it."""
+    """A console on the stream (default: stdout), at least `wide`: a narrow terminal wraps a table, nothing cuts it.
+
+    Brackets and colons are text: a variant may be called `m[int8]`.
+    """
     from rich.console import Console
 
-    return Console(file=stream or sys.stdout, highlight=False, width=max(width_of(stream), wide))
+    width = max(width_of(stream), wide)
+    return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
 
 
 def print_table(console: Console, table: Table) -> None:

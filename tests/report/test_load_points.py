@@ -65,6 +65,16 @@ def row_of(text: str, head: str) -> str:
     return next(line for line in text.splitlines() if line.strip().startswith(head))
 
 
+def test_brackets_and_colons_of_a_cell_are_text():
+    stream = io.StringIO()
+    grid = table_of("variant", "p95 [ms]")
+    for name in ("m[int8]", "[/]", ":warning:"):
+        grid.add_row(name, "3.36 [not known]")
+    print_table(console_on(stream), grid)
+    for text in ("p95 [ms]", "m[int8]", "[/]", ":warning:", "3.36 [not known]"):
+        assert text in stream.getvalue()
+
+
 def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_latencies():
     text = table([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
     assert row_of(text, "4 a").split()[1:4] == ["a", "400", "[396,"]

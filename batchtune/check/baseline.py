@@ -22,6 +22,7 @@ from batchtune.plain_values import to_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.trials.trial import Trial
 
 SCHEMA_VERSION: Final = 1
@@ -59,27 +60,21 @@ class Baseline:
     def blocks_with(self, trials: Sequence[Trial], phase: Phase) -> list[BlockFigures]:
         """Each run that ended beside one of the baseline's; a confirmation takes these from the other end."""
         kept = self.runs if phase == "screen" else self.runs[::-1]
-        ended = [trial for trial in trials if trial.state == "complete" and trial.measurement is not None]
-        by_block = {trial.block: trial for trial in ended}
-        figures = [run_figures(by_block[block]) for block in sorted(by_block, key=lambda block: block or 0)]
         return [
             {metric: (before.get(metric, math.nan), after[metric]) for metric in METRICS}
-            for before, after in zip(kept, figures, strict=False)
+            for before, after in zip(kept, _figures_of_blocks(trials), strict=False)
         ]
 
 
 def baseline_of(scenario: Scenario, trials: Sequence[Trial], provenance: Mapping[str, Any]) -> Baseline:
-    """What these runs of one scenario are worth keeping of."""
-    runs = [
-        run_figures(trial) for trial in trials if trial.state == "complete" and trial.measurement is not None
-    ]
+    """The figures of the runs of one variant that count."""
     return Baseline(
         scenario=scenario.name,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=workload_of(scenario),
         host={key: provenance.get(key) for key in _HOST_KEYS},
         commit=(provenance.get("git") or {}).get("commit"),
-        runs=tuple(runs),
+        runs=tuple(_figures_of_blocks(trials)),
     )
 
 
@@ -160,6 +155,12 @@ def _parsed(document: Mapping[str, Any], path: Path, remedy: str) -> Baseline:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArchiveError(f"{path}: not a whole baseline: {error!r}", hint=remedy) from error
+
+
+def _figures_of_blocks(trials: Sequence[Trial]) -> list[Mapping[Metric, float]]:
+    """Of each block of the one variant the figures of the last complete attempt."""
+    runs = runs_of(trials, trials[0].reason) if trials else {}
+    return [run_figures(runs[block]) for block in sorted(runs)]
 
 
 def _figures(run: Mapping[str, Any]) -> dict[Metric, float]:

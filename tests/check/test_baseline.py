@@ -125,6 +125,12 @@ def test_margins_are_no_less_than_sessions_and_hosts_differ():
     assert [gate.margin for gate in widened(gates, is_other_host=True)] == [0.25, 0.4, 0.001]
 
 
+def test_a_noisy_attempt_that_was_repeated_is_not_kept():
+    noisy = trial("candidate", 2, measurement(throughput_rps=exactly(1.0)))
+    kept = baseline_of(SCENARIO, [TRIALS[0], noisy, *TRIALS[1:]], HOST)
+    assert [run["throughput"] for run in kept.runs] == [run["throughput"] for run in KEPT.runs]
+
+
 def test_each_run_stands_beside_one_of_the_baseline_and_fresh_ones_beside_others():
     fresh = [trial("candidate", block) for block in (7, 8)]
     screen, confirmation = (KEPT.blocks_with(fresh, phase) for phase in ("screen", "confirmation"))

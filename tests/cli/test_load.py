@@ -248,3 +248,13 @@ def test_what_is_not_sure_asks_for_more_of_the_requests_that_were_asked_for(
     asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
     assert run_load(asked, output="json", results=None, quiet=True) == 5
     assert "20 requests were measured: --set load.requests=…" in capsys.readouterr().err
+
+
+def test_a_missed_gate_is_told_and_counts_beside_an_slo_that_is_not_sure(
+    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
+    assert run_load(asked, output="json", results=None, quiet=True, gates=["throughput=1000000/s"]) == 3
+    told = capsys.readouterr().err
+    assert "whether the SLO is kept is not sure" in told
+    assert "gate: throughput" in told

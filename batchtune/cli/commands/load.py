@@ -56,6 +56,12 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
 
 _UNKNOWN = Configuration(batching=None, known=False)
+_GRAVEST_FIRST = (
+    TargetError.exit_code,
+    MeasurementInvalidError.exit_code,
+    NoFeasibleConfigurationError.exit_code,
+    InconclusiveError.exit_code,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +112,8 @@ def run_load(
     if measured.interrupted:
         print("interrupted", file=sys.stderr)
         return 130
-    return _exit_code(measured.points, question.scenario) or _gate_code(measured.points, limits)
+    codes = {_exit_code(measured.points, question.scenario), _gate_code(measured.points, limits)}
+    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
 
 
 def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "json", "csv"]) -> None:

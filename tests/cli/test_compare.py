@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from batchtune.check.gate import Gate
+from batchtune.cli.commands.compare import Blocks, _accounts, _exit_code
+from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.scenario.reader import read_scenario, read_variants
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.result import summarise
+from tests.check.check_fakes import exactly, measurement, trial
 from tests.cli.test_cli import EMULATED, batchtune, servers_of, start
+from tests.tune.tune_fakes import scenario_of
 
 ROOT = Path(__file__).parents[2]
 SCENARIO = """\
@@ -145,6 +152,55 @@ def test_an_interrupted_comparison_keeps_its_trials(scenario: Path) -> None:
 
 
 @pytest.mark.slow
+def two_candidates(*caveats: Caveat, slower: float) -> tuple[Blocks, list[Variant]]:
+    """`b` is slower than `a` by a factor, `c` alike; the caveats are those of every run of `c`."""
+    p95_s = {"a": 0.010, "b": 0.010 * slower, "c": 0.010}
+    trials = [
+        trial(
+            name,
+            block,
+            measurement(
+                latency_s={
+                    **measurement().latency_s,
+                    "p95": exactly(p95_s[name] * (1 + 1e-4 * block * (name != "a"))),
+                },
+                caveats=caveats if name == "c" else (),
+            ),
+        )
+        for block in range(1, 9)
+        for name in "abc"
+    ]
+    return Blocks(trials=trials), [Variant(name=name, scenario=scenario_of()) for name in "abc"]
+
+
+def test_variants_share_one_error_rate() -> None:
+    done, variants = two_candidates(slower=1.0)
+    accounts = _accounts(
+        done, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
+    )
+    assert [account.conclusion.error_rate for account in accounts] == [0.025, 0.025]
+
+
+@pytest.mark.parametrize(
+    ("caveats", "slower", "code"),
+    [
+        ((), 1.0, 0),
+        ((), 1.2, 1),
+        ((caveat("host_steal", steal_ratio=0.2),), 1.0, 6),
+        ((caveat("host_steal", steal_ratio=0.2),), 1.2, 1),
+        ((caveat("client_busy", cpu_ratio=0.95),), 1.2, 6),
+    ],
+)
+def test_a_regression_counts_on_a_disturbed_host_but_not_where_the_client_was_the_limit(
+    caveats: tuple[Caveat, ...], slower: float, code: int
+) -> None:
+    done, variants = two_candidates(*caveats, slower=slower)
+    accounts = _accounts(
+        done, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
+    )
+    assert _exit_code(summarise(done.trials, variants), accounts) == code
+
+
 def test_noise_states_the_smallest_change_that_can_be_told(scenario: Path) -> None:
     quick = ["--set", "fixed.max_batch_size=16", "--set", "load.duration=200ms"]
     done = measured("noise", scenario, "--blocks", "6", "--json", *quick, cwd=scenario.parent)

@@ -14,10 +14,16 @@ from batchtune.archive.run import create_run
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.block_figures import paired_figures
 from batchtune.check.gate import Gate, gates_of, parse_margins
-from batchtune.check.paired import judge_fixed
+from batchtune.check.looks import ERROR_RATE
+from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end
-from batchtune.errors import MeasurementInvalidError, TargetError
+from batchtune.errors import (
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.gate.statement import print_check
 from batchtune.report.live import sweep_view
@@ -52,8 +58,8 @@ def run_compare(
     """The exit code.
 
     0; with gates 1 when a variant regressed, 3 when it misses the SLO, 5 when that cannot be told; 6 when a pair is
-    client-limited, or the host disturbed every run of a variant (repeats included); 7 when a variant failed; 130 when
-    interrupted. That two variants cannot be told apart is an answer, and ends with 0.
+    client-limited, or the host disturbed every run of a variant (repeats included) and none regressed; 7 when a variant
+    failed; 130 when interrupted. That two variants cannot be told apart is an answer, and ends with 0.
     """
     scenario = read_scenario(path, overrides=overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
@@ -76,7 +82,7 @@ def run_compare(
             print_check(account)
     if done.trials:
         report_at_end(done.run, quiet=quiet)
-    return INTERRUPTED if done.interrupted else _exit_code(comparison) or _gate_code(accounts)
+    return INTERRUPTED if done.interrupted else _exit_code(comparison, accounts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,14 +143,19 @@ def _accounts(
     scenario: Scenario,
     seconds: float,
 ) -> list[Account]:
-    """Each variant against the first under the gates; without gates, or before the first block, none."""
+    """Each variant against the first under the gates; without gates, or before the first block, none.
+
+    All variants share one error rate: at most so many comparisons of equal servers flag any of them.
+    """
     if not gates or not done.trials:
         return []
     baseline = variants[0].name
     accounts = []
+    error_rate = ERROR_RATE / len(variants[1:])
     for variant in variants[1:]:
         blocks = paired_figures(done.trials, baseline=baseline, candidate=variant.name)
-        conclusion = judged(judge_fixed(gates, blocks), done.trials, (variants[0], variant))
+        fixed = judge_fixed(gates, blocks, error_rate=error_rate)
+        conclusion = judged(fixed, done.trials, (variants[0], variant))
         attribution = attributed(conclusion, done.trials, baseline=baseline, candidate=variant.name)
         accounts.append(
             Account(
@@ -159,19 +170,20 @@ def _accounts(
     return accounts
 
 
-def _gate_code(accounts: Sequence[Account]) -> int:
-    """A regression of any variant comes first, then a missed SLO, then what is open."""
-    codes = {account.conclusion.exit_code for account in accounts}
-    return next((code for code in (6, 1, 3, 5) if code in codes), 0)
-
-
-def _exit_code(comparison: Comparison) -> int:
+def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
+    """What fails a server or the client comes first, then a regression, which a disturbed host does not make."""
     if any(one.failure is not None for one in comparison.variants):
         return TargetError.exit_code
     if any(one.outcome == "client-limited" for one in comparison.pairs):
         return MeasurementInvalidError.exit_code
+    codes = {account.conclusion.exit_code for account in accounts}
+    if REGRESSION_EXIT_CODE in codes:
+        return REGRESSION_EXIT_CODE
     disturbed = [one.name for one in comparison.variants if one.disturbed]
-    return void_by_host(" and of ".join(disturbed)) if disturbed else 0
+    if disturbed:
+        return void_by_host(" and of ".join(disturbed))
+    gravest_first = (MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
+    return next((error.exit_code for error in gravest_first if error.exit_code in codes), 0)
 
 
 def void_by_host(whose: str) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
@@ -34,6 +34,9 @@ _NUMPY_NAMES = {
     "DT_UINT32": "uint32",
     "DT_UINT64": "uint64",
 }
+
+_ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+"""A request asked alone may have a large answer; grpcio's own limit is 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +154,9 @@ def control_channel(endpoint: Endpoint) -> grpc.Channel:
     import grpc
 
     if endpoint.tls is None:
-        return grpc.insecure_channel(endpoint.grpc_authority)
+        return grpc.insecure_channel(endpoint.grpc_authority, options=_ANY_LENGTH)
     return grpc.secure_channel(
-        endpoint.grpc_authority, grpc.ssl_channel_credentials(*endpoint.tls.pem_files())
+        endpoint.grpc_authority, grpc.ssl_channel_credentials(*endpoint.tls.pem_files()), options=_ANY_LENGTH
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import grpc
 import pytest
 
 from batchtune.errors import TargetError
-from batchtune.target.endpoint import Endpoint, read_signature, wait_until_ready
+from batchtune.target.endpoint import Endpoint, control_channel, read_signature, wait_until_ready
 from batchtune.target.external import external_signature
 from tests.server.server_process import free_ports
 
@@ -159,3 +161,18 @@ def test_a_port_that_speaks_no_grpc_is_told(fake: Fake) -> None:
     endpoint = Endpoint(model_name="m", grpc_port=fake.endpoint.rest_port)
     with pytest.raises(TargetError, match="speaks no gRPC"):
         external_signature(endpoint, "serving_default")
+
+
+def test_an_answer_beyond_grpcs_own_limit_is_received() -> None:
+    large = bytes(5 * 2**20)
+    echo = grpc.unary_unary_rpc_method_handler(lambda _request, _context: large)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", {"m": echo}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            with control_channel(Endpoint(model_name="m", grpc_port=port)) as channel:
+                assert len(channel.unary_unary("/s/m")(b"", timeout=5.0)) == len(large)
+        finally:
+            server.stop(None).wait()

@@ -25,7 +25,7 @@ from batchtune.scenario.guesses import (
     shape_guesses,
 )
 from batchtune.scenario.payloads import RequestSet, build_requests
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.request import FileInputs, RequestSpec
 from batchtune.scenario.units import counted
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.model_errors import is_out_of_range, meaning_of
@@ -41,6 +41,8 @@ _TIMED_S: Final = 1.0
 """So long, or so many answers, are timed at most."""
 _TIMED_ANSWERS: Final = 24
 _DISTINCT: Final = 4
+_RECORDED: Final = 16
+"""Of a file of recorded requests the first so many are asked."""
 
 _FIXED_BATCH: Final = (
     "export the model with an open batch dimension: as it is no server can batch it (`batchtune load MODEL "
@@ -53,7 +55,7 @@ class FirstTries:
     """What was learnt: `request` is answered, `shapes` and `ranges` are what had to be guessed for it.
 
     `lone_s` is the time of a request alone, `larger_s` of one with TIMES_LARGER times its rows; None: not asked, as
-    the model takes no more rows at once than those of one request.
+    the model takes no more rows at once than those of one request, or the requests are recorded as they are.
     """
 
     request: RequestSpec
@@ -61,6 +63,11 @@ class FirstTries:
     ranges: Ranges
     lone_s: float
     larger_s: float | None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the requests come from a file: nothing about them is guessed."""
+        return isinstance(self.request.inputs, FileInputs)
 
 
 def first_tries(
@@ -73,6 +80,8 @@ def first_tries(
         UsageError: the request does not fit the signature.
     """
     asking = _Asking(endpoint, signature, request)
+    if isinstance(request.inputs, FileInputs):
+        return asking.recorded()
     shapes, ranges = asking.settled()
     answered = guessed_request(request, shapes=shapes, ranges=ranges)
     larger_s = None
@@ -118,6 +127,19 @@ class _Asking:
             first_fault = first_fault or fault
         raise TargetError(f"the model refuses a request: {first_fault}", hint=self._hint(first_fault or ""))
 
+    def recorded(self) -> FirstTries:
+        """The first requests of the file, as they are.
+
+        Raises:
+            TargetError: the model refuses one of them.
+        """
+        fault = self.fault_of(self.request)
+        if fault is not None:
+            hint = meaning_of(fault) or "was the file recorded for this model and signature?"
+            raise TargetError(f"the model refuses a recorded request: {fault}", hint=hint)
+        lone_s = self.seconds_of(self.request, times=1)
+        return FirstTries(request=self.request, shapes={}, ranges={}, lone_s=lone_s, larger_s=None)
+
     def fault_of(self, request: RequestSpec, *, times: int = 1) -> str | None:
         """Why a request of so many times the rows is not answered; None where it is."""
         try:
@@ -140,7 +162,7 @@ class _Asking:
             TargetError: it is refused.
         """
         requests = self._requests(request, times=times, distinct=_DISTINCT)
-        requests = replace(requests, bodies=requests.bodies * (_TIMED_ANSWERS // len(requests.bodies)))
+        requests = replace(requests, bodies=requests.bodies * max(1, _TIMED_ANSWERS // len(requests.bodies)))
         times_s = list(_timed(answers_alone(self.endpoint, requests)))
         return statistics.median(times_s[1:] or times_s)
 
@@ -148,7 +170,10 @@ class _Asking:
         patient = request.model_copy(
             update={"rows": times * request.rows, "timeout_s": _PATIENCE_S, "mix": ()}
         )
-        return build_requests(patient, self.signature, model_name=self.endpoint.model_name, distinct=distinct)
+        requests = build_requests(
+            patient, self.signature, model_name=self.endpoint.model_name, distinct=distinct
+        )
+        return replace(requests, bodies=requests.bodies[:_RECORDED])
 
     def _hint(self, fault: str) -> str:
         known = meaning_of(fault)

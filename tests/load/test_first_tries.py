@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import FirstTries, first_tries
 from batchtune.scenario.guesses import BINARY, SMALL
-from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.request import FileInputs, RequestSpec
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.tfserving import TfServingTarget
 from tests.load.tiny_onnx import lookup, product
@@ -64,3 +65,21 @@ def test_a_fixed_batch_dimension_is_told_unless_nothing_is_batched(tmp_path: Pat
         tried(model, RequestSpec())
     assert "export" in raised.value.hint
     assert tried(model, RequestSpec(), batched=False).larger_s is None
+
+
+def test_recorded_requests_are_asked_as_they_are_and_a_few_of_them(tmp_path: Path) -> None:
+    ids = np.ones((40, 7), np.int64)
+    ids[20:] = 9  # beyond the table: a request after the first few
+    np.savez(tmp_path / "inputs.npz", ids=ids)
+    model = lookup(tmp_path / "net.onnx", vocabulary=2)
+    request = RequestSpec(inputs=FileInputs(file=str(tmp_path / "inputs.npz")))
+    with served(model) as target:
+        signature = target.signature("serving_default")
+        tries = first_tries(target.endpoint, signature, request)
+        np.savez(tmp_path / "inputs.npz", ids=ids[20:])
+        with pytest.raises(TargetError, match="the model refuses a recorded request") as raised:
+            first_tries(target.endpoint, signature, request)
+    assert (tries.request, tries.recorded) == (request, True)
+    assert (tries.shapes, tries.ranges, tries.larger_s) == ({}, {}, None)
+    assert tries.lone_s > 0.0
+    assert raised.value.hint

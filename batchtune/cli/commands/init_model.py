@@ -82,7 +82,8 @@ def run_init_model(
     address = answering_at(argument) if kind == "address" else None
     looked = _asked(argument, address, overrides, rate=rate, concurrency=concurrency, quiet=quiet)
     if check:
-        print(f"ok: {argument} answers 1, 2 and 8 times the rows of a request: {speed_of(looked.tries)}")
+        asked = "" if looked.tries.recorded else " 1, 2 and 8 times the rows of a request"
+        print(f"ok: {argument} answers{asked}: {speed_of(looked.tries)}")
         return 0
     scenario = read_scenario(looked.text(argument))
     text = _text(looked, scenario, argument, write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -54,7 +55,7 @@ def _dimensions(text: str) -> list[int]:
 def _limits(text: str) -> dict[str, Any]:
     """`LOW:HIGH`; whole numbers where both are."""
     low, colon, high = text.partition(":")
-    if not colon or not float(low) < float(high):
+    if not colon or not -math.inf < float(low) < float(high) < math.inf:
         raise ValueError
     if all(re.fullmatch(r"\s*-?\d+\s*", limit) for limit in (low, high)):
         return {"low": int(low), "high": int(high), "whole": True}

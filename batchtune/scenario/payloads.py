@@ -21,6 +21,7 @@ from batchtune.scenario.spec.request import (
     RandomInputs,
     RandomRange,
     RequestSpec,
+    transport_of,
 )
 from batchtune.scenario.tensor_shapes import check_names, concrete_shape, numpy_dtype
 from batchtune.wire.kserve.infer import encode_infer_json, encode_infer_request
@@ -60,7 +61,7 @@ class RequestSet:
     @property
     def transport(self) -> Literal["grpc", "rest"]:
         """What carries the bodies: gRPC, or HTTP/1.1."""
-        return "grpc" if self.protocol in {"grpc", "kserve_grpc"} else "rest"
+        return transport_of(self.protocol)
 
 
 def build_requests(

@@ -14,6 +14,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import example_names, read_example
 from batchtune.scenario.reader import read_scenario
 from tests.cli.test_cli import EMULATED
+from tests.load.tiny_onnx import product
 from tests.server.server_process import ServerProcess
 
 
@@ -132,3 +133,12 @@ def test_a_running_server_gets_a_scenario_to_load_it_with(
     scenario = read_scenario(Path("m.yaml"))
     assert (scenario.target.model, scenario.request.protocol, scenario.load.concurrency) == ("m", "rest", 32)
     assert f"next: batchtune load m.yaml --rest-url http://{address}" in done.stderr
+
+
+def test_a_check_of_a_running_server_fails_where_rows_cannot_meet(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    product(tmp_path / "base/1/model.onnx", rows=1)
+    with ServerProcess(tmp_path / "base") as server:
+        done = batchtune("init", f"127.0.0.1:{server.rest_port}/m", "--check", "-q")
+    assert isinstance(done.exception, TargetError)
+    assert "a request of 1 row is answered, one of 2 is not" in done.exception.message

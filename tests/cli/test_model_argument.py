@@ -13,7 +13,7 @@ from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.arguments.loop import refuse_range
 from batchtune.cli.arguments.model_words import request_overrides
 from batchtune.cli.arguments.subject import kind_of, model_of
-from batchtune.cli.commands.model_scenario import LookedAt, look_at, look_at_running
+from batchtune.cli.commands.model_scenario import LookedAt, look_at, look_at_running, wants_of
 from batchtune.cli.commands.subject import subject_of_comparison, subject_of_load, subject_of_sweep
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
@@ -97,6 +97,8 @@ def test_options_of_a_request_are_those_of_a_scenario() -> None:
         ([], ["x=5"], "--range: expected NAME=0:20000; was 'x=5'"),
         ([], ["x=5:5"], "--range"),
         ([], ["=0:5"], "--range"),
+        ([], ["x=0:inf"], "--range"),
+        ([], ["x=-inf:0"], "--range"),
     ],
 )
 def test_a_shape_or_a_range_that_is_none_says_how_one_is_written(
@@ -152,6 +154,20 @@ def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:
         looked_at(emulated)
     for option in ("--slo-p95 20ms", "--concurrency 32", "--rate 500/s"):
         assert option in raised.value.hint
+
+
+@pytest.mark.parametrize("slo", ["slo=20ms", "slo=5", "slo=[1]"])
+def test_a_limit_without_a_quantile_is_told(emulated: Path, slo: str) -> None:
+    with pytest.raises(UsageError, match="slo: expected keys and values"):
+        looked_at(emulated, slo)
+
+
+def test_a_load_without_one_rate_is_said_in_words() -> None:
+    scenario = parse_scenario(
+        "name: s\ntarget: {model: m}\nobjective: latency\n"
+        "load: {arrivals: ramp, ramp: {from: 1/s, to: 9/s}}\n"
+    )
+    assert wants_of(scenario).startswith("the lowest latency at the rates of its ramp is looked for")
 
 
 def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_path: Path) -> None:
@@ -240,7 +256,10 @@ def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_
         assert [address.protocol for address in found.values()] == ["rest", "grpc"]
         url = f"http://127.0.0.1:{server.rest_port}/v1/models/m:predict"
         assert answering_at(url) == found[server.rest_port]
-        for address in found.values():
+        for address, other in zip(found.values(), ("grpc", "rest"), strict=True):
+            with pytest.raises(UsageError, match=f"speaks {address.protocol}, not {other}") as dropped:
+                look_at_running(address, [f"request.protocol={other}"])
+            assert "leave out --" in dropped.value.hint
             looked = look_at_running(address, ["load.concurrency=3"])
             scenario = read_scenario(looked.text("m"))
             assert (scenario.target.model, scenario.request.protocol) == ("m", address.protocol)

@@ -80,7 +80,9 @@ def run_init_model(
     if write is not None and write.exists() and not check:
         raise UsageError(f"{write}: is there already", hint="name another file with --write")
     address = answering_at(argument) if kind == "address" else None
-    looked = _asked(argument, address, overrides, rate=rate, concurrency=concurrency, quiet=quiet)
+    looked = _asked(
+        argument, address, overrides, rate=rate, concurrency=concurrency, batched=check, quiet=quiet
+    )
     if check:
         asked = "" if looked.tries.recorded else " 1, 2 and 8 times the rows of a request"
         print(f"ok: {argument} answers{asked}: {speed_of(looked.tries)}")
@@ -105,12 +107,16 @@ def _asked(
     *,
     rate: str | None,
     concurrency: str | None,
+    batched: bool,
     quiet: bool,
 ) -> LookedAt:
+    """`batched`: that the model of a running server takes one request's rows at a time is a fault."""
     arrivals = "poisson" if address is None else "closed"
     laid_over = [*overrides, *loop_overrides({"arrivals": arrivals}, rate=rate, concurrency=concurrency)]
     if address is not None:
-        return looked_at(argument, lambda _say: look_at_running(address, laid_over), quiet=quiet)
+        return looked_at(
+            argument, lambda _say: look_at_running(address, laid_over, batched=batched), quiet=quiet
+        )
     return looked_at(argument, lambda say: look_at(argument, laid_over, command="init", say=say), quiet=quiet)
 
 

@@ -14,7 +14,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
-from batchtune.scenario.spec.request import RandomRange
+from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.tensor_shapes import check_names
 from batchtune.scenario.units import counted, format_duration, rounded_duration
@@ -100,8 +100,8 @@ def look_at(
     return replace(looked, guessed_limit=limited)
 
 
-def look_at_running(address: Address, overrides: Sequence[str]) -> LookedAt:
-    """Ask the model of a running server, whose parameters are its owner's.
+def look_at_running(address: Address, overrides: Sequence[str], *, batched: bool = False) -> LookedAt:
+    """Ask the model of a running server, whose parameters are its owner's; `batched` as of `look_at`.
 
     Raises:
         UsageError: options that contradict each other or the model.
@@ -110,6 +110,7 @@ def look_at_running(address: Address, overrides: Sequence[str]) -> LookedAt:
     base = _begun(address.model, command="load")
     base["request"]["protocol"] = address.protocol
     scenario = _scenario(base, overrides, model=address.model)
+    _refuse_other_transport(address, scenario.request.protocol)
     target = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
     try:
         signature = target.signature(scenario.request.signature)
@@ -117,7 +118,7 @@ def look_at_running(address: Address, overrides: Sequence[str]) -> LookedAt:
         raise TargetError(
             error.message, hint=error.hint or _UNKNOWN_THERE.format(model=address.model)
         ) from error
-    tries = _tried(address.endpoint(), signature, scenario, batched=False)
+    tries = _tried(address.endpoint(), signature, scenario, batched=batched)
     return _completed(base, overrides, scenario, signature, tries, searched=False)
 
 
@@ -135,7 +136,8 @@ def wants_of(scenario: Scenario) -> str:
             clients = counted(load.concurrency or 0, "client")
             return f"most requests/s of {clients}{within} are looked for (--concurrency)"
         case "latency":
-            return f"the lowest latency at {load.rate_rps:g}/s{within} is looked for (--rate)"
+            rate = f"the rates of its {load.arrivals}" if load.rate_rps is None else f"{load.rate_rps:g}/s"
+            return f"the lowest latency at {rate}{within} is looked for (--rate)"
 
 
 def speed_of(tries: FirstTries) -> str:
@@ -181,7 +183,9 @@ def _lacks_limit(base: dict[str, Any], overrides: Sequence[str]) -> bool:
     """Whether a capacity is asked for, and no latency limit given that would end it."""
     merged = unchecked_scenario(ScenarioText(text=yaml.safe_dump(base), source="MODEL"), overrides=overrides)
     slo = merged.get("slo") or {}
-    return merged["objective"] == "capacity" and not any(slo.get(name) for name in slo if name != "errors")
+    if not isinstance(slo, dict) or merged["objective"] != "capacity":
+        return False
+    return not any(slo.get(name) for name in slo if name != "errors")
 
 
 def _likely_limit(lone_s: float) -> str:
@@ -193,6 +197,16 @@ def _likely_limit(lone_s: float) -> str:
 def _tried(endpoint: Any, signature: Signature, scenario: Scenario, *, batched: bool) -> FirstTries:
     check_names(signature, scenario.request.shapes, key="--shape")
     return first_tries(endpoint, signature, scenario.request, batched=batched)
+
+
+def _refuse_other_transport(address: Address, protocol: Protocol) -> None:
+    if (transport_of(protocol) == "grpc") == (address.grpc_url is not None):
+        return
+    option = "--rest" if protocol == "rest" else f"--set request.protocol={protocol}"
+    raise UsageError(
+        f"{address.grpc_url or address.rest_url}: speaks {address.protocol}, not {protocol}",
+        hint=f"leave out {option}, or give the server's port for {protocol}",
+    )
 
 
 def _completed(

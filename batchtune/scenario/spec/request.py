@@ -21,6 +21,12 @@ Shapes = Annotated[
 Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary"]
 """TensorFlow Serving's two, then KServe v2's (Triton): gRPC, JSON over HTTP/1.1, and JSON with binary tensors."""
 
+
+def transport_of(protocol: Protocol) -> Literal["grpc", "rest"]:
+    """What carries the requests: gRPC, or HTTP/1.1."""
+    return "grpc" if protocol in {"grpc", "kserve_grpc"} else "rest"
+
+
 SignatureName = Annotated[str, Field(description="signature of the model to call")]
 
 

@@ -18,6 +18,8 @@ from batchtune.errors import ArchiveError
 
 HISTORY: Final = "history.jsonl"
 SCHEMA_VERSION: Final = 1
+_VOID: Final = frozenset({"INVALID", "INCOMPARABLE"})
+"""Verdicts of checks whose figures are not the servers', or of another workload."""
 
 
 def history_line(account: Account, provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,9 +111,11 @@ def read_history(root: Path) -> list[dict[str, Any]]:
 
 
 def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
-    """Each figure by scenario and CPU, of the checks that measured it, with its changes."""
+    """Each figure by scenario and CPU, of the checks that measured it and count, with its changes."""
     points: dict[tuple[str, str | None, str], list[tuple[str, str | None, float]]] = {}
     for line in lines:
+        if line.get("verdict") in _VOID:
+            continue
         for metric, gate in line["gates"].items():
             value = float(gate["after"]) if gate.get("after") is not None else math.nan
             if math.isfinite(value):

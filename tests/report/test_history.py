@@ -67,3 +67,17 @@ def test_json_has_lines_and_series(root, capsys):
     document = json.loads(capsys.readouterr().out)
     assert len(document["checks"]) == 24
     assert document["series"][0]["changes"][0]["at"] == 12
+
+
+def test_a_change_from_nothing_has_no_share_and_void_checks_do_not_count():
+    lines = [
+        line(number, 0.01, gates={"errors": {"after": 0.0 if number < 12 else 0.02 + 0.001 * number}})
+        for number in range(24)
+    ]
+    void = [line(25, 0.5, verdict=verdict) for verdict in ("INVALID", "INCOMPARABLE")]
+    (series,) = series_of([*lines, *void])
+    assert len(series.values) == 24
+    told, *_ = change_lines([series])
+    assert told.startswith("gate: errors % 0 → ")
+    assert "nan" not in told
+    assert "(" not in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -46,9 +47,10 @@ def _change(series: Series, change: ChangePoint) -> str:
     title, scale = UNITS[series.metric]
     commit = series.commits[change.at]
     sign = "+" if change.change >= 0 else "−"
+    share = "" if math.isnan(change.change) else f" ({sign}{percentage(abs(change.change), 1)})"
     return (
-        f"{series.scenario}: {title} {number(change.before * scale)} → {number(change.after * scale)} "
-        f"({sign}{percentage(abs(change.change), 1)}) from {series.utc[change.at][:16]} on"
+        f"{series.scenario}: {title} {number(change.before * scale)} → {number(change.after * scale)}"
+        f"{share} from {series.utc[change.at][:16]} on"
         f"{f', commit {commit[:9]}' if commit else ''}"
     )
 

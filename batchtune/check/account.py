@@ -17,7 +17,8 @@ from batchtune.tune.trials.trial import Trial
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """`baseline` and `candidate` are the names of the two sides, `run` the folder that keeps the runs; `note` is what
-    to know before believing it (empty: nothing). `attribution` is None where nothing changed, or nothing is known."""
+    to know before believing it (empty: nothing). `attribution` is None where nothing changed, or nothing is known.
+    `stored`: the baseline's figures are of another session, so that no error rate holds."""
 
     scenario: str
     baseline: str
@@ -27,12 +28,14 @@ class Account:
     seconds: float
     run: str | None = None
     note: str = ""
+    stored: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
         return {
             **self.conclusion.to_dict(),
             "schema_version": SCHEMA_VERSION,
+            "error_rate": None if self.stored else self.conclusion.error_rate,
             "scenario": self.scenario,
             "baseline": self.baseline,
             "candidate": self.candidate,

@@ -12,7 +12,7 @@ import pytest
 from batchtune.check.attribution import attribute
 from batchtune.check.gate import Gate, default_gates
 from batchtune.check.paired import Conclusion, judge_fixed
-from batchtune.report.gate.statement import headline, print_check
+from batchtune.report.gate.statement import advice_text, headline, print_check
 from tests.check.check_fakes import account, measurement, moved, regressed, slower_blocks
 
 
@@ -52,6 +52,37 @@ def test_an_open_check_says_what_would_settle_it():
     text = printed(account(judge_fixed([Gate(metric="p95", margin=0.05)], blocks), attribution=None))
     assert text.startswith("INCONCLUSIVE")
     assert "--max-regress p95=10%" in " ".join(text.split())
+
+
+OPEN = [{"p95": (1.0, 1.0 + 0.3 * (-1) ** block), "cpu": (1.0, 1.0)} for block in range(6)]
+OPEN_GATES = [Gate(metric="p95", margin=0.05), Gate(metric="cpu", margin=0.02)]
+
+
+def test_wider_margins_name_every_gate_and_no_blocks_that_cannot_be_had():
+    conclusion = judge_fixed(OPEN_GATES, OPEN)
+    assert advice_text(account(conclusion)) == (
+        "--blocks 12, a longer load.duration, a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
+    )
+    assert "--blocks 200," in advice_text(account(replace(conclusion, blocks_max=150)))
+    assert "--blocks" not in advice_text(account(replace(conclusion, blocks_max=200)))
+
+
+def test_a_stored_baseline_states_no_error_rate_and_asks_for_no_other_load():
+    stored = account(replace(judge_fixed(OPEN_GATES, OPEN), confirms=True), stored=True)
+    assert advice_text(stored) == "a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
+    told = " ".join(printed(stored).split())
+    assert "the margins allow for their differences, and no error rate is stated" in told
+    assert "equal servers" not in told
+    assert (stored.to_dict()["error_rate"], account().to_dict()["error_rate"]) == (None, 0.05)
+
+
+def test_what_was_asked_for_and_not_measured_is_the_headline():
+    blocks = [{"p95": (1.0, 1.0)}] * 12
+    asked = account(judge_fixed([Gate(metric="p95", margin=0.05), Gate(metric="gpu", margin=0.02)], blocks))
+    assert headline(asked).endswith("main: gpu was asked for and not measured")
+    assert advice_text(asked) == "ask only for what is measured here: --max-regress p95=5%"
+    nothing = account(judge_fixed(default_gates("latency"), [{}] * 6))
+    assert headline(nothing).endswith("main: no figure was measured")
 
 
 def test_a_raised_margin_says_what_was_asked():

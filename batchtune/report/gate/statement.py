@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.check.finding import Finding
-from batchtune.check.gate import Gate, margin_text
+from batchtune.check.gate import margin_text
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import number
+from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def headline(account: Account) -> str:
     if conclusion.reason:
         return f"{head}: {conclusion.reason}"
     told = [finding_text(finding) for finding in _telling(conclusion)]
-    return f"{head}: {'; '.join(told)}" if told else f"{head}: nothing got worse by its margin"
+    if conclusion.verdict == "INCONCLUSIVE":
+        told += [f"{name} was asked for and not measured" for name in _asked_in_vain(conclusion)]
+        told = told or ["no figure was measured"]
+    return f"{head}: {'; '.join(told) or 'nothing got worse by its margin'}"
 
 
 def finding_text(finding: Finding) -> str:
@@ -78,7 +82,7 @@ def closing_lines(account: Account) -> list[str]:
         lines.append(f"Why   {account.attribution.text}.")
     if conclusion.findings:
         lines.append(f"Test  {test_text(account)}")
-    advice = advice_text(conclusion)
+    advice = advice_text(account)
     if advice:
         lines.append(f"Next  {advice}")
     if account.note:
@@ -89,7 +93,7 @@ def closing_lines(account: Account) -> list[str]:
 
 
 def test_text(account: Account) -> str:
-    """What was measured, and with which error rate."""
+    """What was measured, and with which error rate; of runs of two sessions none can be stated."""
     conclusion = account.conclusion
     over = f"over {counted(len(conclusion.findings), 'gate')}"
     rate = percentage(conclusion.error_rate)
@@ -98,25 +102,19 @@ def test_text(account: Account) -> str:
             f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."
         )
     fresh = f" and {conclusion.fresh_blocks} fresh ones" if conclusion.fresh_blocks else ""
-    return (
-        f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
-        f"{rounded_duration(account.seconds)}. Of equal servers at most {rate} are flagged {over}, and fail only if "
-        "fresh blocks agree."
-    )
+    blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
+    blocks += f"{rounded_duration(account.seconds)}. "
+    if account.stored:
+        return f"{blocks}Runs of two sessions: the margins allow for their differences, and no error rate is stated."
+    return f"{blocks}Of equal servers at most {rate} are flagged {over}, and fail only if fresh blocks agree."
 
 
-def advice_text(conclusion: Conclusion) -> str:
+def advice_text(account: Account) -> str:
     """What would settle an open check, or follows from a clear one; empty: nothing."""
+    conclusion = account.conclusion
     match conclusion.verdict:
         case "INCONCLUSIVE":
-            names = [finding.gate for finding in conclusion.findings if finding.state == "open"]
-            if not names:
-                return ""
-            wider = ",".join(f"{gate.metric}={_twice(gate)}" for gate in names)
-            return (
-                f"--blocks {2 * conclusion.blocks_max}, a longer load.duration, a quieter machine, or wider margins: "
-                f"--max-regress {wider}"
-            )
+            return _settling(account)
         case "INVALID" if not conclusion.target_failed:
             return "a quiet machine, or more processes or CPUs for the client"
         case _:
@@ -131,6 +129,28 @@ def change_text(finding: Finding, *, ends: bool = True) -> str:
     if not ends or not (math.isfinite(finding.worsening.low) or math.isfinite(finding.worsening.high)):
         return value
     return f"{value} [{_end(finding, change.low)}, {_end(finding, change.high)}]"
+
+
+def _settling(account: Account) -> str:
+    """What may clear the open gates. --max-regress replaces all gates, so that it names those that are clear as well;
+    a stored baseline has no more runs, and none of a longer load."""
+    conclusion = account.conclusion
+    measured = [finding for finding in conclusion.findings if finding.state != "not measured"]
+    margins = ",".join(_wider(finding) for finding in measured)
+    if not any(finding.state == "open" for finding in measured):
+        return f"ask only for what is measured here: --max-regress {margins}" if measured else ""
+    ways = [] if account.stored else ["a longer load.duration"]
+    blocks = min(2 * conclusion.blocks_max, CHECK_BLOCKS_MOST)
+    if not account.stored and blocks > conclusion.blocks_max:
+        ways.insert(0, f"--blocks {blocks}")
+    return f"{', '.join([*ways, 'a quieter machine'])}, or wider margins: --max-regress {margins}"
+
+
+def _wider(finding: Finding) -> str:
+    """`p95=10%`: twice the margin of a gate that is open, else its own."""
+    gate = finding.gate
+    margin = min(2 * gate.margin, 0.99) if finding.state == "open" else gate.margin
+    return f"{gate.metric}={rounded(margin * 100)}%"
 
 
 def _end(finding: Finding, share: float) -> str:
@@ -174,12 +194,17 @@ def _telling(conclusion: Conclusion) -> Sequence[Finding]:
     return [finding for finding in conclusion.findings if finding.state == state]
 
 
+def _asked_in_vain(conclusion: Conclusion) -> list[str]:
+    """Figures that somebody asked for and no run gave."""
+    return [
+        finding.gate.metric
+        for finding in conclusion.findings
+        if finding.state == "not measured" and not finding.gate.is_default
+    ]
+
+
 def _names(account: Account) -> dict[str, str]:
     return {"baseline": account.baseline, "candidate": account.candidate}
-
-
-def _twice(gate: Gate) -> str:
-    return f"{rounded(min(2 * gate.margin, 0.99) * 100)}%"
 
 
 def _signed(share: float) -> str:

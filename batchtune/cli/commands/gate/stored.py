@@ -109,6 +109,7 @@ def run_stored_check(
         attribution=None,
         seconds=time.monotonic() - started_s,
         run=str(course.run.path),
+        stored=True,
         note=note
         or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}.",
     )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from batchtune.check.attribution import Attribution, attribute
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion, Verdict
+from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of, runs_of
 from batchtune.tune.trials.trial import Trial
+
+_WITHOUT_TIME: Final[frozenset[Metric]] = frozenset({"errors", "memory"})
+"""What the parts of a request's way do not explain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +71,11 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
 def attributed(
     conclusion: Conclusion, trials: Sequence[Trial], *, baseline: str, candidate: str
 ) -> Attribution | None:
-    """Where a change comes from; None where no gate tells one."""
-    if not any(finding.state in ("regressed", "improved") for finding in conclusion.findings):
+    """Where a change comes from; None where no gate of time or rate tells one."""
+    moved = {
+        finding.gate.metric for finding in conclusion.findings if finding.state in ("regressed", "improved")
+    }
+    if not moved - _WITHOUT_TIME:
         return None
     sides = [
         [trial.measurement for trial in runs_of(trials, name).values() if trial.measurement is not None]

@@ -66,18 +66,16 @@ def attribute(before: Sequence[Measurement], after: Sequence[Measurement]) -> At
     outside = _part("front end and wire", before, after, lambda run: run.overhead_mean_s)
     cpu = _part("server CPU", before, after, _cpu_of_request_s)
     parts = tuple(part for part in (batch, size, queue, outside, cpu) if part is not None)
-    cause = _cause(batch=batch, size=size, queue=queue, outside=outside, cpu=cpu)
+    cause = _cause(batch=batch, size=size, queue=queue, outside=outside)
     if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > HOST_MOVED:
         cause = "host"
-    if cause == "not known" and parts:
+    if cause == "not known" and parts and not any(_moved(part, MOVED) for part in parts):
         cause = "tail"
     return Attribution(cause=cause, text=_text(cause, parts), parts=parts)
 
 
-def _cause(
-    *, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None, cpu: Part | None
-) -> Cause:
-    """From what makes others move to what only follows."""
+def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
+    """From what makes others move to what only follows; CPU alone may be spent anywhere."""
     if _moved(size, SIZE_MOVED):
         return "batch size"
     if _moved(batch, MOVED):
@@ -89,7 +87,7 @@ def _cause(
     }
     if moved_s:
         return "front end" if max(moved_s, key=lambda name: abs(moved_s[name])) == "front end" else "queue"
-    return "front end" if _moved(cpu, MOVED) else "not known"
+    return "not known"
 
 
 def _text(cause: Cause, parts: Sequence[Part]) -> str:
@@ -100,9 +98,11 @@ def _text(cause: Cause, parts: Sequence[Part]) -> str:
     moved = "; ".join(told) if told else "no mean moved by more than 2 %"
     match cause:
         case "tail":
-            return f"{moved}: rare slow requests, or the host" if not told else moved
+            return f"{moved}: rare slow requests, or the host"
         case "host":
             return f"the host disturbed one side more often; {moved}"
+        case "not known":
+            return f"the cause is not known: {moved}"
         case _:
             return f"{cause}: {moved}"
 

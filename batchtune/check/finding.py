@@ -35,9 +35,9 @@ _ONE_ERROR: Final = 0.1587
 class Finding:
     """One gate after `blocks` blocks that have both figures.
 
-    `worsening` is how much worse, in the gate's unit, with bounds at the levels of the look. It is flagged against the
-    margin asked for, whatever the noise; it is cleared against `margin`: the same, or more where the noise does not let
-    less be told. `before` and `after` are medians.
+    `worsening` is how much worse, in the gate's unit, with bounds at the levels of the look. It is flagged, and told as
+    improved, against the margin asked for, whatever the noise; it is cleared against `margin`: the same, or more where
+    the noise does not let less be told. `before` and `after` are medians.
     `confirmed` is None where no fresh blocks were asked.
     """
 
@@ -82,7 +82,7 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         state=state,
         blocks=len(known),
         worsening=Estimate(value=value, low=low, high=high),
-        margin=gate.margin if state == "regressed" else abs(gate.change(clear_limit)),
+        margin=gate.margin if state in ("regressed", "improved") else abs(gate.change(clear_limit)),
         before=_median(before for before, _ in pairs),
         after=_median(after for _, after in pairs),
     )

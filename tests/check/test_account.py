@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from batchtune.check.account import attributed, judged
+from batchtune.check.gate import Gate
 from batchtune.check.history import append_history, history_line
-from batchtune.check.paired import Conclusion
+from batchtune.check.paired import Conclusion, judge_fixed
 from batchtune.measure.validity.caveats import caveat
 from batchtune.tune.compare.blocks import Variant
 from tests.check.check_fakes import account, measurement, moved, regressed, trial
@@ -73,6 +74,9 @@ def test_a_change_is_attributed_and_none_is_not():
     sides = {"baseline": "main", "candidate": "pull_request"}
     assert attributed(regressed(), slower, **sides).cause == "compute"
     assert attributed(OK, slower, **sides) is None
+    failing = judge_fixed([Gate(metric="errors", margin=0.001)], [{"errors": (0.0, 0.1)}] * 10)
+    assert failing.verdict == "REGRESSED"
+    assert attributed(failing, slower, **sides) is None
 
 
 def test_the_history_gets_a_line_a_check_also_after_one_that_was_cut_short(tmp_path):

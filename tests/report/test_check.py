@@ -93,6 +93,14 @@ def test_a_raised_margin_says_what_was_asked():
     assert "(noise; asked 3)" in printed(account(conclusion))
 
 
+def test_an_improvement_is_told_by_the_margin_asked_for():
+    chance = random.Random(1)
+    blocks = [{"p95": (1.0, 0.5 * math.exp(chance.gauss(0.0, 0.05)))} for _ in range(24)]
+    conclusion = judge_fixed([Gate(metric="p95", margin=0.03)], blocks)
+    assert conclusion.verdict == "IMPROVED"
+    assert headline(account(conclusion)).endswith("(margin 3 %)")
+
+
 def test_void_runs_say_why():
     void = replace(
         regressed(), verdict="INVALID", reason="the server of main was ended by signal 9", target_failed=True

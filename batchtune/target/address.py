@@ -11,6 +11,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.request import Protocol
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 from batchtune.target.external import external_signature
+from batchtune.target.model_files import readable
 from batchtune.target.urls import external_endpoint
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 
@@ -35,7 +36,10 @@ class Address:
 
 def is_address(text: str) -> bool:
     """Whether it reads as HOST:PORT or a URL, and is no file."""
-    return not Path(text).exists() and ("://" in text or _ADDRESS.fullmatch(text) is not None)
+    if "://" not in text and _ADDRESS.fullmatch(text) is None:
+        return False
+    with readable(Path(text)):
+        return not Path(text).exists()
 
 
 def answering_at(text: str) -> Address:

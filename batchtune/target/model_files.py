@@ -6,8 +6,10 @@ A model that lies without a version directory is laid out by links in a folder o
 from __future__ import annotations
 
 import difflib
+import os.path
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -52,7 +54,9 @@ def resolve_model(
     Raises:
         UsageError: neither a sample model nor a model's directory or file; says what is there instead.
     """
-    if "/" not in model and not Path(model).exists():
+    with readable(Path(model)):
+        is_name = "/" not in model and not Path(model).exists()
+    if is_name:
         return _sample_model(model, framework, on_event)
     if framework is not None:
         raise UsageError(
@@ -63,16 +67,34 @@ def resolve_model(
     return path if folder is None or _versions(path) else _laid_out(path, folder)
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Look at what lies at a path.
+
+    Raises:
+        UsageError: this user may not, or nothing can have such a name.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def located_model(given: str) -> Path:
     """Where the model lies: a directory of versions, a SavedModel's own directory, or a file.
 
     A version directory, and a file in one, stand for the model where they are the version that a server takes: the
-    highest.
+    highest. A link stands under its own name.
 
     Raises:
         UsageError: no model is there; the hint says what was expected, or where one is.
     """
-    path = Path(given).expanduser().resolve()
+    path = Path(os.path.abspath(Path(given).expanduser()))  # noqa: PTH100
+    with readable(path):
+        return _located(path, given)
+
+
+def _located(path: Path, given: str) -> Path:
     if not path.exists():
         raise UsageError(
             f"target.model: {given!r} does not exist", hint=f"give {_FORMS}, or a sample model's name"

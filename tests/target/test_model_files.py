@@ -9,6 +9,7 @@ import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
+from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.model_files import (
     lies_bare,
@@ -145,3 +146,12 @@ def test_a_model_without_version_directory_is_served_and_stays_as_it_was(tmp_pat
         assert target.endpoint.model_name == "net"
         assert [spec.name for spec in target.signature("serving_default").inputs] == ["x"]
     assert sorted(bare.iterdir()) == before
+
+
+def test_a_link_is_served_under_its_own_name(tmp_path: Path) -> None:
+    touched(tmp_path / "blobs/4f2a")
+    (tmp_path / "net.onnx").symlink_to(tmp_path / "blobs/4f2a")
+    link = str(tmp_path / "net.onnx")
+    assert served_name(str(located_model(link))) == "net"
+    text = f"name: s\ntarget: {{model: {link}}}\nload: {{arrivals: closed, concurrency: 1}}\nobjective: throughput\n"
+    assert parse_scenario(text, directory=tmp_path).target.model == link

@@ -34,17 +34,27 @@ def _existing_file(value: str, info: ValidationInfo) -> str:
     if not info.context:
         return value
     path = Path(info.context["directory"], Path(value).expanduser())
-    if info.context["files_exist"] and not path.is_file():
-        raise problem(f"no such file: {path}", hint="paths are relative to the scenario's own directory")
-    return str(path.resolve())
+    try:
+        if info.context["files_exist"] and not path.is_file():
+            raise problem(f"no such file: {path}", hint="paths are relative to the scenario's own directory")
+    except OSError as error:
+        raise problem(f"{path} cannot be read: {error.strerror}") from error
+    return _absolute(path)
 
 
 def _nearby_model(value: str, info: ValidationInfo) -> str:
     if info.context:
         path = Path(info.context["directory"], Path(value).expanduser())
-        if path.exists():
-            return str(path.resolve())
+        try:
+            return _absolute(path) if path.exists() else value
+        except OSError as error:
+            raise problem(f"{path} cannot be read: {error.strerror}") from error
     return value
+
+
+def _absolute(path: Path) -> str:
+    """A link keeps its own name: a model is served under it, and its suffix says what a file is."""
+    return os.path.abspath(path)  # noqa: PTH100
 
 
 def _every_cpu(given: object) -> object:

@@ -38,7 +38,7 @@ def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
     Raises:
         ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
     """
-    read = _read(path)
+    read = scenario_text(path)
     return parse_scenario(read.text, source=read.source, directory=read.directory, overrides=overrides)
 
 
@@ -62,7 +62,7 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
     Raises:
         ScenarioError: no file, no YAML, or an override without a key.
     """
-    read = _read(path)
+    read = scenario_text(path)
     return _overridden(parse_yaml(read.text, source=read.source), overrides).data
 
 
@@ -72,7 +72,7 @@ def read_kept_scenario(path: Path) -> Scenario:
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = parse_yaml(_read(path).text, source=str(path))
+    document = parse_yaml(scenario_text(path).text, source=str(path))
     return _validated(document, path.parent, files_exist=False)
 
 
@@ -82,7 +82,7 @@ def read_kept_variants(path: Path) -> dict[str, Scenario]:
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = parse_yaml(_read(path).text, source=str(path))
+    document = parse_yaml(scenario_text(path).text, source=str(path))
     return _variants(
         document, _validated(document, path.parent, files_exist=False), path.parent, files_exist=False
     )
@@ -94,7 +94,7 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    read = _read(path)
+    read = scenario_text(path)
     document = _overridden(parse_yaml(read.text, source=read.source), overrides)
     return _variants(document, _validated(document, read.directory), read.directory)
 
@@ -107,7 +107,7 @@ def read_arms(
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    read = _read(path)
+    read = scenario_text(path)
     document = _overridden(parse_yaml(read.text, source=read.source), overrides)
     _validated(document, read.directory)
     compared = _compared(document)
@@ -138,7 +138,12 @@ def dotted_keys() -> list[str]:
     ]
 
 
-def _read(source: Path | str | ScenarioText) -> ScenarioText:
+def scenario_text(source: Path | str | ScenarioText) -> ScenarioText:
+    """What a file says, unparsed.
+
+    Raises:
+        ScenarioError: no such file, or none that can be read as text.
+    """
     if isinstance(source, ScenarioText):
         return source
     path = Path(source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,19 @@ from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.arguments.loop import refuse_range
 from batchtune.cli.arguments.model_words import request_overrides
 from batchtune.cli.arguments.subject import kind_of, model_of
-from batchtune.cli.commands.model_scenario import LookedAt, look_at, look_at_running, wants_of
+from batchtune.cli.commands.model_scenario import (
+    Command,
+    LookedAt,
+    look_at,
+    look_at_running,
+    loop_of_model,
+    wants_of,
+)
 from batchtune.cli.commands.subject import subject_of_comparison, subject_of_load, subject_of_sweep
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
-from batchtune.target.address import answering_at
+from batchtune.target.address import answering_at, is_address
+from batchtune.target.model_files import located_model, resolve_model
 from tests.cli.test_cli import EMULATED, batchtune
 from tests.load.tiny_onnx import lookup, product
 from tests.server.server_process import ServerProcess, free_ports
@@ -44,6 +54,8 @@ def test_what_is_on_disk_tells_a_scenario_from_a_model(emulated: Path, tmp_path:
         "gone.yaml": "scenario",
         "gone.yml": "scenario",
         "/dev/null": "scenario",
+        "/dev/stdin": "scenario",
+        "/dev/fd/63": "scenario",
         str(emulated): "model",
         "net.onnx": "model",
         "imdb_transformer": "model",
@@ -66,6 +78,47 @@ def test_what_is_neither_names_all_that_is_taken() -> None:
     assert raised.value.hint == "`batchtune init --example quickstart` writes that example here"
     with pytest.raises(UsageError, match=r"\./nothing.* does not exist"):
         model_of("./nothing")
+
+
+def test_a_scenario_in_a_pipe_is_read_once() -> None:
+    text = b"name: s\ntarget: {model: m}\nload: {arrivals: poisson, rate: 5/s}\nobjective: latency\n"
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+    try:
+        asked = subject_of_sweep(
+            f"/dev/fd/{reading}", [], rate="7/s", concurrency=None, resume=None, quiet=True
+        )
+    finally:
+        os.close(reading)
+    assert read_scenario(asked.source, overrides=asked.overrides).load.rate_rps == 7.0
+
+
+def test_a_path_that_cannot_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, **_options: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    closed = str(tmp_path / "model")
+    for look in (kind_of, model_of, located_model, resolve_model):
+        with pytest.raises(UsageError, match=f"{closed}: cannot be read: Permission denied"):
+            look(closed)
+    with pytest.raises(UsageError, match="localhost:1/m: cannot be read"):
+        is_address("localhost:1/m")
+    with pytest.raises(UsageError, match=f"target.model: {closed} cannot be read: Permission denied"):
+        parse_scenario(f"name: s\ntarget: {{model: {closed}}}\nload: {{arrivals: closed, concurrency: 1}}\n")
+
+
+@pytest.mark.parametrize("command", ["load", "compare", "sweep", "init"])
+def test_a_rate_keeps_the_pattern_that_was_set_for_a_model(command: Command) -> None:
+    given = ["load.arrivals=gamma", "load.gamma={cv: 4}"]
+    loop = loop_of_model(given, command=command, rate="50/s", concurrency=None)
+    assert "load.arrivals=poisson" not in loop
+    assert {"load.rate=50.0", "load.concurrency=null"} <= set(loop)
+    with pytest.raises(UsageError, match="the scenario's arrivals are gamma"):
+        loop_of_model(given, command=command, rate=None, concurrency="4")
+    closed = loop_of_model([], command="compare", rate="50/s", concurrency=None)
+    assert "load.arrivals=poisson" in closed
 
 
 def test_the_only_model_of_a_folder_is_taken(emulated: Path) -> None:

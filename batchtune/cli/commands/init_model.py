@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from batchtune.cli.arguments.loop import loop_overrides, refuse_range
+from batchtune.cli.arguments.loop import refuse_range
 from batchtune.cli.arguments.points import refuse_both
 from batchtune.cli.arguments.subject import kind_of
 from batchtune.cli.checks.machine import watch_host
 from batchtune.cli.commands.model_scenario import (
+    Command,
     LookedAt,
     inputs_of,
     look_at,
     look_at_running,
+    loop_of_model,
     speed_of,
     wants_of,
 )
@@ -111,8 +113,9 @@ def _asked(
     quiet: bool,
 ) -> LookedAt:
     """`batched`: that the model of a running server takes one request's rows at a time is a fault."""
-    arrivals = "poisson" if address is None else "closed"
-    laid_over = [*overrides, *loop_overrides({"arrivals": arrivals}, rate=rate, concurrency=concurrency)]
+    command: Command = "init" if address is None else "load"
+    loop = loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)
+    laid_over = [*overrides, *loop]
     if address is not None:
         return looked_at(
             argument, lambda _say: look_at_running(address, laid_over, batched=batched), quiet=quiet

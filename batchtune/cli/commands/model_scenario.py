@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import yaml
 
 from batchtune.batching.parameters import Configuration
+from batchtune.cli.arguments.loop import loop_overrides
 from batchtune.cli.arguments.subject import model_of
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
@@ -120,6 +121,20 @@ def look_at_running(address: Address, overrides: Sequence[str], *, batched: bool
         ) from error
     tries = _tried(address.endpoint(), signature, scenario, batched=batched)
     return _completed(base, overrides, scenario, signature, tries, searched=False)
+
+
+def loop_of_model(
+    overrides: Sequence[str], *, command: Command, rate: str | None, concurrency: str | None
+) -> list[str]:
+    """What --rate or --concurrency lays over a bare model's load, as the overrides have made it.
+
+    Raises:
+        UsageError: as `loop_overrides`.
+    """
+    begun = ScenarioText(text=yaml.safe_dump(_begun("model", command=command)), source="MODEL")
+    load = unchecked_scenario(begun, overrides=overrides).get("load")
+    loop = loop_overrides(load if isinstance(load, dict) else {}, rate=rate, concurrency=concurrency)
+    return loop if rate is None else ["load.concurrency=null", *loop]
 
 
 def wants_of(scenario: Scenario) -> str:

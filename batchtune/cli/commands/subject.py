@@ -11,13 +11,14 @@ from batchtune.archive.run import SCENARIO
 from batchtune.cli.arguments.load_request import LoadRequest, split_settings
 from batchtune.cli.arguments.loop import loop_overrides, refuse_range
 from batchtune.cli.arguments.points import refuse_both
-from batchtune.cli.arguments.subject import kind_of
+from batchtune.cli.arguments.subject import kind_of, scenario_source
 from batchtune.cli.commands.model_scenario import (
     Command,
     LookedAt,
     inputs_of,
     look_at,
     look_at_running,
+    loop_of_model,
     speed_of,
     wants_of,
 )
@@ -98,15 +99,14 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
     """
     kind = kind_of(argument)
     if kind == "scenario":
-        return replace(wanted, scenario=Path(argument))
+        return replace(wanted, scenario=scenario_source(argument))
     if wanted.rest_url or wanted.grpc_url:
         raise UsageError(
             f"{argument}: --rest-url and --grpc-url go with a scenario",
             hint="give the address in the argument's place: batchtune load HOST:PORT/MODEL",
         )
     _, overrides = split_settings(wanted.overrides)
-    load = {"arrivals": "closed"}
-    overrides += loop_overrides(load, rate=wanted.rate, concurrency=wanted.concurrency)
+    overrides += loop_of_model(overrides, command="load", rate=wanted.rate, concurrency=wanted.concurrency)
     if kind == "model":
         looked = looked_at(
             argument,
@@ -139,11 +139,12 @@ def _subject(
             hint=f"`batchtune load {argument}` measures it as it is; `batchtune {command} MODEL_DIR` tries others",
         )
     if kind == "scenario":
-        load = unchecked_scenario(Path(argument), overrides=overrides).get("load")
+        source = scenario_source(argument)
+        load = unchecked_scenario(source, overrides=overrides).get("load")
         loop = loop_overrides(load if isinstance(load, dict) else {}, rate=rate, concurrency=concurrency)
-        return Subject(source=Path(argument), overrides=[*overrides, *loop])
-    arrivals = "poisson" if command == "sweep" else "closed"
-    laid_over = [*overrides, *loop_overrides({"arrivals": arrivals}, rate=rate, concurrency=concurrency)]
+        return Subject(source=source, overrides=[*overrides, *loop])
+    loop = loop_of_model(overrides, command=command, rate=rate, concurrency=concurrency)
+    laid_over = [*overrides, *loop]
     looked = looked_at(
         argument,
         lambda say: look_at(argument, laid_over, command=command, say=say),

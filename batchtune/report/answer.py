@@ -150,7 +150,9 @@ def _likeness(chosen: Recommendation) -> str:
     if near is None:
         return ""
     if any(one.name == near and one.configuration == chosen.configuration for one in chosen.references):
-        return ": nothing that was tuned is worth its parameters"
+        if chosen.little_better_than is not None:
+            return ": nothing that was tuned is worth its parameters"
+        return ": what was tuned cannot be told from it"
     told = "hardly better than" if chosen.little_better_than is not None else "so far not to be told from"
     return f" ({told} {REFERENCES_IN_SENTENCES[near]})"
 

@@ -248,11 +248,12 @@ def test_a_model_is_loaded_by_rest_and_its_scenario_kept(emulated: Path, tmp_pat
 def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
     emulated: Path, tmp_path: Path
 ) -> None:
-    done = batchtune("sweep", emulated, "--slo-p95", "100ms", "--budget", "20s", cwd=tmp_path)
+    options = ["--slo-p95", "100ms", "--concurrency", "8", "--budget", "20s"]
+    done = batchtune("sweep", emulated, *options, cwd=tmp_path)
     assert done.returncode in (0, 5), done.stderr
-    assert "Use " in done.stdout
+    assert "Use " in done.stdout, done.stderr
     assert "mkdir -p 'served/my model/1'" in done.stdout
-    assert "the highest rate within p95 ≤ 100 ms is looked for" in done.stderr
+    assert "most requests/s of 8 clients within p95 ≤ 100 ms are looked for" in done.stderr
     named = next(line for line in done.stderr.splitlines() if line.startswith("the scenario that ran: "))
     path = tmp_path / named.removeprefix("the scenario that ran: ").partition(" (")[0]
     assert read_scenario(path).search.time_budget_s == 20.0

@@ -126,7 +126,9 @@ def test_no_batching_with_a_flag_is_not_compared_with_itself(chosen):
     alone = replace(chosen.configuration, batching=None, flags=(("x", "1"),))
     reference = replace(chosen.references[0], name="no_batching", configuration=alone)
     same = replace(chosen, configuration=alone, references=(reference,), indistinct_from="no_batching")
-    assert "Use no batching, --x 1: nothing that was tuned is worth its parameters" in said(same)
+    assert "Use no batching, --x 1: what was tuned cannot be told from it" in said(same)
+    known = replace(same, indistinct_from=None, little_better_than="no_batching")
+    assert "Use no batching, --x 1: nothing that was tuned is worth its parameters" in said(known)
 
 
 def test_what_speaks_against_the_run_that_it_is_compared_with_is_said(chosen):

@@ -62,15 +62,18 @@ def swept_scenarios(root: Path = Path("results")) -> list[str]:
     return sorted({run.parent.name for run in runs if RUN_NAME.fullmatch(run.name)} - {NOT_RUNS})
 
 
+def kind_by_name(run: Run) -> Kind:
+    """What was run, by the end of its folder's name; a sweep has none."""
+    kinds: tuple[Kind, ...] = ("load", "compare", "noise", "check")
+    return next((kind for kind in kinds if run.path.name.endswith(f"-{kind}")), "sweep")
+
+
 def _entries(run: Run) -> Iterator[RunEntry]:
     """One, or none for a folder that is no run of its own."""
     name = RUN_NAME.match(run.path.name)
     if name is None:
         return
-    kind: Kind = "sweep"
-    for other in ("load", "compare", "noise", "check"):
-        if run.path.name.endswith(f"-{other}"):
-            kind = other
+    kind = kind_by_name(run)
     scenario, target, recommended, trials = run.path.parent.name, None, None, 0
     try:
         trials = (run.path / LEDGER).read_bytes().count(b"\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,14 +67,12 @@ def marks(attack: hostile_attacks.Attack) -> list[pytest.MarkDecorator]:
     "attack", [pytest.param(attack, id=attack.__name__, marks=marks(attack)) for attack in ATTACKS]
 )
 def test_hostile_clients_leave_ten_megabytes_at_most(attack: hostile_attacks.Attack, tmp_path: Path) -> None:
-    with served(tmp_path) as (ports, pid):
+    with served(tmp_path) as (ports, pid), ExitStack() as open_clients:
         before_mb = rss_mb(pid)
-        clients = attack(ports)
+        for client in attack(ports):
+            open_clients.enter_context(client)
         end_s = time.monotonic() + SETTLED_WITHIN_S
         while (kept_mb := rss_mb(pid) - before_mb) > KEPT_MB_MAX and time.monotonic() < end_s:
             time.sleep(0.05)
         assert kept_mb <= KEPT_MB_MAX
         answer(ports)
-        for client in clients:
-            with closing(client):
-                pass

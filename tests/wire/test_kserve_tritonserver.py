@@ -31,16 +31,9 @@ from batchtune.wire.kserve.infer import (
 )
 from batchtune.wire.kserve.messages import INFER_PATH
 from tests.load.load_servers import closed, evenly, requests_for, run_here
-from tests.target.triton.triton_server import PYTHON_VARIABLE, TritonServer, site_packages
+from tests.target.triton.triton_server import NEEDS_TRITON, PACKAGES, TritonServer
 
-PACKAGES = site_packages()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        PACKAGES is None,
-        reason=f"nvidia-pytriton is missing: pip install nvidia-pytriton, or name a Python that has it in {PYTHON_VARIABLE}",
-    ),
-]
+pytestmark = NEEDS_TRITON
 
 PROTOCOLS = ["kserve_grpc", "kserve_rest", "kserve_rest_binary"]
 ECHO = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from batchtune.archive.listing import kind_by_name
 from batchtune.archive.run import Run
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.load_page import load_document
@@ -22,8 +23,8 @@ def kind_of(run: Run) -> Kind:
     """
     trials = run.ledger()
     if not trials:
-        endings: tuple[Kind, ...] = ("compare", "load", "noise")
-        return next((kind for kind in endings if run.path.name.endswith(f"-{kind}")), "sweep")
+        named = kind_by_name(run)
+        return "sweep" if named == "check" else named
     match trials[0].source:
         case "load":
             return "load"

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -71,16 +72,14 @@ class Ending:
     digest: str
 
 
-def ending(workload: str, seed: int, name: str | None = None, value: Any = None) -> Ending:
-    """One sweep of a workload, with one number of the policy replaced."""
-    before = getattr(policy, name) if name else None
-    if name:
-        setattr(policy, name, value)
+def ending(workload: str, seed: int, settings: Mapping[str, Any] = MappingProxyType({})) -> Ending:
+    """One sweep of a workload, with these numbers of the policy replaced."""
+    before = {name: vars(policy)[name] for name in settings}
+    vars(policy).update(settings)
     try:
         return WORKLOADS[workload](workload, seed)
     finally:
-        if name:
-            setattr(policy, name, before)
+        vars(policy).update(before)
 
 
 def on_table(name: str, seed: int) -> Ending:
@@ -222,7 +221,8 @@ def main() -> None:
             parts, changed = [], 0
             for factor in FACTORS:
                 setting = moved(value, factor)
-                after = list(pool.map(ending, *zip(*[(*run, name, setting) for run in runs], strict=True)))
+                moves = [(*run, {name: setting}) for run in runs]
+                after = list(pool.map(ending, *zip(*moves, strict=True)))
                 other = sum(one.digest != was.digest for one, was in zip(after, usual, strict=True))
                 changes = [one.regret - was.regret for one, was in zip(after, usual, strict=True)]
                 error = (

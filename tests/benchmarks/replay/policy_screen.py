@@ -22,7 +22,6 @@ import time
 import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,26 +56,12 @@ def paley(prime: int) -> NDArray[np.int8]:
     return matrix
 
 
-@contextmanager
-def replaced(settings: Mapping[str, Any]) -> Any:
-    before = {name: getattr(policy, name) for name in settings}
-    for name, value in settings.items():
-        setattr(policy, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(policy, name, value)
-
-
 def regret_of(workload: str, seed: int, settings: Mapping[str, Any]) -> tuple[float, set[str]]:
     """The loss of one sweep under these settings, and the names it read."""
     policy.__class__ = ReadPolicy
     ReadPolicy.names_read.clear()
-    with replaced(settings):
-        ReadPolicy.names_read.clear()
-        regret = ending(workload, seed).regret
-        return regret, set(ReadPolicy.names_read)
+    regret = ending(workload, seed, settings).regret
+    return regret, set(ReadPolicy.names_read)
 
 
 def effects(levels: NDArray[np.int8], regrets: Sequence[float]) -> tuple[NDArray[np.float64], float]:

@@ -19,21 +19,14 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton.target import TritonTarget
 from tests.cli.test_cli import batchtune, start
 from tests.target.triton.triton_server import (
-    PYTHON_VARIABLE,
+    NEEDS_TRITON,
+    PACKAGES,
     TritonServer,
     executable,
-    site_packages,
     write_models,
 )
 
-PACKAGES = site_packages()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        PACKAGES is None,
-        reason=f"nvidia-pytriton is missing: pip install nvidia-pytriton, or name a Python that has it in {PYTHON_VARIABLE}",
-    ),
-]
+pytestmark = NEEDS_TRITON
 
 MODEL = """
 import time
@@ -149,12 +142,19 @@ def server_with(config: str, folder: Path) -> dict[str, Any]:
         return config_of(deployed)
 
 
-def test_a_sweep_that_was_killed_is_put_back_by_restore(server: TritonServer, tmp_path: Path) -> None:
+def sweep_that_changed(server: TritonServer, folder: Path) -> subprocess.Popen[str]:
+    """A sweep of an attached Triton, from the moment on when that runs with something else, or after 60 s."""
     before = config_of(server)
-    sweep = start("sweep", attached_scenario(tmp_path, server), cwd=tmp_path)
+    sweep = start("sweep", attached_scenario(folder, server), cwd=folder)
     give_up = time.monotonic() + 60
     while config_of(server) == before and time.monotonic() < give_up:
         time.sleep(0.02)
+    return sweep
+
+
+def test_a_sweep_that_was_killed_is_put_back_by_restore(server: TritonServer, tmp_path: Path) -> None:
+    before = config_of(server)
+    sweep = sweep_that_changed(server, tmp_path)
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate()
     assert config_of(server) != before
@@ -167,10 +167,7 @@ def test_a_sweep_that_was_killed_is_put_back_by_restore(server: TritonServer, tm
 
 def test_a_sweep_that_is_interrupted_puts_the_server_back(server: TritonServer, tmp_path: Path) -> None:
     before = config_of(server)
-    sweep = start("sweep", attached_scenario(tmp_path, server), cwd=tmp_path)
-    give_up = time.monotonic() + 60
-    while config_of(server) == before and time.monotonic() < give_up:
-        time.sleep(0.02)
+    sweep = sweep_that_changed(server, tmp_path)
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130, err

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+import pytest
 
 from tests.server.server_process import free_ports
 
@@ -29,6 +30,17 @@ def site_packages() -> Path | None:
         return next((one for one in found if (one / "pytriton" / "tritonserver").is_dir()), None)
     spec = importlib.util.find_spec("pytriton")
     return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]
+
+
+PACKAGES = site_packages()
+NEEDS_TRITON = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        PACKAGES is None,
+        reason=f"nvidia-pytriton is missing: pip install nvidia-pytriton, or name a Python that has it in {PYTHON_VARIABLE}",
+    ),
+]
+"""The `pytestmark` of a file whose tests start a tritonserver."""
 
 
 def executable(directory: Path, packages: Path) -> Path:

@@ -32,7 +32,7 @@ SPEEDS = {
     "5 s a batch": (4.5, 0.5),
 }
 QUICK = (("40 ms", "throughput"), ("5 s a batch", "latency"))
-"""The capacity of a device of 2 ms is sought in tests/tune/guided."""
+"""One of each: capacities are sought in tests/tune/guided too, and all speeds in the slow run."""
 ASKED = [
     pytest.param(speed, objective, marks=() if (speed, objective) in QUICK else pytest.mark.slow)
     for speed in SPEEDS

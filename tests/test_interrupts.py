@@ -14,8 +14,11 @@ pytestmark = pytest.mark.smoke
 
 
 @pytest.fixture(autouse=True)
-def handlers_put_back() -> Iterator[None]:
+def handlers_as_at_the_start_of_a_shell() -> Iterator[None]:
+    """Whoever runs the tests may have told them to ignore some, as nohup does."""
     before = {number: signal.getsignal(number) for number in INTERRUPTS}
+    for number in INTERRUPTS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

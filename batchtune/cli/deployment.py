@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.model_files import lies_bare, served_name, version_files
@@ -17,7 +18,7 @@ _SERVED = "served"
 
 
 def deployment(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:
-    """The whole command; a SavedModel goes to tensorflow_model_server, what that cannot serve to ours.
+    """The whole command; a SavedModel goes to tensorflow_model_server, what that cannot serve or group to ours.
 
     The shell asks where a sample model lies; a model that lies without a version directory is copied into one first; a
     path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
@@ -28,7 +29,8 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
     saved_model = any(model.glob("*/saved_model.pb")) or (model / "saved_model.pb").is_file()
-    server = "tensorflow_model_server" if saved_model else "batchtune-model-server"
+    bucketed = LENGTH_BUCKETS in dict(configuration.flags)
+    server = "tensorflow_model_server" if saved_model and not bucketed else "batchtune-model-server"
     name = served_name(scenario.target.model)
     copying, base_path = _copied(model, name) if lies_bare(model) else ("", _base_path(scenario))
     words = [f"--model_name={name}", *PORTS]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
+from batchtune.measure.length_padding import padding_per_element, padding_share, saved_text
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
@@ -55,6 +57,29 @@ def explain_gain(
             f"batching is worth at least {rounded(gain.value)}× no batching, which held at no rate tried"
         )
     return f"{facts}: {verdict}" if facts else verdict
+
+
+def padding_note(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[str, ...]:
+    """What its length buckets save of the padding in one queue; of the same parameters, else of the best without."""
+    per_element = _padding(chosen)
+    if per_element is None or LENGTH_BUCKETS not in dict(chosen.configuration.flags):
+        return ()
+    whole = f"{padding_share(per_element)} of the elements computed are padding"
+    rivals = [
+        one
+        for one in pooled
+        if one.configuration.batching is not None
+        and LENGTH_BUCKETS not in dict(one.configuration.flags)
+        and _padding(one) is not None
+    ]
+    alike = [one for one in rivals if one.configuration.batching == chosen.configuration.batching]
+    best = max(alike or rivals, key=lambda one: one.runs[-1].throughput_rps.value, default=None)
+    in_one_queue = None if best is None else _padding(best)
+    if best is None or in_one_queue is None:
+        return (f"{whole}; what the buckets save is not known: one queue was not measured",)
+    saved = saved_text(per_element, in_one_queue=in_one_queue)
+    there = f"{padding_share(in_one_queue)} in one queue with {best.configuration.label()}"
+    return (f"{saved or 'no padding to save'}: {whole}, {there}",)
 
 
 def absence_of_batching(
@@ -249,6 +274,11 @@ def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
             shown = rounded_duration(value_s) if math.isfinite(value_s) else "without bound"
             return f"without batching {name} is {shown}, above the {rounded_duration(limit_s)} allowed"
     return "without batching too many requests fail"
+
+
+def _padding(one: Pooled) -> float | None:
+    measured = [run.trial.measurement for run in one.runs]
+    return padding_per_element(each.server for each in measured if each is not None)
 
 
 def _activity(one: Pooled) -> ServerActivity | None:

@@ -35,11 +35,7 @@ from batchtune.recommend.prediction import (
     promises_of,
     reference_of,
 )
-from batchtune.recommend.reason import (
-    absence_of_batching,
-    explain_gain,
-    nothing_to_recommend,
-)
+from batchtune.recommend.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
 from batchtune.recommend.worth import Helps, batching_helps, cannot_pay, is_telling
 from batchtune.scenario.spec.scenario import Scenario, SloSpec
 from batchtune.scenario.units import counted, percentage
@@ -87,7 +83,7 @@ class Recommendation:
     `trials`, `seconds`: all that were run. `confirmations`: the fresh runs behind the figures; 0: those of the search.
     `rate_rps`, `concurrency`, `rows_per_request`: the load. `references`, `alternatives`: what else there is.
     `failed_references`: why a reference point has no figures, by its name; one that is in neither was not tried.
-    `caveats`: reasons for distrust of these figures. `notes`: what weakens the answer.
+    `caveats`: reasons for distrust of these figures. `notes`: what weakens the answer, or qualifies it.
     """
 
     configuration: Configuration
@@ -248,6 +244,7 @@ def recommend(
         notes=(
             *_notes(choice, unconfirmed, trials, scenario=scenario, promised=promised),
             *_half_load(chosen, search, scenario=scenario),
+            *padding_note(chosen, pooled),
         ),
     )
 

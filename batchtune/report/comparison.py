@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from batchtune.measure.length_padding import padding_share, saved_text
 from batchtune.measure.statistics.paired import BLOCKS_NEEDED
 from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.bottleneck import limit_title, limit_word
@@ -243,8 +244,8 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
 
 
 def small_print(comparison: Comparison) -> list[str]:
-    """What limits which variants, what the wall time is of, and how noisy the host was."""
-    lines = []
+    """What limits which variants, how much of it is padding, what the wall time is of, and how noisy the host was."""
+    lines = _padding_lines(comparison)
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
     for one in comparison.variants:
         if one.bottleneck is not None:
@@ -260,6 +261,23 @@ def small_print(comparison: Comparison) -> list[str]:
     runs = sum(one.runs for one in comparison.variants)
     noisy = sum(one.noisy for one in comparison.variants)
     return lines + host_lines(comparison.repeats, noisy, runs)
+
+
+def _padding_lines(comparison: Comparison) -> list[str]:
+    """How much of what each variant computed filled up shorter inputs, and what the others save of the first's."""
+    told = {
+        one.name: one.padding_per_element
+        for one in comparison.variants
+        if one.padding_per_element is not None
+    }
+    if not any(told.values()):
+        return []
+    shares = ", ".join(f"{name} {padding_share(each)}" for name, each in told.items())
+    first, *others = told
+    saved = (f"{saved_text(told[name], in_one_queue=told[first])} ({name})" for name in others)
+    against = "; ".join(text for text in saved if not text.startswith(" "))
+    ending = f"; against {first} {against}" if against else ""
+    return [f"Length padding, of the elements computed: {shares}{ending}."]
 
 
 def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:

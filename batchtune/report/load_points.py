@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.length_padding import bucket_text
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import UNDEFINED
 from batchtune.measure.validity.caveats import Touches
@@ -24,6 +25,7 @@ from batchtune.report.tables import (
     width_of,
 )
 from batchtune.report.units import interval, milliseconds, number, percent
+from batchtune.report.words import capitalised
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import best_point
 from batchtune.tune.evidence.bottleneck_of import spoilt_by, trial_bottleneck
@@ -100,6 +102,7 @@ def print_points(
     for line in [
         *_best_lines(measured, named),
         *_limit_lines(limits, named),
+        *_padding_lines(measured, named),
         *_spoilt_lines(measured, named),
     ]:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
@@ -175,6 +178,15 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterato
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == len(limits) else f" ({named} {loads})"
         yield f"Limit{where}: {limit_sentence(limited[-1][1])}"
+
+
+def _padding_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+    for load, point in measured.items():
+        server = _measurement(point).server
+        told = "" if server is None else bucket_text(server)
+        if told:
+            where = f" ({named} {load})" if len(measured) > 1 else ""
+            yield f"{capitalised(told)}{where}."
 
 
 def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ Framework = Literal["keras", "torch", "torchscript"]
 # What each model is written in; the first that is installed is built when none is asked for.
 MODELS: dict[str, tuple[Framework, ...]] = {
     "imdb_transformer": ("keras", "torch", "torchscript"),
+    "sequence_transformer": ("torch", "torchscript"),
     "text_recognition": ("torch", "torchscript"),
     "resnet50": ("torch", "torchscript", "keras"),
 }

@@ -11,6 +11,13 @@ EMBEDDING = 32
 HEADS = 2
 FEED_FORWARD = 32
 
+# sequence_transformer: the longest sequence, and blocks wide enough that its length, not the call, takes the time.
+SEQUENCE_MAX = 256
+SEQUENCE_EMBEDDING = 128
+SEQUENCE_HEADS = 4
+SEQUENCE_FEED_FORWARD = 512
+SEQUENCE_BLOCKS = 2
+
 # text_recognition: a grey line of text in; for each of 26 places 36 characters and the blank out.
 TEXT_HEIGHT = 32
 TEXT_WIDTH = 100

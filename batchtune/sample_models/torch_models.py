@@ -16,9 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchtune.sample_models.sizes import CLASSES, LENGTH, SEED, TEXT_CLASSES, TEXT_HEIGHT, TEXT_WIDTH
+from batchtune.sample_models.sizes import (
+    CLASSES,
+    LENGTH,
+    SEED,
+    SEQUENCE_MAX,
+    TEXT_CLASSES,
+    TEXT_HEIGHT,
+    TEXT_WIDTH,
+)
 from batchtune.sample_models.torch_recognition import text_recognition
 from batchtune.sample_models.torch_resnet50 import resnet50
+from batchtune.sample_models.torch_sequence import SequenceTransformer
 from batchtune.sample_models.torch_transformer import imdb_transformer
 
 TEXT_PLACES = TEXT_WIDTH // 4 + 1
@@ -27,18 +36,25 @@ TEXT_PLACES = TEXT_WIDTH // 4 + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One model: what builds it, and the names and shapes of its tensors without the batch dimension."""
+    """One model: what builds it, and the names and shapes of its tensors without the batch dimension.
+
+    `length_max`: the first size of its input is open, up to this; None: it is not.
+    """
 
     build: Callable[[], Any]
     input_name: str
     input_shape: tuple[int, ...]
     output_name: str
     output_shape: tuple[int, ...]
+    input_dtype: str = "float32"
+    length_max: int | None = None
 
     def signature_yaml(self) -> str:
         given, gives = list(self.input_shape), list(self.output_shape)
+        if self.length_max is not None:
+            given[0] = -1
         return (
-            f"inputs: {{{self.input_name}: {{dtype: float32, shape: {given}}}}}\n"
+            f"inputs: {{{self.input_name}: {{dtype: {self.input_dtype}, shape: {given}}}}}\n"
             f"outputs: {{{self.output_name}: {{dtype: float32, shape: {gives}}}}}\n"
         )
 
@@ -50,6 +66,15 @@ FORMS = {
         input_shape=(LENGTH,),
         output_name="scores",
         output_shape=(2,),
+    ),
+    "sequence_transformer": Form(
+        build=SequenceTransformer,
+        input_name="tokens",
+        input_shape=(SEQUENCE_MAX,),
+        output_name="scores",
+        output_shape=(2,),
+        input_dtype="int64",
+        length_max=SEQUENCE_MAX,
     ),
     "text_recognition": Form(
         build=text_recognition,
@@ -81,7 +106,7 @@ def write_program(
     """Write the version directory that the server loads; `module` in place of the full-sized model."""
     form = FORMS[name]
     module = folded(torch_model(name) if module is None else module)
-    example = torch.zeros(2, *form.input_shape)
+    example = torch.zeros(2, *form.input_shape, dtype=getattr(torch, form.input_dtype))
     version_path.mkdir(parents=True)
     (version_path / "signature.yaml").write_text(form.signature_yaml(), encoding="utf-8")
     with warnings.catch_warnings(), torch.inference_mode():
@@ -89,9 +114,11 @@ def write_program(
         if torchscript:
             torch.jit.save(torch.jit.trace(module, (example,)), str(version_path / "model.pt"))
             return
-        batch = torch.export.Dim("batch", min=1)
+        sizes = {0: torch.export.Dim("batch", min=1)}
+        if form.length_max is not None:
+            sizes[1] = torch.export.Dim("length", min=1, max=form.length_max)
         # What 2.6 exports in its strict way it cannot always read again.
-        program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+        program = torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=False)
         torch.export.save(program, version_path / "model.pt2")
 
 

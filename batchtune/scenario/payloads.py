@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
 from batchtune.scenario.arrivals import Schedule
+from batchtune.scenario.lengths import draw_lengths, shapes_of_length
 from batchtune.scenario.recordings import Recording, read_recordings
 from batchtune.scenario.spec.request import (
     FileInputs,
@@ -167,46 +168,54 @@ def _recordings(
     rows = kind.rows or 1
     if isinstance(kind.inputs, FileInputs):
         return read_recordings(kind.inputs.file, signature, rows=rows, rest=request.protocol == "rest")
-    shapes = kind.shapes or {}
-    check_names(signature, shapes, key="request.shapes")
-    _check_size(signature, rows, shapes, distinct=1 if kind.inputs == "zeros" else distinct)
+    given = kind.shapes or {}
+    check_names(signature, given, key="request.shapes")
+    shapes: Sequence[Mapping[str, Sequence[int]]]
+    if kind.lengths is not None:
+        lengths = draw_lengths(kind.lengths, distinct, rng).tolist()
+        shapes = [shapes_of_length(signature, given, length) for length in lengths]
+    else:
+        shapes = [given] * (1 if kind.inputs == "zeros" else distinct)
+    _check_size(signature, rows, shapes)
     if isinstance(kind.inputs, RandomInputs):
         check_names(signature, kind.inputs.random.by_input, key="request.inputs.random.by_input")
-    if kind.inputs == "zeros":
-        distinct = 1
     return [
         Recording(
             signature_name=signature.name,
             rows=rows,
             inputs={
-                spec.name: _values(kind, spec.name, spec.dtype, concrete_shape(spec, rows, shapes), rng)
+                spec.name: _values(kind, spec.name, spec.dtype, concrete_shape(spec, rows, own), rng)
                 for spec in signature.inputs
             },
         )
-        for _ in range(distinct)
+        for own in shapes
     ]
 
 
-def _check_size(
-    signature: Signature, rows: int, shapes: Mapping[str, Sequence[int]], *, distinct: int
-) -> None:
+def _check_size(signature: Signature, rows: int, shapes: Sequence[Mapping[str, Sequence[int]]]) -> None:
     """Refuse what no protocol carries or this machine cannot hold, before it is made."""
-    request_bytes = sum(
-        math.prod(concrete_shape(spec, rows, shapes)) * numpy_dtype(spec.dtype).itemsize
-        for spec in signature.inputs
-    )
+    distinct = len(shapes)
+    sizes_bytes = [_request_bytes(signature, rows, own) for own in shapes]
+    request_bytes = max(sizes_bytes)
     if request_bytes > MESSAGE_BYTES_MAX:
         raise UsageError(
             f"request.rows: {rows:,} rows of this model are {request_bytes / 2**30:,.3g} GiB in one request",
             hint="a message holds 2 GiB at most: send fewer rows in a request",
         )
     free_bytes = psutil.virtual_memory().available
-    if distinct * request_bytes > FREE_MEMORY_SHARE * free_bytes:
+    if sum(sizes_bytes) > FREE_MEMORY_SHARE * free_bytes:
         raise UsageError(
             f"request.distinct: {distinct} requests of {request_bytes / 2**20:,.3g} MiB each do not fit in half of "
             f"the {free_bytes / 2**30:,.3g} GiB of free memory",
             hint="make fewer distinct requests, or send fewer rows in each",
         )
+
+
+def _request_bytes(signature: Signature, rows: int, shapes: Mapping[str, Sequence[int]]) -> int:
+    return sum(
+        math.prod(concrete_shape(spec, rows, shapes)) * numpy_dtype(spec.dtype).itemsize
+        for spec in signature.inputs
+    )
 
 
 def _values(

@@ -87,6 +87,9 @@ class ServerFlags:
         meaning="with pad_variable_length_inputs: pad with zeros, not with the first element",
         ours=True,
     )
+    length_buckets: str = _flag(
+        "", "32,64,128: lengths up to which requests of a variable-length model share a queue", ours=True
+    )
     processes_per_replica: int = _flag(
         0, "Cortex: batch threads, and with --threads_per_process the limit of requests in work", ours=True
     )
@@ -171,6 +174,8 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
             )
     flags = ServerFlags(**values)
     _check(flags)
+    if flags.length_buckets and not flags.enable_batching:
+        notes.append("note: --length_buckets has no effect without --enable_batching")
     return CommandLine(flags=flags, notes=tuple(notes))
 
 

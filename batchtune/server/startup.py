@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchtune.batching import text_proto
+from batchtune.batching.length_buckets import parse_length_buckets
 from batchtune.batching.parameters import BatchingParameters, validate
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
@@ -24,7 +25,7 @@ def batching_settings(flags: ServerFlags) -> BatchingSettings:
     """The settings to start with.
 
     Raises:
-        UsageError: a file that cannot be read, or parameters that TF Serving would refuse.
+        UsageError: a file that cannot be read, parameters that TF Serving refuses, length buckets that do not rise.
     """
     parameters = BatchingParameters()
     if flags.batching_parameters_file:
@@ -38,6 +39,7 @@ def batching_settings(flags: ServerFlags) -> BatchingSettings:
         retry_max_time_micros=flags.batch_retry_max_time_micros,
         retry_delay_micros=flags.batch_retry_delay_micros,
         default_num_batch_threads=flags.processes_per_replica or None,
+        length_buckets=parse_length_buckets(flags.length_buckets),
     )
 
 

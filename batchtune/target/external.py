@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, format_length_buckets, parse_length_buckets
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.batching.triton_config import configuration_as_found, found_batching
 from batchtune.errors import BatchingParametersError, TargetError
@@ -55,7 +56,9 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
         parameters = answer.json() if answer.status_code == 200 else {}
         enabled = parameters.pop("enable_batching")
         parameters.pop("batch_scheduler", None)
-        return Configuration(batching=from_dict(parameters) if enabled else None)
+        buckets = parse_length_buckets(parameters.pop(LENGTH_BUCKETS, ()))
+        flags = ((LENGTH_BUCKETS, format_length_buckets(buckets)),) if buckets else ()
+        return Configuration(batching=from_dict(parameters) if enabled else None, flags=flags)
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, BatchingParametersError):
         return None
 

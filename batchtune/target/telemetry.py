@@ -41,6 +41,8 @@ class ServerActivity:
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
     `event_loop_lag_p99_s` is a floor: the lower edge of the histogram's bucket.
     `memory_bytes` is what the server and its children hold at the second reading.
+    `bucket_rows`, `bucket_sent_elements` and `bucket_padding_elements` tell by length bucket ("" without buckets) of
+    inputs that may differ in length: rows, elements that the requests brought, elements that filled them up.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -64,6 +66,9 @@ class ServerActivity:
     device_parallel: bool | None = None
     gpu_busy_ratio: float | None = None
     gpu_memory_used_bytes: float | None = None
+    bucket_rows: dict[str, int] = field(default_factory=dict)
+    bucket_sent_elements: dict[str, int] = field(default_factory=dict)
+    bucket_padding_elements: dict[str, int] = field(default_factory=dict)
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
@@ -157,6 +162,9 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,
         gpu_busy_ratio=None if busiest is None else gpus[busiest] / 1e6 / duration_s,
         gpu_memory_used_bytes=None if busiest is None else memory.get(busiest),
+        bucket_rows=change.by_label(f"{_OURS}length_bucket_rows_total", "bucket"),
+        bucket_sent_elements=change.by_label(f"{_OURS}length_bucket_sent_elements_total", "bucket"),
+        bucket_padding_elements=change.by_label(f"{_OURS}length_bucket_padding_elements_total", "bucket"),
     )
 
 

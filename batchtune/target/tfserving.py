@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.batching.tfserving import format_tfserving_text
 from batchtune.errors import TargetError
@@ -88,8 +89,7 @@ class TfServingTarget:
         running = self._process is not None and self._process.running
         if running and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
-        same_flags = self._in_force is not None and configuration.flags == self._in_force.flags
-        if running and self._spec.runs == "bundled" and same_flags:
+        if running and self._spec.runs == "bundled" and self._takes_hot(configuration):
             self._apply_hot(configuration)
             how: Literal["hot", "restart"] = "hot"
         else:
@@ -148,12 +148,25 @@ class TfServingTarget:
             raise TargetError("the server has not been launched yet")
         return self._process
 
+    def _takes_hot(self, configuration: Configuration) -> bool:
+        """Whether it differs from what is in force in nothing but what the tuning API replaces."""
+        if self._in_force is None:
+            return False
+        present, wanted = dict(self._in_force.flags), dict(configuration.flags)
+        return all(
+            present.get(name) == wanted.get(name)
+            for name in present.keys() | wanted.keys()
+            if name != LENGTH_BUCKETS
+        )
+
     def _apply_hot(self, configuration: Configuration) -> None:
         import httpx
 
         wanted: dict[str, Any] = {"enable_batching": configuration.batching is not None}
         if configuration.batching is not None:
             wanted |= to_dict(configuration.batching)
+            asked = {**self._flags, **dict(configuration.flags)}
+            wanted[LENGTH_BUCKETS] = asked.get(LENGTH_BUCKETS, NO_BUCKETS)
         try:
             with control_client(self.endpoint, timeout_s=30.0) as client:
                 answer = client.put(TUNING_PATH, json=wanted)

@@ -204,6 +204,10 @@ def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp
         f"tensorflow_model_server --model_base_path={saved} --model_name=saved --port=8500 --rest_api_port=8501 "
         "--enable_batching --batching_parameters_file=FILE"
     )
+    bucketed = replace(batched, flags=(("length_buckets", "32,64"),))
+    line = deployment(bucketed, scenario_of(target={"model": str(saved)}), Path("FILE"))
+    assert line.startswith("batchtune-model-server ")  # no other groups by length
+    assert line.endswith(" --length_buckets=32,64")
     line = deployment(alone, scenario_of(target={"model": str(onnx)}), Path("FILE"))
     assert line.startswith("batchtune-model-server ")
     assert "batching" not in line

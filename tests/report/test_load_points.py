@@ -248,3 +248,15 @@ def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():
     assert "batching" not in measured.advice
     foreign = replace(trial, configuration=replace(trial.configuration, known=False))
     assert "batching was off" not in trial_bottleneck(foreign).advice
+
+
+def test_padding_of_variable_lengths_is_told_by_bucket():
+    server = replace(
+        SERVER,
+        bucket_sent_elements={"64": 100, ">64": 100, "32": 100},
+        bucket_padding_elements={"64": 50, "32": 25, ">64": 225},
+    )
+    told = "Length padding: 50 % of the elements computed (bucket 32: 20 %, 64: 33 %, >64: 69 %)"
+    assert f"{told}." in said([point(8, server=server)])
+    assert f"{told} (clients 8)." in said([point(4, server=SERVER), point(8, server=server)])
+    assert "adding" not in said([point(8, server=SERVER)])

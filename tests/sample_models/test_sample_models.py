@@ -102,6 +102,25 @@ def test_a_word_that_the_transformer_does_not_know_counts_as_the_last_one() -> N
     np.testing.assert_array_equal(answers(module, given), answers(module, known))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("torchscript", [False, True])
+def test_a_sequence_of_any_length_has_the_same_scores_however_far_it_is_padded(
+    tmp_path: Path, torchscript: bool
+) -> None:
+    write_program("sequence_transformer", tmp_path / "1", torchscript=torchscript)
+    model = load_model(tmp_path / "1", CPU)
+    (spec,) = model.signatures["serving_default"].inputs
+    assert spec == TensorSpec(name="tokens", dtype="int64", shape=(None, None))
+    run = model.runs["serving_default"]
+    words = np.random.default_rng(3).integers(1, 20_000, (2, 256))
+    for length in (1, 7, 256):
+        alone = run({"tokens": words[:1, :length].copy()})["scores"]
+        together = words.copy()
+        together[0, length:] = 0
+        np.testing.assert_allclose(run({"tokens": together})["scores"][:1], alone, rtol=1e-4)
+    assert np.isfinite(run({"tokens": np.zeros((2, 3), np.int64)})["scores"]).all()
+
+
 def test_text_is_read_at_26_places_into_37_classes() -> None:
     assert FORMS["text_recognition"].output_shape == (26, 37)
 

@@ -234,3 +234,15 @@ def test_session_parallelism_sets_both_kinds_of_threads() -> None:
     )
     assert (options.intra_op_threads, options.inter_op_threads) == (3, 3)
     assert options.saved_model_tags == ("serve", "gpu")
+
+
+def test_length_buckets_rise_and_mean_nothing_without_batching() -> None:
+    flags = flags_of("--enable_batching", "--length_buckets=32,64")
+    assert startup.batching_settings(flags).length_buckets == (32, 64)
+    assert startup.batching_settings(flags_of()).length_buckets == ()
+    with pytest.raises(
+        BatchingParametersError, match=r"length_buckets entries must be .* increasing; was 64,32"
+    ):
+        startup.batching_settings(flags_of("--enable_batching", "--length_buckets=64,32"))
+    command = parse_flags([BASE, "--length_buckets=32"])
+    assert command.notes == ("note: --length_buckets has no effect without --enable_batching",)

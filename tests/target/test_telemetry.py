@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.measure.length_padding import bucket_text, padding_per_element
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
 
@@ -130,3 +131,26 @@ def test_activity_survives_json() -> None:
 @given(st.text())
 def test_any_page_at_all_is_read_without_failing(page: str) -> None:
     parse_prometheus(page)
+
+
+def test_padding_is_told_by_length_bucket() -> None:
+    page = """:batchtune:serving:length_bucket_rows_total{{bucket="32"}} {rows}
+:batchtune:serving:length_bucket_sent_elements_total{{bucket="32"}} {sent}
+:batchtune:serving:length_bucket_sent_elements_total{{bucket=">32"}} 50
+:batchtune:serving:length_bucket_padding_elements_total{{bucket="32"}} {padding}
+"""
+    before, after = (
+        Counters(monotonic_s=at, server_cpu_s=None, series=parse_prometheus(page.format(**values)))
+        for at, values in (
+            (1.0, {"rows": 1, "sent": 9, "padding": 1}),
+            (2.0, {"rows": 5, "sent": 109, "padding": 26}),
+        )
+    )
+    moved = activity(before, after)
+    assert moved.bucket_rows == {"32": 4}
+    assert moved.bucket_sent_elements == {"32": 100}
+    assert padding_per_element([moved, None]) == 0.25
+    assert bucket_text(moved) == "length padding: 20 % of the elements computed (bucket 32: 20 %)"
+    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(moved)))) == moved
+    assert padding_per_element([activity(before, before)]) is None
+    assert bucket_text(activity(before, before)) == ""

@@ -13,6 +13,7 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.external import read_parameters
 from batchtune.target.launch.server_log import HEAD_BYTES, TAIL_BYTES, WRITTEN_BYTES_MAX, ServerLog
 from batchtune.target.tfserving import TfServingTarget
 from tests.server.server_process import write_emulated
@@ -131,3 +132,15 @@ def test_a_log_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
     log.keep_in(tmp_path / "no such folder" / "server.log")
     log.copy()
     assert log.path.read_text() == "words\n"
+
+
+def test_length_buckets_come_into_force_between_two_batches_and_other_flags_by_a_restart(
+    target: TfServingTarget,
+) -> None:
+    assert target.apply(BATCHED).how == "hot"
+    bucketed = Configuration(batching=BATCHED.batching, flags=(("length_buckets", "32,64"),))
+    assert target.apply(bucketed).how == "hot"
+    assert read_parameters(target.endpoint) == bucketed
+    assert target.apply(BATCHED).how == "hot"
+    assert read_parameters(target.endpoint) == BATCHED
+    assert target.apply(Configuration(batching=None, flags=(("zero_padding", "true"),))).how == "restart"

@@ -21,6 +21,7 @@ from batchtune.report.comparison import (
     noise_lines,
     pair_sentence,
     print_comparison,
+    small_print,
     variant_line,
 )
 from batchtune.scenario.spec.scenario import Scenario
@@ -568,3 +569,25 @@ def test_a_server_that_answers_no_lone_request_has_no_pace_and_the_loads_say_why
     assert pace_text(variants[0], paces["off"]) == "off: a lone request was not answered"
     trials = list(compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces))
     assert {done.trial.failure for done in trials} == {"cannot start"}
+
+
+def test_variants_that_differ_in_length_buckets_share_a_server_and_say_what_padding_they_save():
+    one, two = (
+        Variant(name=name, scenario=variant_scenario(fixed={**BATCHED, "length_buckets": value}))
+        for name, value in (("one_queue", "none"), ("buckets", [32, 64]))
+    )
+    assert one.server_key == two.server_key
+    assert Variant(
+        name="x", scenario=variant_scenario(fixed={**BATCHED, "zero_padding": True})
+    ).server_key != (one.server_key)
+    _, found = run([one, two], blocks=1)
+    assert not any("adding" in line for line in small_print(found))
+    first, second = found.variants
+    padded = replace(
+        found,
+        variants=(replace(first, padding_per_element=1.5), replace(second, padding_per_element=0.25)),
+    )
+    assert small_print(padded)[0] == (
+        "Length padding, of the elements computed: one_queue 60 %, buckets 20 %; against one_queue padding saved: 83 % "
+        "(buckets)."
+    )

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     PARAMETER_NAMES,
@@ -25,8 +26,9 @@ def configuration_of(
 ) -> Configuration:
     """The configuration of `fixed` overlaid with `point`; names that are no batching parameter are server flags.
 
-    `enable_batching: false` turns batching off and leaves its parameters aside. So that every combination of a
-    space is legal, sizes are fitted to `max_batch_size` where one of the two is among the `searched` names.
+    `enable_batching: false` turns batching off and leaves its parameters and length buckets aside. So that every
+    combination of a space is legal, sizes are fitted to `max_batch_size` where one of the two is among the `searched`
+    names.
 
     Raises:
         BatchingParametersError: values that no server would accept.
@@ -35,8 +37,12 @@ def configuration_of(
     batching = {
         name: value for name, value in values.items() if name in PARAMETER_NAMES and value is not None
     }
-    flags = server_flags(values)
     enabled = values.get("enable_batching", True)
+    flags = tuple(
+        (name, text)
+        for name, text in server_flags(values)
+        if name != LENGTH_BUCKETS or (parse_length_buckets(text) and enabled)
+    )
     if not isinstance(enabled, bool):
         raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
     if not enabled:
@@ -55,10 +61,11 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def misspelt_knob(name: str) -> str | None:
     """The batching parameter that `name` was probably meant to be; None for one, or for a server flag."""
-    if name in KNOBS or name.startswith("--"):
+    known = (*KNOBS, LENGTH_BUCKETS)
+    if name in known or name.startswith("--"):
         return None
     plain = name.lower().replace("-", "_")
-    near = get_close_matches(plain, KNOBS, n=1, cutoff=0.85)
+    near = get_close_matches(plain, known, n=1, cutoff=0.85)
     return near[0] if near else None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from batchtune.scenario.spec.lengths import LengthsSpec
 from batchtune.scenario.spec.section import FileName, Spec
 from batchtune.scenario.units import Count, PositiveSeconds, Ratio, problem
 
@@ -16,6 +17,17 @@ Shapes = Annotated[
     Field(
         description="dimensions after the batch dimension of each input whose model leaves them open",
         examples=[{"ids": [200]}],
+    ),
+]
+DISTINCT_LENGTHS: Final = 256
+"""Payloads that stand for a distribution of lengths: one of each 256th part of it."""
+
+Lengths = Annotated[
+    LengthsSpec,
+    Field(
+        description="length of each request, for the dimensions that the model leaves open: "
+        "{lognormal: {median, sigma, max}}, {histogram: {lengths, weights}} or {file: NAME}",
+        examples=[{"lognormal": {"median": 40, "sigma": 0.8, "max": 256}}],
     ),
 ]
 Protocol = Literal["grpc", "rest", "kserve_grpc", "kserve_rest", "kserve_rest_binary"]
@@ -101,6 +113,7 @@ class MixSpec(Spec):
     signature: SignatureName | None = None
     inputs: InputsField | None = None
     shapes: Shapes | None = None
+    lengths: Lengths | None = None
 
 
 class AnswersSpec(Spec):
@@ -130,6 +143,7 @@ class RequestSpec(Spec):
     rows: Count = Field(default=1, description="rows (examples) per request")
     inputs: InputsField = "random"
     shapes: Shapes = Field(default_factory=dict)
+    lengths: Lengths | None = None
     signature: SignatureName = "serving_default"
     mix: tuple[MixSpec, ...] = Field(
         default=(),
@@ -137,7 +151,8 @@ class RequestSpec(Spec):
         examples=[[{"weight": 9, "rows": 1}]],
     )
     distinct: Count = Field(
-        default=16, description="different payloads in rotation, so that no cache answers for the model"
+        default=16,
+        description="different payloads in rotation, so that no cache answers for the model; with lengths 256",
     )
     rest_format: Literal["row", "columnar"] = Field(
         default="row", description="rest: row sends `instances`, columnar sends `inputs`"
@@ -161,7 +176,17 @@ class RequestSpec(Spec):
                 raise problem("a header is one line", at=("headers", name))
         if self.answers.file is not None and self.answers.check != "expected":
             raise problem("read only with check: expected", at=("answers", "file"))
+        if any(kind.lengths is not None for kind in self.kinds()):
+            self._drawn_lengths()
         return self
+
+    def _drawn_lengths(self) -> None:
+        if any(kind.lengths is not None and isinstance(kind.inputs, FileInputs) for kind in self.kinds()):
+            raise problem(
+                "recorded requests have their own lengths", at=("lengths",), hint="set inputs: random"
+            )
+        if "distinct" not in self.model_fields_set:
+            object.__setattr__(self, "distinct", DISTINCT_LENGTHS)
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -182,6 +207,7 @@ class RequestSpec(Spec):
                 signature=one.signature or self.signature,
                 inputs=one.inputs if one.inputs is not None else self.inputs,
                 shapes=one.shapes if one.shapes is not None else self.shapes,
+                lengths=one.lengths if one.lengths is not None else self.lengths,
             )
             for one in self.mix or (MixSpec(),)
         )

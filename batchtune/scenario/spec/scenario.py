@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration, Dialect
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.spec.check import CheckSpec
@@ -272,6 +273,12 @@ class Scenario(Spec):
                         "unknown batching parameter",
                         at=(*path, name),
                         hint=f"did you mean {meant!r}? (write --{name} for a server flag)",
+                    )
+                if name == LENGTH_BUCKETS and self.target.runs != "bundled":
+                    raise problem(
+                        "only the bundled server groups requests by length",
+                        at=(*path, name),
+                        hint="leave it out; it goes with target: {kind: tfserving, server: bundled}",
                     )
         for name in self.search.space.keys() & self.fixed.keys():
             raise problem("both fixed and searched", at=("fixed", name), hint="remove one of the two")

@@ -5,6 +5,7 @@
     service_time:
       base_ms: 2.0            # a batch of n rows takes base_ms + per_row_ms * n
       per_row_ms: 0.05
+      per_element_ms: 0.0     # beside that, for each element of the inputs, padding included
       steps: {1: 2.1, 8: 2.5} # instead: up to 1 row 2.1 ms, up to 8 rows 2.5 ms; above, in proportion
       jitter_ratio: 0.0       # standard deviation / mean of a log-normal factor
       seed: 0                 # of the jitter
@@ -51,6 +52,7 @@ class ServiceTime:
 
     base_ms: float = 0.0
     per_row_ms: float = 0.0
+    per_element_ms: float = 0.0
     steps: tuple[tuple[int, float], ...] = ()
     jitter_ratio: float = 0.0
     seed: int = 0
@@ -60,15 +62,18 @@ class ServiceTime:
     concurrency: Literal["serial", "parallel"] = "serial"
     contention_ratio: float = 0.0
 
-    def mean_ns(self, rows: int) -> int:
-        """The mean time, in nanoseconds, of a batch of `rows` rows."""
+    def mean_ns(self, rows: int, elements: int = 0) -> int:
+        """The mean time, in nanoseconds, of a batch of `rows` rows and `elements` elements in all."""
+        return round((self._of_rows_ms(rows) + self.per_element_ms * elements) * 1e6)
+
+    def _of_rows_ms(self, rows: int) -> float:
         if not self.steps:
-            return round((self.base_ms + self.per_row_ms * rows) * 1e6)
+            return self.base_ms + self.per_row_ms * rows
         for rows_max, milliseconds in self.steps:
             if rows <= rows_max:
-                return round(milliseconds * 1e6)
+                return milliseconds
         rows_max, milliseconds = self.steps[-1]
-        return round(milliseconds * 1e6 * rows / rows_max)
+        return milliseconds * rows / rows_max
 
 
 class SharedTimetable:
@@ -156,20 +161,21 @@ class EmulatedDevice:
                 f"OOM when allocating tensor with shape[{shape}] and type {first.dtype} on /device:EMULATED:0: the "
                 f"emulated device has room for {self._rows_max} rows",
             )
+        elements = sum(array.size for array in inputs.values()) if self._service_time.per_element_ms else 0
         if self._shared is not None:
             _burn_cpu(self._service_time.cpu_ms)
-            self._hold_shared(self._shared, rows)
+            self._hold_shared(self._shared, rows, elements)
             return expected_outputs(self._outputs, inputs)
-        due_ns = self._due_ns(arrived_ns, rows)
+        due_ns = self._due_ns(arrived_ns, rows, elements)
         outputs = expected_outputs(self._outputs, inputs)
         _burn_cpu(self._service_time.cpu_ms)
         sleep_until(due_ns)
         return outputs
 
-    def _hold_shared(self, shared: SharedTimetable, rows: int) -> None:
+    def _hold_shared(self, shared: SharedTimetable, rows: int, elements: int) -> None:
         """Sleep from one end of a batch to the next until it is this one's."""
         with self._lock:
-            number = shared.start(time.monotonic_ns(), self._held_ns(rows))
+            number = shared.start(time.monotonic_ns(), self._held_ns(rows, elements))
             next_end_ns = shared.next_end_ns()
         while True:
             sleep_until(next_end_ns)
@@ -179,25 +185,25 @@ class EmulatedDevice:
                     return
                 next_end_ns = shared.next_end_ns()
 
-    def _due_ns(self, arrived_ns: int, rows: int) -> int:
+    def _due_ns(self, arrived_ns: int, rows: int, elements: int = 0) -> int:
         is_drawn = self._sigma > 0.0 or self._service_time.slow_ratio > 0.0
         if not is_drawn and self._service_time.concurrency == "parallel":
-            return arrived_ns + self._held_ns(rows)
+            return arrived_ns + self._held_ns(rows, elements)
         with self._lock:
-            held_ns = self._held_ns(rows)
+            held_ns = self._held_ns(rows, elements)
             if self._service_time.concurrency == "parallel":
                 return arrived_ns + held_ns
             self._free_at_ns = max(arrived_ns, self._free_at_ns) + held_ns
             return self._free_at_ns
 
-    def _held_ns(self, rows: int) -> int:
+    def _held_ns(self, rows: int, elements: int) -> int:
         """The time of one batch alone on the device; where anything is drawn, under the lock."""
         factor = 1.0
         if self._sigma > 0.0:
             factor *= math.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma))
         if self._service_time.slow_ratio > 0.0 and self._random.random() < self._service_time.slow_ratio:
             factor *= self._service_time.slow_factor
-        return round(self._service_time.mean_ns(rows) * factor)
+        return round(self._service_time.mean_ns(rows, elements) * factor)
 
 
 def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[str, NDArray[Any]]:

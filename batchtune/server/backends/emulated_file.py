@@ -20,6 +20,7 @@ from batchtune.wire.status import StatusError
 _SERVICE_TIME_KEYS = (
     "base_ms",
     "per_row_ms",
+    "per_element_ms",
     "steps",
     "jitter_ratio",
     "seed",
@@ -31,7 +32,8 @@ _SERVICE_TIME_KEYS = (
 )
 
 _NUMBERS = (
-    "base_ms", "per_row_ms", "jitter_ratio", "slow_ratio", "slow_factor", "cpu_ms", "contention_ratio",
+    "base_ms", "per_row_ms", "per_element_ms", "jitter_ratio", "slow_ratio", "slow_factor", "cpu_ms",
+    "contention_ratio",
 )  # fmt: skip
 
 

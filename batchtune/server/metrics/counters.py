@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from batchtune.server.metrics.gpu import GpuReading
+from batchtune.server.metrics.length_use import LengthUse
 from batchtune.server.metrics.prometheus_text import (
     Histogram,
     Labels,
@@ -111,6 +112,7 @@ class Metrics:
         self._batches: list[BatchRecord] = []  # not yet counted
         self._run_count = 0
         self._close_reasons: dict[str, int] = {}
+        self._lengths = LengthUse()
         self._execution_counts: dict[int, int] = {}
         self._execution_micros: dict[int, float] = {}
         self._rejections: dict[str, int] = {}
@@ -187,6 +189,7 @@ class Metrics:
             _histogram(self._padding_sizes, size, _SIZE_BOUNDS).add(size - record.rows)
             _count(self._close_reasons, record.close_reason)
             self._count_execution(size, record.execution_micros)
+            self._lengths.add(record)
         self._batches.clear()
 
     def _count_execution(self, rows: int, micros: float) -> None:
@@ -257,6 +260,7 @@ class Metrics:
             *render_values(
                 _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
             ),
+            *self._lengths.lines(_OURS),
             *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
             *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
         ]

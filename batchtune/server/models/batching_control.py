@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
 from batchtune.errors import BatchingParametersError
 from batchtune.server.models.servable import Servable
@@ -19,7 +20,7 @@ from batchtune.server.sessions.batch_record import BatchObserver
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind, SessionPool
 from batchtune.server.sessions.request import Deliver
 
-_SWITCHES = ("enable_batching", "batch_scheduler")
+_SWITCHES = ("enable_batching", "batch_scheduler", LENGTH_BUCKETS)
 
 
 class BatchingControl:
@@ -70,19 +71,22 @@ class BatchingControl:
             thread.join()
 
     def in_force(self) -> dict[str, Any]:
-        """What GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, the fields present."""
+        """What GET /v1/tuning/batching_parameters shows: enable_batching, batch_scheduler, the fields and length
+        buckets present."""
         settings = self._pool.settings
         shown: dict[str, Any] = {"enable_batching": settings.enabled}
         if settings.enabled:
             shown |= {"batch_scheduler": settings.scheduler, **to_dict(settings.parameters)}
+        if settings.enabled and settings.length_buckets:
+            shown[LENGTH_BUCKETS] = list(settings.length_buckets)
         return shown
 
     def replace(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Put other parameters in force, for every model alike; returns what then is. Blocks for milliseconds.
 
         `wanted` holds what `in_force` shows; enable_batching absent means true, batch_scheduler absent means the
-        present one, any other field absent means the server's default. Batches under way and requests queued
-        under the old parameters are still answered under them.
+        present one, and so length_buckets (32,64 or a list, "none"); any other field absent means the server's default.
+        Batches under way and requests queued under the old parameters are still answered under them.
 
         Raises:
             BatchingParametersError: a name, type or value that TF Serving would refuse; nothing has changed.
@@ -139,4 +143,14 @@ def _settings(wanted: Mapping[str, Any], present: BatchingSettings) -> BatchingS
         given = ", ".join(name for name in PARAMETER_NAMES if name in wanted)
         raise BatchingParametersError(f"{given} given without setting enable_batching to true")
     validate(parameters)
-    return replace(present, enabled=enabled, parameters=parameters, scheduler=scheduler, per_model=False)
+    buckets = present.length_buckets
+    if LENGTH_BUCKETS in wanted:
+        buckets = parse_length_buckets(wanted[LENGTH_BUCKETS])
+    return replace(
+        present,
+        enabled=enabled,
+        parameters=parameters,
+        scheduler=scheduler,
+        per_model=False,
+        length_buckets=buckets,
+    )

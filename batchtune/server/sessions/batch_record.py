@@ -14,7 +14,9 @@ class BatchRecord:
     """One batch that was run.
 
     rows: without padding. task_rows, queue_wait_micros: one entry per task, in order. execution_micros: the model's
-    run alone. error_code: gRPC's name where the run failed.
+    run alone. error_code: gRPC's name where the run failed. sent_elements, padding_elements: of the inputs that may
+    differ in length, what the requests brought and what fills them up to the batch's longest, without the rows that
+    only fill up the batch. bucket: the length bucket; "" without buckets.
     """
 
     rows: int
@@ -26,6 +28,9 @@ class BatchRecord:
     queue_wait_micros: Sequence[int]
     execution_micros: float
     error_code: str | None
+    sent_elements: int = 0
+    padding_elements: int = 0
+    bucket: str = ""
 
 
 class BatchObserver(Protocol):

@@ -22,7 +22,7 @@ from batchtune.server.scheduling.queue_options import QueueOptions, next_allowed
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
 from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
 from batchtune.server.sessions.input_shapes import InputShape
-from batchtune.server.sessions.merging import LengthPadding, checked_outputs, merge_tensors
+from batchtune.server.sessions.merging import LengthPadding, checked_outputs, elements_of, merge_tensors
 from batchtune.server.sessions.request import (
     EXPIRED_IN_QUEUE,
     Deliver,
@@ -98,6 +98,9 @@ class BatchingSession:
             tuple[int, ...], int
         ] = {}  # shapes of the only input that passed every check
         self._output_names = tuple(spec.name for spec in signature.outputs)
+        self._open_inputs = [
+            spec.name for spec in signature.inputs if spec.shape is None or None in spec.shape[1:]
+        ]
         self._runner = runner
         self._scheduler = scheduler
         self._now_micros = scheduler.clock.now_micros
@@ -258,6 +261,9 @@ class BatchingSession:
             )
             for name, _, _ in self._inputs
         }
+        sent, padding = (0, 0)
+        if self._open_inputs:
+            sent, padding = elements_of(self._open_inputs, [task.inputs for task in tasks], merged)
         error_code: str | None = "INTERNAL"
         began_ns = time.monotonic_ns()
         try:
@@ -279,6 +285,8 @@ class BatchingSession:
                     queue_wait_micros=[start_micros - micros for micros in batch.enqueued_micros],
                     execution_micros=execution_micros,
                     error_code=error_code,
+                    sent_elements=sent,
+                    padding_elements=padding,
                 )
             )
         return checked_outputs(results, self._output_names, padded_rows)

@@ -54,6 +54,19 @@ def merge_tensors(
     return merged
 
 
+def elements_of(
+    names: Sequence[str], tasks: Sequence[Mapping[str, NDArray[Any]]], merged: Mapping[str, NDArray[Any]]
+) -> tuple[int, int]:
+    """How many elements of these inputs the tasks brought, and how many fill them up to the batch's longest.
+
+    The rows that only fill up the batch are not counted.
+    """
+    rows = sum(len(inputs[name]) for name in names[:1] for inputs in tasks)
+    sent = sum(inputs[name].size for name in names for inputs in tasks)
+    computed = sum(merged[name].size // len(merged[name]) * rows for name in names)
+    return sent, computed - sent
+
+
 def checked_outputs(
     outputs: Mapping[str, NDArray[Any]], names: Sequence[str], padded_rows: int
 ) -> dict[str, NDArray[Any]]:

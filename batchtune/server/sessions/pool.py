@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
@@ -25,7 +26,8 @@ from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.scheduling.shared import SharedBatchScheduler
 from batchtune.server.sessions.batch_record import BatchObserver
-from batchtune.server.sessions.batched import BatchingSession
+from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
+from batchtune.server.sessions.length_buckets import LengthBuckets, open_axes_of
 from batchtune.server.sessions.merging import LengthPadding
 from batchtune.server.sessions.request import Deliver, Queued
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
@@ -46,7 +48,8 @@ class BatchingSettings:
 
     `per_model`: each version directory's batching_params.pbtxt replaces `parameters` but for the threads, and a
     version without one is not batched. `retry_max_time_micros` 0: a full queue fails at once.
-    `default_num_batch_threads` applies where `parameters` has none.
+    `default_num_batch_threads` applies where `parameters` has none. `length_buckets`: the lengths up to which requests
+    share a queue, rising, padded to the longest of their batch; () means one queue, as in TF Serving.
     """
 
     enabled: bool = False
@@ -57,6 +60,7 @@ class BatchingSettings:
     retry_max_time_micros: int = 0
     retry_delay_micros: int = 100
     default_num_batch_threads: int | None = None
+    length_buckets: tuple[int, ...] = ()
 
     @property
     def num_batch_threads(self) -> int:
@@ -85,6 +89,7 @@ def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:
         "num_batch_threads": settings.num_batch_threads,
         "allowed_batch_sizes": ",".join(map(str, options.allowed_batch_sizes)),
         "max_execution_batch_size": options.max_execution_batch_size,
+        LENGTH_BUCKETS: ",".join(map(str, settings.length_buckets)),
     }
     return ", ".join(f"{name} {value}" for name, value in values.items() if value not in {None, ""})
 
@@ -115,7 +120,7 @@ class SessionPool:
         self._observer = observer
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._batched: list[BatchingSession] = []
+        self._batched: list[BatchingSession | LengthBuckets] = []
         self._scheduler = _scheduler(settings) if settings.enabled else None
         self._handlers: HandlerThreads | None = None
         self._retrier = None
@@ -146,23 +151,14 @@ class SessionPool:
                     "batch_timeout_micros must be positive for the streaming scheduler: it never runs a batch that "
                     "neither fills up nor times out"
                 )
-            session = BatchingSession(
-                signature=signature,
-                runner=run,
-                scheduler=self._scheduler,
-                options=_queue_options(parameters),
-                observer=self._observer,
-                deliver=self._deliver,
-                length_padding=_length_padding(parameters, zero=self.settings.zero_padding),
-                retrier=self._retrier,
-            )
+            session = self._batching(self._scheduler, signature, run, parameters)
             self._batched.append(session)
             return session
 
     def forget(self, session: Session) -> None:
         """Close one session; returns when what it has queued is answered."""
         session.close()
-        if isinstance(session, BatchingSession):
+        if isinstance(session, BatchingSession | LengthBuckets):
             with self._lock:
                 if session in self._batched:
                     self._batched.remove(session)
@@ -184,7 +180,32 @@ class SessionPool:
         if self._handlers is not None:
             self._handlers.close()
 
-    def _next_batched(self) -> BatchingSession | None:
+    def _batching(
+        self, scheduler: SessionScheduler, signature: Signature, run: Runner, parameters: BatchingParameters
+    ) -> BatchingSession | LengthBuckets:
+        """One queue, or one for each length bucket where the signature leaves a length open."""
+        boundaries, axes = self.settings.length_buckets, open_axes_of(signature)
+        bucketed = bool(boundaries and axes)
+        padded = parameters.pad_variable_length_inputs or bucketed
+        zero = self.settings.zero_padding
+
+        def open_session(observer: BatchObserver) -> BatchingSession:
+            return BatchingSession(
+                signature=signature,
+                runner=run,
+                scheduler=scheduler,
+                options=_queue_options(parameters),
+                observer=observer,
+                deliver=self._deliver,
+                length_padding=_length_padding(padded=padded, zero=zero),
+                retrier=self._retrier,
+            )
+
+        if not bucketed:
+            return open_session(self._observer)
+        return LengthBuckets(boundaries, axes, observer=self._observer, open_session=open_session)
+
+    def _next_batched(self) -> BatchingSession | LengthBuckets | None:
         with self._lock:  # a version that ends at the same time forgets its own
             return self._batched.pop() if self._batched else None
 
@@ -218,7 +239,7 @@ def _queue_options(parameters: BatchingParameters) -> QueueOptions:
     )
 
 
-def _length_padding(parameters: BatchingParameters, *, zero: bool) -> LengthPadding:
-    if not parameters.pad_variable_length_inputs:
+def _length_padding(*, padded: bool, zero: bool) -> LengthPadding:
+    if not padded:
         return "off"
     return "zero" if zero else "first_element"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import count
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.paired import balanced_orders
@@ -37,7 +38,8 @@ class Variant:
     @property
     def server_key(self) -> str:
         """Equal for variants that one launched server can serve: they differ at most in what it takes hot."""
-        return f"{self.scenario.target.model_dump_json()} {self.configuration.flags}"
+        flags = [(name, value) for name, value in self.configuration.flags if name != LENGTH_BUCKETS]
+        return f"{self.scenario.target.model_dump_json()} {flags}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

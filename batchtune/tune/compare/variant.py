@@ -12,6 +12,7 @@ from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.length_padding import padding_per_element
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.paired import typical
 from batchtune.measure.statistics.quantiles import Estimate
@@ -32,6 +33,7 @@ class VariantFigures:
 
     `requests` is the fixed number that `wall_s` is the time of; None: the runs were bounded by time. `noisy` counts
     the runs among `runs` that the host disturbed after all repeats. `failure` is why it was left out; None: it was not.
+    `padding_per_element`: what filled up shorter inputs, for each element sent; None: all have one length.
     """
 
     name: str
@@ -50,6 +52,7 @@ class VariantFigures:
     bottleneck: Bottleneck | None
     caveats: tuple[Caveat, ...]
     failure: str | None
+    padding_per_element: float | None = None
 
     @property
     def client_limited(self) -> bool:
@@ -91,6 +94,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
         bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
         caveats=_caveats(measured),
         failure=None if last is None else last.failure,
+        padding_per_element=padding_per_element(each.server for each in measured),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
@@ -193,5 +194,7 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
         flags = dict(configuration.flags)
         if configuration.dialect == "triton" and name == "num_batch_threads" and INSTANCES in flags:
             return int(flags[INSTANCES])
+        if name == LENGTH_BUCKETS:
+            return flags.get(name, NO_BUCKETS)
         value = flags.get(name.lstrip("-"), _defaults(cpus, configuration.dialect).get(name))
     return value

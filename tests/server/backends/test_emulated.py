@@ -66,6 +66,18 @@ def test_steps_replace_the_line_and_go_on_in_proportion() -> None:
     assert [steps.mean_ns(rows) for rows in (1, 2, 8, 16)] == [2_000_000, 4_000_000, 4_000_000, 8_000_000]
 
 
+def test_the_service_time_may_grow_with_the_elements_padding_included(tmp_path: Path) -> None:
+    text = "service_time: {base_ms: 1, per_row_ms: 0.5, per_element_ms: 0.25}\n"
+    text += "inputs: {x: {dtype: int32, shape: [-1]}}\noutputs: {y: {dtype: float32, shape: []}}\n"
+    load_emulated_model(version_directory(tmp_path, text))
+    service_time = ServiceTime(base_ms=1.0, per_row_ms=0.5, per_element_ms=0.25)
+    assert service_time.mean_ns(2, 8) == 4_000_000
+    device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+    started_ns = time.monotonic_ns()
+    device({"x": np.zeros((2, 4), np.int32)})
+    assert time.monotonic_ns() - started_ns >= 4_000_000
+
+
 def test_a_batch_is_held_at_least_for_its_service_time() -> None:
     device = EmulatedDevice(ServiceTime(base_ms=2.0), rows_max=None, outputs=Y)
     started_ns = time.monotonic_ns()

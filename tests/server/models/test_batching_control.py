@@ -513,3 +513,19 @@ def test_a_pool_that_ends_takes_its_sessions_under_its_lock() -> None:
         assert locked == [True]
 
     serve(scenario, batching(batch_timeout_micros=0))
+
+
+def test_length_buckets_are_replaced_like_parameters_and_stay_until_they_are() -> None:
+    async def scenario(server: Server) -> None:
+        replaced = await server.replace({"max_batch_size": 8, "length_buckets": "32,64"})
+        assert replaced["length_buckets"] == [32, 64]
+        assert (await server.replace({"max_batch_size": 4}))["length_buckets"] == [32, 64]
+        with pytest.raises(BatchingParametersError, match="length_buckets entries must be"):
+            await server.replace({"length_buckets": [64, 32]})
+        assert server.control.in_force()["length_buckets"] == [32, 64]
+        assert "length_buckets" not in await server.replace({"length_buckets": "none"})
+        assert "length_buckets" not in await server.replace(
+            {"enable_batching": False, "length_buckets": [32]}
+        )
+
+    serve(scenario, batching(max_batch_size=2))

@@ -20,9 +20,11 @@ from batchtune.server.backends.model import (
     Tensors,
     out_of_memory,
 )
+from batchtune.server.backends.onnx_weights import cut_weights, read_weights
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
+_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _DTYPES = {
     "tensor(bool)": "bool",
@@ -60,10 +62,11 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
     session_options.inter_op_num_threads = options.inter_op_threads
     if options.inter_op_threads > 1:
         session_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    failures = _failures()
+    failures: tuple[type[Exception], ...] = (*_failures(), OSError)
     try:
+        model, tables = _model(onnxruntime, path, session_options)
         session = onnxruntime.InferenceSession(
-            str(path), session_options, providers=_providers(onnxruntime, options)
+            model, session_options, providers=_providers(onnxruntime, options)
         )
     except failures as error:
         raise StatusError("INVALID_ARGUMENT", f"{path}: {error}") from error
@@ -74,17 +77,36 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
         inputs=_specs(path, session.get_inputs()),
         outputs=_specs(path, session.get_outputs()),
     )
-    run = _GraphRun(session, tuple(spec.name for spec in signature.outputs), failures)
+    run = _GraphRun(session, tuple(spec.name for spec in signature.outputs), failures, tables)
     return LoadedModel(
         platform="onnxruntime", signatures={DEFAULT_SIGNATURE: signature}, runs={DEFAULT_SIGNATURE: run}
     )
 
 
+def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | bytes, list[Any]]:
+    """What a session is made of: the path, or the graph without large tables, and these, which must outlive it."""
+    cut = cut_weights(path) if path.exists() else None
+    if cut is None:
+        return str(path), []
+    session_options.add_session_config_entry(_WEIGHTS_BESIDE, str(path.parent))
+    tables = []
+    for weight, array in zip(cut.weights, read_weights(path, cut.weights), strict=True):
+        table = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.data_type)
+        session_options.add_initializer(weight.name, table)
+        tables.append(table)
+    return cut.proto, tables
+
+
 class _GraphRun:
     def __init__(
-        self, session: Any, output_names: tuple[str, ...], failures: tuple[type[Exception], ...]
+        self,
+        session: Any,
+        output_names: tuple[str, ...],
+        failures: tuple[type[Exception], ...],
+        tables: list[Any],
     ) -> None:
         self._session = session
+        self._tables = tables  # the session has no reference to them, and goes before them
         self._output_names = output_names
         self._failures = failures
 

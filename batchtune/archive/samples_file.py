@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchtune.errors import ArchiveError
-from batchtune.load.record.samples import Samples
+from batchtune.load.record.samples import COLUMNS, Samples, WorkerShare
 
 SCHEMA_VERSION = 1
-
-_COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows")
 
 
 def to_parquet(samples: Samples) -> bytes:
@@ -31,8 +30,12 @@ def to_parquet(samples: Samples) -> bytes:
         "error_texts": samples.error_texts,
         "notes": list(samples.notes),
         "pauses_ns": list(samples.pauses_ns),
+        "workers": [asdict(share) for share in samples.workers],
     }
-    table = pa.table({name: getattr(samples, name) for name in _COLUMNS})
+    columns = {name: getattr(samples, name) for name in COLUMNS}
+    if samples.worker is not None:
+        columns["worker"] = samples.worker
+    table = pa.table(columns)
     sink = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata({"batchtune": json.dumps(described)}), sink, compression="zstd"
@@ -42,7 +45,7 @@ def to_parquet(samples: Samples) -> bytes:
 
 
 def read_parquet(path: Path) -> Samples:
-    """The samples in a file; one older than `pauses_ns` has none.
+    """The samples in a file; one older than `pauses_ns` or `workers` has none.
 
     Raises:
         ArchiveError: missing, corrupt or of another schema.
@@ -56,7 +59,11 @@ def read_parquet(path: Path) -> Samples:
             )
         pauses_ns = tuple((start, length) for start, length in described.pop("pauses_ns", ()))
         notes = tuple(described.pop("notes"))
-        columns = {name: table[name].to_numpy() for name in _COLUMNS}
-        return Samples(**columns, **described, notes=notes, pauses_ns=pauses_ns)
+        workers = tuple(WorkerShare(**share) for share in described.pop("workers", ()))
+        columns = {name: table[name].to_numpy() for name in COLUMNS}
+        worker = table["worker"].to_numpy() if workers else None
+        return Samples(
+            **columns, **described, notes=notes, pauses_ns=pauses_ns, worker=worker, workers=workers
+        )
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ArchiveError(f"{path}: samples cannot be read: {error}") from error

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SERVER_LOG
 from batchtune.errors import TargetError, UsageError
-from batchtune.load.calibration import calibrate
-from batchtune.load.fleet import LoadFleet
+from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Benches:
-    """A launched server for each distinct target, a fleet for each number and place of processes, a bench a variant.
+    """A launched server for each distinct target, a fleet for each number and place of workers, a bench a variant.
 
     All start on first use and live until the end of `stack`; the host guard and what the client can do at most are
     shared. `apart`: variants that one server could serve get one each.
@@ -46,7 +45,7 @@ class Benches:
     _launches: int = 0
     _guard: HostGuard = field(default_factory=HostGuard)
     _targets: dict[str, TfServingTarget] = field(default_factory=dict)
-    _fleets: dict[tuple[int, tuple[int, ...] | None], LoadFleet] = field(default_factory=dict)
+    _fleets: dict[tuple[int, tuple[int, ...] | None, str], AnyFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
     _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
     _turn: Turn | None = None
@@ -95,12 +94,12 @@ class Benches:
             self.view.live(f"block {self._turn.block} of {self.blocks}, {self._turn.variant.name}, {line}")
 
     def _calibrated(
-        self, fleet: LoadFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
+        self, fleet: AnyFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
     ) -> float:
         """What this fleet can send at most: measured once for requests of one protocol and size."""
         key = (requests.protocol, sum(map(len, requests.bodies)), fleet.processes)
         if key not in self._client_max_rps:
-            self._client_max_rps[key] = calibrate(fleet, requests, server_cpus=server_cpus).client_max_rps
+            self._client_max_rps[key] = client_max_rps(fleet, requests, server_cpus=server_cpus)
         return self._client_max_rps[key]
 
     def _target(self, variant: Variant) -> TfServingTarget:
@@ -115,11 +114,12 @@ class Benches:
             target.keep_log(self.folder / name)
         return self._targets[key]
 
-    def _fleet(self, load: LoadSpec) -> LoadFleet:
-        key = (load.processes, load.cpus)
+    def _fleet(self, load: LoadSpec) -> AnyFleet:
+        key = (load.processes, load.cpus, str(load.fleet))
         if key not in self._fleets:
-            fleet = LoadFleet(processes=load.processes, cpus=load.cpus)
-            self._fleets[key] = self.stack.enter_context(fleet)
+            fleet = fleet_of(load, on_event=self.view.event)
+            self.stack.enter_context(fleet)
+            self._fleets[key] = fleet
         return self._fleets[key]
 
 

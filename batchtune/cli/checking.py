@@ -15,6 +15,7 @@ from batchtune.cli.arguments.options import (
     ScenarioArgument,
     SetOption,
     examples,
+    takes_fleet,
     takes_slo,
 )
 from batchtune.errors import UsageError
@@ -33,9 +34,11 @@ checking = typer.Typer()
     )
 )
 @takes_slo
+@takes_fleet
 def check(
     *,
     slo: dict[str, str],
+    workers: list[str],
     scenario: ScenarioArgument,
     baseline_model: Annotated[
         str | None, typer.Option(metavar="DIR", help="The model of the baseline. Default: the scenario's.")
@@ -117,7 +120,7 @@ def check(
 
     wanted = CheckRequest(
         scenario=scenario,
-        overrides=[*(set_ or []), *slo_overrides(slo)],
+        overrides=[*(set_ or []), *slo_overrides(slo), *workers],
         baseline_set=[*model_override(baseline_model), *(baseline_set or [])],
         candidate_set=[*model_override(candidate_model), *(candidate_set or [])],
         candidate=candidate,

@@ -23,6 +23,7 @@ from batchtune.cli.arguments.options import (
     SubjectArgument,
     WhyOption,
     examples,
+    takes_fleet,
     takes_request,
     takes_slo,
 )
@@ -42,10 +43,12 @@ measuring = typer.Typer()
 )
 @takes_slo
 @takes_request
+@takes_fleet
 def sweep(
     *,
     slo: dict[str, str],
     request: list[str],
+    workers: list[str],
     subject: SubjectArgument,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
@@ -81,6 +84,7 @@ def sweep(
         *(set_ or []),
         *slo_overrides(slo),
         *request,
+        *workers,
         *([] if strategy is None else [f"search.strategy={strategy}"]),
         *([] if budget is None else [f"search.budget.time={budget}"]),
     ]
@@ -108,14 +112,17 @@ def sweep(
         "load scenarios/quickstart.yaml --set max_batch_size=8 --slo-p99 50ms",
         "load scenarios/quickstart.yaml --batching-parameters-file batching_parameters.txt",
         "load scenarios/quickstart.yaml --grpc-url 127.0.0.1:8500 --json",
+        "load 10.0.0.7:8500/my_model --rate 500k --fleet ray://10.0.0.1:10001 --fleet-workers 8",
     )
 )
 @takes_slo
 @takes_request
+@takes_fleet
 def load(
     *,
     slo: dict[str, str],
     request: list[str],
+    workers: list[str],
     subject: SubjectArgument,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
@@ -169,7 +176,7 @@ def load(
 
     wanted = LoadRequest(
         scenario=Path(subject),
-        overrides=[*(set_ or []), *slo_overrides(slo), *request],
+        overrides=[*(set_ or []), *slo_overrides(slo), *request, *workers],
         concurrency=concurrency,
         rate=rate,
         batching_parameters_file=batching_parameters_file,
@@ -194,10 +201,12 @@ def load(
 )
 @takes_slo
 @takes_request
+@takes_fleet
 def compare(
     *,
     slo: dict[str, str],
     request: list[str],
+    workers: list[str],
     subject: SubjectArgument,
     rate: OneRateOption = None,
     concurrency: OneConcurrencyOption = None,
@@ -234,7 +243,7 @@ def compare(
 
     asked = subject_of_comparison(
         subject,
-        [*(set_ or []), *slo_overrides(slo), *request],
+        [*(set_ or []), *slo_overrides(slo), *request, *workers],
         rate=rate,
         concurrency=concurrency,
         no_batching=no_batching,

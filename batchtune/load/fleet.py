@@ -98,17 +98,45 @@ class LoadFleet:
             TargetError, UsageError: the endpoint cannot be used at all (name, TLS files, port).
             LoadInterrupted: Ctrl-C; it carries the partial samples.
         """
+        parts = split(job, self.processes)
+        with interrupts_noted_here() as interrupts:
+            done = self.run_parts(
+                parts,
+                stops=interrupts,
+                overdue_after_s=job.overdue_after_s,
+                on_progress=on_progress,
+                should_stop=should_stop,
+            )
+        samples = summed_up(job, done, client_cores=self.client_cores)
+        if interrupts:
+            raise LoadInterrupted(samples)
+        return samples
+
+    def run_parts(
+        self,
+        parts: Sequence[WorkerJob],
+        *,
+        start_ns: Callable[[], int] = lambda: time.monotonic_ns() + START_DELAY_NS,
+        stops: Sequence[int] = (),
+        overdue_after_s: float | None = None,
+        on_progress: OnProgress | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> list[Samples]:
+        """Run one part on each worker and return the samples of each, as offsets from the common start.
+
+        `start_ns` is asked for the start once all are ready; as soon as `stops` is not empty the sending ends.
+
+        Raises:
+            MeasurementInvalidError, TargetError, UsageError: as `run`.
+        """
         self._start_workers()
         intact = False
         try:
-            with _interrupts_noted() as interrupts:
-                samples = self._run(job, interrupts, on_progress, should_stop)
+            samples = self._run(parts, start_ns, stops, overdue_after_s, on_progress, should_stop)
             intact = True
         finally:
             if not intact:
                 self.close()
-        if interrupts:
-            raise LoadInterrupted(samples)
         return samples
 
     def close(self) -> None:
@@ -152,6 +180,10 @@ class LoadFleet:
     def _cpus_of(self, number: int) -> tuple[int, ...] | None:
         return None if self._cpus is None else (self._cpus[number % len(self._cpus)],)
 
+    def retire(self, _name: str, _why: str) -> bool:
+        """A worker of this machine is no better elsewhere: all stay."""
+        return False
+
     @property
     def process_ids(self) -> list[int]:
         """The workers that run now."""
@@ -164,20 +196,21 @@ class LoadFleet:
 
     def _run(
         self,
-        job: LoadJob,
-        interrupts: list[int],
+        parts: Sequence[WorkerJob],
+        ask_start_ns: Callable[[], int],
+        stops: Sequence[int],
+        overdue_after_s: float | None,
         on_progress: OnProgress | None,
         should_stop: ShouldStop | None,
-    ) -> Samples:
-        parts = split(job, self.processes)
+    ) -> list[Samples]:
         tables = [self._hand_out(one, part) for one, part in zip(self._workers, parts, strict=True)]
         self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
-        start_ns = time.monotonic_ns() + START_DELAY_NS
-        self._tell(worker.Stop() if interrupts else worker.Start(start_ns))
-        overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
-        view = LiveView(tables, start_ns=start_ns, overdue_after_s=overdue_after_s)
-        give_up = time.monotonic() + job.arrivals.duration_s + parts[0].drain_s + GRACE_S
-        stopping = bool(interrupts)
+        start_ns = ask_start_ns()
+        self._tell(worker.Stop() if stops else worker.Start(start_ns))
+        late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
+        view = LiveView(tables, start_ns=start_ns, overdue_after_s=late_s)
+        give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
+        stopping = bool(stops)
         reports: dict[int, WorkerReport] = {}
         next_look = 0.0
         while len(reports) < self.processes:
@@ -188,19 +221,15 @@ class LoadFleet:
             live = view.look()
             if on_progress is not None:
                 on_progress(live)
-            if not stopping and (interrupts or (should_stop is not None and should_stop(live))):
+            if not stopping and (stops or (should_stop is not None and should_stop(live))):
                 stopping = True
                 self._tell(worker.Stop())
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
-        samples = merge(
-            [
-                samples_of(table, reports[one.number], part, start_ns)
-                for table, one, part in zip(tables, self._workers, parts, strict=True)
-            ]
-        )
-        offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
-        return replace(samples, offered_rps=offered_rps, client_cores=self.client_cores)
+        return [
+            samples_of(table, reports[one.number], part, start_ns)
+            for table, one, part in zip(tables, self._workers, parts, strict=True)
+        ]
 
     def _hand_out(self, one: _Worker, part: WorkerJob) -> Columns:
         descriptor = new_memory(part.capacity)
@@ -242,6 +271,14 @@ class LoadFleet:
         return heard
 
 
+def summed_up(
+    job: LoadJob, parts: Sequence[Samples], *, client_cores: int, names: Sequence[str] = ()
+) -> Samples:
+    """The parts of a job as the whole that was asked for."""
+    offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
+    return replace(merge(parts, names=names), offered_rps=offered_rps, client_cores=client_cores)
+
+
 def _death(one: _Worker) -> MeasurementInvalidError:
     one.process.join(EXIT_LIMIT_S)
     code = one.process.exitcode
@@ -255,7 +292,7 @@ def _death(one: _Worker) -> MeasurementInvalidError:
 
 
 @contextlib.contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
+def interrupts_noted_here() -> Iterator[list[int]]:
     """Collect the first Ctrl-C instead of raising; only the main thread can hear any."""
     if threading.current_thread() is not threading.main_thread():
         yield []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,30 @@ class LiveAggregate:
     p95_s: float
     in_flight: int
     overdue: int
+
+
+def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
+    """What all workers tell live; the quantiles are the workers', weighted by their answers of the last second."""
+    answering = [live for live in lives if live.throughput_rps > 0.0]
+    throughput_rps = sum(live.throughput_rps for live in answering)
+
+    def weighted(name: str) -> float:
+        if not answering:
+            return math.nan
+        return float(sum(getattr(live, name) * live.throughput_rps for live in answering)) / throughput_rps
+
+    return LiveAggregate(
+        elapsed_s=max(live.elapsed_s for live in lives),
+        sent=sum(live.sent for live in lives),
+        done=sum(live.done for live in lives),
+        errors=sum(live.errors for live in lives),
+        late=sum(live.late for live in lives),
+        throughput_rps=throughput_rps,
+        p50_s=weighted("p50_s"),
+        p95_s=weighted("p95_s"),
+        in_flight=sum(live.in_flight for live in lives),
+        overdue=sum(live.overdue for live in lives),
+    )
 
 
 class LiveView:

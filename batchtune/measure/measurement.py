@@ -13,7 +13,12 @@ from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.slo import Limit, Slo, Verdict, primary_limit
 from batchtune.measure.statistics.quantiles import Estimate, latency_quantiles, rate_estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.measure.validity.client import client_activity, client_caveats, error_counts
+from batchtune.measure.validity.client import (
+    client_activity,
+    client_caveats,
+    error_counts,
+    worker_caveats,
+)
 from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.measure.validity.steady_state import Window, warm_up_needed_s, window_of
 from batchtune.measure.verdict import CountedRequests, counted_requests, judge
@@ -117,6 +122,7 @@ def measure(
         *client_caveats(
             client, limit_s=limit_s, rate_rps=throughput_rps.value, client_max_rps=client_max_rps
         ),
+        *worker_caveats(samples, window, limit_s=limit_s),
         *_own_caveats(run, window, errors),
         *_server_caveats(activity),
         *notes,

@@ -18,7 +18,7 @@ from batchtune.measure.validity.steady_state import Window
 from batchtune.scenario.units import percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 
-CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit"})
+CLIENT_UNTOLD = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
 """Client limits that the send lag does not show in full."""
 
 FEW_MISSES = 10

@@ -14,6 +14,10 @@ from batchtune.cpus import quota_cpus, schedulable_cpus
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
 
+OF_A_FLEET = (
+    "Ray places the load workers, on this machine too if it is a node of the cluster: --set target.cpus=[0] keeps the "
+    "server on a CPU of its own"
+)
 _CONTAINER_PROGRAMS = frozenset({"docker", "podman", "nerdctl"})
 
 
@@ -27,6 +31,8 @@ def placed(
     """
     if scenario.target.cpus is not None or scenario.load.cpus is not None or scenario.target.runs_already:
         return scenario, ""
+    if scenario.load.fleet is not None:
+        return scenario, OF_A_FLEET
     usable = sorted(schedulable_cpus() if cpus is None else cpus)
     why = _why_shared(scenario, len(usable), quota_cpus() if quota is None else quota)
     if why is not None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
 from batchtune.cpus import schedulable_cpus
+from batchtune.load.cluster.fleet import WorkerLostError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.lone_answers import with_lone_answers
 from batchtune.load.record.samples import Samples, Status
 from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
+from batchtune.measure.slo import primary_limit
 from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.client import dispensable_worker
 from batchtune.measure.validity.host import HostGuard
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
@@ -63,6 +67,9 @@ class Fleet(Protocol):
         should_stop: Callable[[LiveAggregate], bool] | None = None,
     ) -> Samples: ...
 
+    def retire(self, name: str, why: str) -> bool:
+        """Go on without the worker of this name; False: it stays."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
@@ -99,7 +106,8 @@ class Figures:
 class Loader:
     """Sends the scenario's requests, encoded once; `sleep` waits for the server to come to rest.
 
-    With a `guard` each measurement says whether the host was quiet; `client_max_rps` tells what the client can do at
+    With a `guard` each measurement says whether the host was quiet, unless its load comes from a fleet on hosts that
+    nobody here can watch; `client_max_rps` tells what the client can do at
     most with these requests, so that a measurement near it says so.
     """
 
@@ -117,19 +125,53 @@ class Loader:
         self._target = target
         self._fleet = fleet
         self._sleep = sleep
-        self._guard = guard
+        self._guard = guard if scenario.load.fleet is None else None
         self._ask_client_max_rps = client_max_rps
         self._client_max_rps: float | None = None
         self._requests: RequestSet | None = None
         self._cpus = _loaded_cpus(scenario)
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
-        """Send one load and sum it up.
+        """Send one load and sum it up; where a worker of a fleet was lost or slow, once more without it.
 
         Raises:
             TargetError: the server died or cannot be reached.
-            MeasurementInvalidError: a load generator failed.
+            MeasurementInvalidError: a load generator failed, or too few workers are left.
         """
+        losses: list[Caveat] = []
+        while True:
+            try:
+                figures = self._run(load, on_live, losses)
+            except WorkerLostError as error:
+                if not error.left:
+                    raise
+                losses.append(caveat("worker_lost", loss=error.message))
+                self._with_fewer(error.left_ratio)
+            else:
+                loss = self._retired(figures)
+                if loss is None:
+                    return figures
+                losses.append(loss)
+                self._with_fewer(1.0 - 1.0 / len(figures.samples.workers))
+            self._settle(load)
+
+    def _with_fewer(self, left_ratio: float) -> None:
+        if self._client_max_rps is not None:
+            self._client_max_rps *= left_ratio
+
+    def _retired(self, figures: Figures) -> Caveat | None:
+        """The loss of a worker that fell short where others did not; None: none did, or the fleet cannot do without."""
+        limit = primary_limit(self._scenario.slo)
+        limit_s = figures.measurement.latency_s["p95"].value if limit is None else limit.seconds
+        limit_s = limit_s if isfinite(limit_s) else 0.0
+        slow = dispensable_worker(figures.samples, figures.window, limit_s=limit_s)
+        if slow is None or not self._fleet.retire(slow.name, slow.why):
+            return None
+        return caveat("worker_lost", loss=f"load {slow.name}: {slow.why}; measured again without it")
+
+    def _run(
+        self, load: LoadRun, on_live: Callable[[LiveAggregate], None], losses: Sequence[Caveat]
+    ) -> Figures:
         job = self._job(load)
         if self._guard is not None:
             self._guard.begin(cpus=self._cpus)
@@ -155,6 +197,7 @@ class Loader:
             window=window,
             client_max_rps=self._client_max_rps,
             notes=(
+                *losses,
                 *noise,
                 *self._warm_up_caveats(load, window, moved),
                 *_cut_caveats(load.arrivals, samples),

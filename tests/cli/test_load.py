@@ -15,7 +15,6 @@ from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.commands import load as load_command
 from batchtune.cli.commands.load import repeated_points, run_load
 from batchtune.errors import MeasurementInvalidError
-from batchtune.load.calibration import Calibration
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.validity.host import HostGuard
@@ -226,10 +225,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     target = LaunchedFake(FakeClock(), Law(fixed_s=0.01, per_row_s=0.0, noise=0.0))
     fleet = BreakingFleet(target)
     monkeypatch.setattr(load_command, "target_of", lambda *_scenario, **_events: target)
-    monkeypatch.setattr(load_command, "LoadFleet", lambda **_processes: fleet)
-    quick = Calibration(client_max_rps=1e5, reached_rps=1e5, cpu_per_request_s=1e-5, client_cores=1)
+    monkeypatch.setattr(load_command, "fleet_of", lambda _load, **_events: fleet)
     monkeypatch.setattr(load_command, "HostGuard", lambda: None)
-    monkeypatch.setattr(load_command, "calibrate", lambda *_requests, **_cpus: quick)
+    monkeypatch.setattr(load_command, "client_max_rps", lambda *_requests, **_cpus: 1e5)
 
 
 def test_points_before_a_load_generator_failed_are_printed(

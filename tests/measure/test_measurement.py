@@ -11,9 +11,10 @@ import numpy as np
 import orjson
 import pytest
 
-from batchtune.load.record.samples import Status
+from batchtune.load.record.samples import Status, merge
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.measure.validity.client import dispensable_worker
 from batchtune.measure.validity.host import TICKS_PER_S, HostGuard, HostReading, noise_between, read_host
 from batchtune.measure.validity.server_settings import ServerSettings
 from batchtune.measure.validity.steady_state import Window, mser5, warm_up_needed_s, window_of
@@ -462,3 +463,27 @@ def test_the_host_guard_learns_the_sessions_canary() -> None:
     guard.end()
     assert len(guard.canaries_s) == 2
     assert all(each > 0 for each in guard.canaries_s)
+
+
+def test_a_slow_worker_is_named_where_the_others_keep_up() -> None:
+    """Judged by itself: a tenth of the requests of one of four workers late leaves the whole within its tolerance."""
+    parts = [make_samples(EVENLY[number::4], np.full(len(EVENLY[number::4]), 0.002)) for number in range(4)]
+    lag_s = np.where(np.arange(len(parts[2])) % 30 == 0, 0.003, 0.0)
+    parts[2] = make_samples(EVENLY[2::4], np.full(len(parts[2]), 0.03), lag_s=lag_s)
+    result = measure(merge(parts), warm_up_s=1.0, slo=p95_within(0.02))
+    assert "client_late" not in codes(result)
+    told = next(each.text for each in result.caveats if each.code == "worker_slow")
+    assert told.startswith(
+        "of the load generator's workers 1 of 4 fell short, first worker 2: the load generator sent"
+    )
+    assert result.verdict == "INVALID"
+    window = Window(start_ns=int(1e9), end_ns=int(5e9))
+    slow = dispensable_worker(merge(parts), window, limit_s=0.02)
+    assert slow is not None
+    assert slow.name == "worker 2"
+    hard_pressed = [replace(part, client_cpu_s=0.7 * part.wall_s) for part in parts]
+    assert dispensable_worker(merge(hard_pressed), window, limit_s=0.02) is None
+    busy = [replace(part, client_cpu_s=0.9 * part.wall_s) for part in parts]
+    everywhere = measure(merge(busy), warm_up_s=1.0, slo=p95_within(0.02))
+    assert "worker_slow" not in codes(everywhere)
+    assert "client_busy" in codes(everywhere)

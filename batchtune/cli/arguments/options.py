@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json as json_text
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -182,24 +183,68 @@ _REQUEST_OPTIONS: Final[Mapping[str, Any]] = {
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """The command with `--rest`, `--rows`, `--shape` and `--range`; as `request` they come as a `--set` each."""
 
-    @functools.wraps(command)
-    def with_request(**given: Any) -> None:
+    def overrides(words: dict[str, Any]) -> list[str]:
         from batchtune.cli.arguments.model_words import request_overrides
 
-        words = {name: given.pop(name) for name in _REQUEST_OPTIONS}
-        request = request_overrides(
+        return request_overrides(
             rest=words["rest"], rows=words["rows"], shapes=words["shape"], ranges=words["range_"]
         )
-        command(**given, request=request)
+
+    return _taking(command, "request", _REQUEST_OPTIONS, overrides)
+
+
+_FLEET_OPTIONS: Final[Mapping[str, Any]] = {
+    "fleet": (
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="auto|ray://HOST:PORT|HOST:PORT",
+                help="Send from workers on a Ray cluster: that of this machine (auto), or the one there.",
+            ),
+        ],
+        None,
+    ),
+    "fleet_workers": (
+        Annotated[int | None, typer.Option(min=1, metavar="N", help="How many. Default: one a node.")],
+        None,
+    ),
+}
+
+
+def takes_fleet(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--fleet` and `--fleet-workers`; as `workers` they come as a `--set` each."""
+
+    def overrides(words: dict[str, Any]) -> list[str]:
+        address, workers = words["fleet"], words["fleet_workers"]
+        return [
+            *([] if address is None else [f"load.fleet.ray={json_text.dumps(address)}"]),
+            *([] if workers is None else [f"load.fleet.workers={workers}"]),
+        ]
+
+    return _taking(command, "workers", _FLEET_OPTIONS, overrides)
+
+
+def _taking(
+    command: Callable[..., None],
+    name: str,
+    options: Mapping[str, Any],
+    overrides: Callable[[dict[str, Any]], list[str]],
+) -> Callable[..., None]:
+    """The command with these options in the place of its parameter `name`, which gets what they say as overrides."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        words = {option: given.pop(option) for option in options}
+        command(**given, **{name: overrides(words)})
 
     own = inspect.signature(command, eval_str=True)
-    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "request"]
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != name]
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _REQUEST_OPTIONS.items()
+        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for option, (annotation, default) in options.items()
     ]
-    with_request.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return with_request
+    with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_options
 
 
 def examples(*lines: str) -> str:

@@ -30,8 +30,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     TargetError,
 )
-from batchtune.load.calibration import calibrate
-from batchtune.load.fleet import LoadFleet
+from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load, sweep_view, trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
@@ -169,13 +168,14 @@ def _measure(
 ) -> None:
     """Run each point, keep it and show it; what was measured before an interruption stays."""
     scenario = question.scenario
+    workers = fleet_of(scenario.load, on_event=view.event)
     target = _target(question, wanted, view)
     try:
         if isinstance(target, TritonTarget):
             scenario = as_found(scenario, target, view)
             question = replace(question, scenario=scenario)
         configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
-        with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
+        with workers as fleet:
             target.apply(configuration)
             if results is not None:
                 measured.run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
@@ -214,7 +214,7 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
 def _bench(
     scenario: Scenario,
     target: TfServingTarget | TritonTarget | ExternalTarget,
-    fleet: LoadFleet,
+    fleet: AnyFleet,
     plans: Sequence[Plan],
     view: View,
 ) -> Bench:
@@ -226,9 +226,7 @@ def _bench(
             f"{_place(plan, plans)}{plan_load(plan, scenario)}: {live_line(live)}"
         ),
         guard=HostGuard(),
-        client_max_rps=lambda requests: (
-            calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
-        ),
+        client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=scenario.target.cpus),
     )
 
 

@@ -13,8 +13,7 @@ from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, 
 from batchtune.cli.commands.recommend import conclude, kept_trials
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, BatchtuneError, MeasurementInvalidError, TargetError, UsageError
-from batchtune.load.calibration import calibrate
-from batchtune.load.fleet import LoadFleet
+from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
@@ -69,9 +68,9 @@ def run_sweep(
         target_of(scenario, on_event=view.event, original=original) as target,
     ):
         try:
-            if placement:
-                view.event(placement)
-            view.event(beginning(scenario))
+            workers = fleet_of(scenario.load, on_event=view.event)
+            for note in filter(None, (placement, beginning(scenario))):
+                view.event(note)
             if isinstance(target, TritonTarget):
                 scenario = as_found(scenario, target, view)
                 run = _held(run, scenario, results)
@@ -80,7 +79,8 @@ def run_sweep(
             run = _held(run, scenario, results)
             target.keep_log(run.path / SERVER_LOG)
             view.event(f"results go to {run.path}")
-            _search(scenario, target, run, trials, view)
+            with workers as fleet:
+                _search(scenario, target, fleet, run, trials, view)
         except KeyboardInterrupt as interrupt:
             fault = interrupt
         except (TargetError, MeasurementInvalidError) as error:
@@ -141,31 +141,33 @@ def _concluded(
 
 
 def _search(
-    scenario: Scenario, target: TfServingTarget | TritonTarget, run: Run, trials: list[Trial], view: View
+    scenario: Scenario,
+    target: TfServingTarget | TritonTarget,
+    fleet: AnyFleet,
+    run: Run,
+    trials: list[Trial],
+    view: View,
 ) -> None:
     earlier = run.search() if trials else None
 
     def keep(found: SearchSummary) -> None:
         keep_account(run, found if earlier is None else found.continuing(earlier))
 
-    with LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus) as fleet:
-        finished_trials = sweep(
-            scenario,
-            target,
-            fleet,
-            finished=tuple(trials),
-            watcher=Watcher(
-                on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep
-            ),
-            guard=HostGuard(),
-            client_max_rps=lambda requests: (
-                calibrate(fleet, requests, server_cpus=scenario.target.cpus).client_max_rps
-            ),
-        )
-        for finished in finished_trials:
-            run.append(finished.trial, finished.samples)
-            trials.append(finished.trial)
-            view.trial(finished.trial)
+    finished_trials = sweep(
+        scenario,
+        target,
+        fleet,
+        finished=tuple(trials),
+        watcher=Watcher(
+            on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep
+        ),
+        guard=HostGuard(),
+        client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=scenario.target.cpus),
+    )
+    for finished in finished_trials:
+        run.append(finished.trial, finished.samples)
+        trials.append(finished.trial)
+        view.trial(finished.trial)
 
 
 def keep_account(run: Run, summary: SearchSummary) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 NEVER_NS = -1
+COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows")
 
 Number = TypeVar("Number", int, float)
 
@@ -48,6 +49,15 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """What one of several workers did: its name and place, and `wall_s` and `cpu_s` as a Samples has them."""
+
+    name: str
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """One row per request that became due, in the order of due times.
 
@@ -57,7 +67,7 @@ class Samples:
     connection or stream: `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
     `pauses_ns`: start and length of each time that a worker stood still for longer than 5 ms (no garbage collection:
-    that is off).
+    that is off). `worker` (n,) says which of `workers` sent each request; None and empty: there was but one.
     """
 
     due_ns: NDArray[np.int64]
@@ -78,6 +88,8 @@ class Samples:
     error_texts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     pauses_ns: tuple[tuple[int, int], ...] = ()
+    worker: NDArray[np.uint16] | None = None
+    workers: tuple[WorkerShare, ...] = ()
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -96,14 +108,44 @@ class Samples:
         available_s = self.wall_s * self.client_cores
         return self.client_cpu_s / available_s if available_s > 0 else 0.0
 
+    def between(self, first: int, last: int) -> Samples:
+        """Rows `first` to `last`, without `last`; what concerns them all is kept."""
+        return self._chosen(slice(first, last))
+
+    def of_worker(self, number: int) -> Samples:
+        """What the worker of this number sent, as if alone; pauses are not told apart."""
+        share = self.workers[number]
+        return replace(
+            self._chosen(np.flatnonzero(self.worker == number)),
+            wall_s=share.wall_s,
+            client_cpu_s=share.cpu_s,
+            client_cores=1,
+            pauses_ns=(),
+            workers=(),
+        )
+
+    def _chosen(self, rows: slice | NDArray[np.intp]) -> Samples:
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
+        return replace(self, **columns, worker=None)
+
     def errors(self) -> dict[str, int]:
         """How many requests ended with each status other than OK, those with none left out."""
         counts = np.bincount(self.status, minlength=len(Status))
         return {one.name: int(counts[one]) for one in Status if one is not Status.OK and counts[one]}
 
 
-def merge(parts: Sequence[Samples]) -> Samples:
+def joined(chunks: Sequence[Samples]) -> Samples:
+    """Consecutive slices of one worker's samples, whole again."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
+    }
+    return replace(chunks[0], **columns)
+
+
+def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
     """The samples of several workers of one job as one, in the order of due times; exact.
+
+    `names`: of the workers; empty: "worker 0", "worker 1" …
 
     Raises:
         ValueError: no parts, or parts with different starts.
@@ -137,6 +179,21 @@ def merge(parts: Sequence[Samples]) -> Samples:
         error_texts={name: text for part in reversed(parts) for name, text in part.error_texts.items()},
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
         pauses_ns=tuple(sorted(pause for part in parts for pause in part.pauses_ns)),
+        worker=_worker_numbers(parts)[order] if len(parts) > 1 else None,
+        workers=_shares(parts, names) if len(parts) > 1 else (),
+    )
+
+
+def _worker_numbers(parts: Sequence[Samples]) -> NDArray[np.uint16]:
+    return np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
+
+
+def _shares(parts: Sequence[Samples], names: Sequence[str]) -> tuple[WorkerShare, ...]:
+    return tuple(
+        WorkerShare(
+            name=names[number] if names else f"worker {number}", wall_s=part.wall_s, cpu_s=part.client_cpu_s
+        )
+        for number, part in enumerate(parts)
     )
 
 

@@ -37,7 +37,7 @@ class _Known:
 
 
 CLIENT_CODES: Final = frozenset(
-    {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit"}
+    {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit", "worker_slow"}
 )
 HOST_CODES: Final = frozenset({"host_steal", "host_busy", "host_canary"})
 
@@ -78,6 +78,16 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "everything",
         "{rate_rps} requests/s is {ratio:.0%} of the most that this client can send ({client_max_rps}/s)",
         _MORE_CLIENT,
+    ),
+    "worker_slow": _Known(
+        "everything",
+        "of the load generator's workers {slow} of {workers} fell short, first {worker}: {why}",
+        "keep that CPU or node free of other work, or leave it out (load.fleet.resources)",
+    ),
+    "worker_lost": _Known(
+        "everything",
+        "{loss}",
+        "see the node's own log; these figures are of the fleet that was left",
     ),
     "nothing_measured": _Known(
         "everything",

@@ -65,6 +65,48 @@ def client_activity(samples: Samples, window: Window, *, limit_s: float) -> Clie
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowWorker:
+    """A worker that was the limit by itself; `why` in the words of the caveat that says so of a whole client."""
+
+    name: str
+    why: str
+
+
+def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[SlowWorker, ...]:
+    """Those of several workers whose own lag, backlog or CPU shows the client; none where a lone one sent."""
+    slow = []
+    for number, share in enumerate(samples.workers):
+        activity = client_activity(samples.of_worker(number), window, limit_s=limit_s)
+        caveats = client_caveats(activity, limit_s=limit_s, rate_rps=0.0)
+        why = next((each.text.replace(" %", "%") for each in caveats if each.blames_client), None)
+        if why is not None:
+            slow.append(SlowWorker(name=share.name, why=why))
+    return tuple(slow)
+
+
+def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> SlowWorker | None:
+    """The first slow one where others keep up, and have the CPU for its share too; None: there is none."""
+    slow = slow_workers(samples, window, limit_s=limit_s)
+    names = {each.name for each in slow}
+    busy = [
+        share.cpu_s / share.wall_s for share in samples.workers if share.name not in names and share.wall_s
+    ]
+    if not slow or not busy:
+        return None
+    count = len(samples.workers)
+    return slow[0] if max(busy) * count / (count - 1) <= BUSY_CPU_RATIO else None
+
+
+def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Caveat]:
+    """Name the workers that fell short where others did not; where all did, the client's own caveats say so."""
+    slow = slow_workers(samples, window, limit_s=limit_s)
+    if not 0 < len(slow) < len(samples.workers):
+        return []
+    figures = {"slow": len(slow), "workers": len(samples.workers)}
+    return [caveat("worker_slow", worker=slow[0].name, why=slow[0].why, **figures)]
+
+
 def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
     """How late the client itself sent each request, shape (n,); 0 for one that never found a connection."""
     lag = samples.sent_ns - samples.due_ns - samples.connection_wait_ns

@@ -80,6 +80,37 @@ class TraceSpec(Spec):
     speed: Annotated[float, Field(gt=0, description="2: played twice as fast")] = 1.0
 
 
+_CLUSTER_ADDRESS = r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
+
+
+class FleetSpec(Spec):
+    """Load workers on the nodes of a Ray cluster, in place of processes of this machine."""
+
+    ray: Annotated[
+        str,
+        Field(
+            pattern=f"^({_CLUSTER_ADDRESS})$",
+            description="auto: the cluster that this machine belongs to; another by its address",
+            examples=["auto", "ray://head.example:10001", "10.0.0.1:6379"],
+        ),
+    ]
+    workers: Count | None = Field(
+        default=None,
+        description="one core sends about 100,000 requests/s; absent: one on each node that has room",
+    )
+    cpus_per_worker: Annotated[float, Field(gt=0, le=1024)] = Field(
+        default=1.0, description="CPUs of a node that Ray sets aside for each worker, which is one thread"
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="further Ray resources that each worker needs: on nodes that have them it runs",
+        examples=[{"load_generator": 1}],
+    )
+    placement: Literal["spread", "pack"] = Field(
+        default="spread", description="spread: over as many nodes as there are; pack: on as few as have room"
+    )
+
+
 def _natural_duration_s(validated: dict[str, Any]) -> float:
     steps: Iterable[StepSpec] = validated.get("steps") or ()
     return sum(step.duration_s for step in steps) or 5.0
@@ -136,6 +167,10 @@ class LoadSpec(Spec):
         examples=[[1]],
     )
 
+    fleet: FleetSpec | None = Field(
+        default=None, description="workers on a Ray cluster; absent: `processes` of this machine"
+    )
+
     @property
     def open_loop(self) -> bool:
         return self.arrivals != "closed"
@@ -153,6 +188,12 @@ class LoadSpec(Spec):
                 )
             if self.arrivals == block and not given:
                 raise problem(f"missing: arrivals: {block} needs a {block} block", at=(block,))
+        if self.fleet is not None and self.processes > 1:
+            raise problem(
+                "a fleet's workers are its processes",
+                at=("processes",),
+                hint="set load.fleet.workers, and leave processes out",
+            )
         if self.steps is not None and not any(step.rate_rps for step in self.steps):
             raise problem("expected at least one step with a rate above 0", at=("steps",))
         return self

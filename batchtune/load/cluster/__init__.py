@@ -1,0 +1,1 @@
+"""How do workers on several machines send one job together?"""

@@ -1,0 +1,403 @@
+"""Workers on several machines: one schedule, many clocks, and what happens when one of them is slow, dies or is reset."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.archive.samples_file import read_parquet, to_parquet
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import ScenarioError, UsageError
+from batchtune.load.cluster import ray_hosts
+from batchtune.load.cluster.choice import client_max_rps, fleet_of
+from batchtune.load.cluster.clocks import ClockAccount, ClockReading, read_clock
+from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
+from batchtune.load.cluster.station import Station
+from batchtune.load.cluster.workers import placement
+from batchtune.load.fleet import LoadFleet, LoadInterrupted
+from batchtune.load.live import LiveAggregate
+from batchtune.load.null_server import NullServer
+from batchtune.load.record.samples import Samples, merge
+from batchtune.load.worker.job import LoadJob, split
+from batchtune.scenario.arrivals import Schedule
+from batchtune.scenario.placement import OF_A_FLEET, placed
+from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.tune.loader import Loader, LoadRun
+from tests.load.cluster.cluster_fakes import LATENCY_NS, FakeHost, FakeTime, cluster_of, fleet_of_fakes
+from tests.load.load_servers import a_job, evenly, requests_for
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
+
+MS = 1_000_000
+WRONG_CLOCKS = ({"offset_ns": 50 * MS}, {"offset_ns": -50 * MS}, {"offset_ns": 50 * MS, "drift_ppm": 100.0})
+
+
+def poisson(rate_rps: float, duration_s: float) -> Schedule:
+    generator = np.random.default_rng(7)
+    count = round(rate_rps * duration_s)
+    due_ns = np.sort(generator.integers(0, int(duration_s * 1e9), count))
+    order = generator.integers(0, 5, count).astype(np.int32)
+    return Schedule(due_ns=due_ns, duration_s=duration_s, offered_rps=rate_rps, request_index=order)
+
+
+def job_of(schedule: Schedule) -> LoadJob:
+    bodies = tuple(b"%d" % number for number in range(5))
+    return a_job("rest", 1, schedule, requests=requests_for("rest", bodies=bodies, rows=(1, 2, 3, 4, 5)))
+
+
+def hosts_of(count: int, *, clock: FakeTime | None = None, **changes: Any) -> list[FakeHost]:
+    clock = clock or FakeTime()
+    return [FakeHost(clock, node=f"node-{number}", **changes) for number in range(count)]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("wrong", [(), WRONG_CLOCKS], ids=["true clocks", "wrong clocks"])
+def test_all_workers_together_send_the_schedule_of_one_process(workers: int, wrong: Any) -> None:
+    """To the nanosecond, the same request each time; a part of it is each worker's, whatever its clock says."""
+    schedule = poisson(2000, 1.0)
+    hosts = hosts_of(workers)
+    for host, clock in zip(hosts, wrong, strict=False):
+        vars(host).update(clock)
+    with fleet_of_fakes(hosts) as fleet:
+        samples = fleet.run(job_of(schedule))
+    assert samples.due_ns.tolist() == schedule.due_ns.tolist()
+    assert schedule.request_index is not None
+    assert samples.rows.tolist() == (schedule.request_index + 1).tolist()
+    assert samples.offered_rps == 2000
+    lengths = {len(host.parts[0].request_order) for host in hosts}
+    assert max(lengths) - min(lengths) <= 1
+    assert abs(samples.latency_ns - LATENCY_NS).max() <= LATENCY_NS * 100e-6
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("wrong", WRONG_CLOCKS)
+def test_a_clock_set_off_and_drifting_moves_no_request(wrong: dict[str, float]) -> None:
+    """Each is sent within what the round trip leaves open, and 100 ppm of the time since the start."""
+    hosts = hosts_of(2)
+    vars(hosts[1]).update(wrong)
+    with fleet_of_fakes(hosts) as fleet:
+        samples = fleet.run(job_of(evenly(100, 2.0)))
+    right, other = hosts
+    apart_ns = other.true_ns(other.start_ns) - right.true_ns(right.start_ns)
+    assert abs(apart_ns) <= right.round_trip_ns + 0.3e9 * 100e-6
+    note = next(note for note in samples.notes if note.startswith("worker 1 on node-1: clock"))
+    assert f"{hosts[1].offset_ns / 1e6:+.1f}"[:5] in note.replace(",", "")
+    assert f"drift {wrong.get('drift_ppm', 0.0):+.0f}" in note
+
+
+@given(
+    offset_ns=st.integers(-(10**15), 10**15),
+    asymmetry=st.floats(0.0, 1.0),
+    round_trip_ns=st.integers(1_000, 10**8),
+)
+def test_an_offset_lies_within_its_uncertainty_whichever_leg_is_slow(
+    offset_ns: int, asymmetry: float, round_trip_ns: int
+) -> None:
+    host = FakeHost(FakeTime(), offset_ns=offset_ns, asymmetry=asymmetry, round_trip_ns=round_trip_ns)
+    reading = read_clock(host.clock_ns, host.time, pings=3)
+    assert abs(reading.offset_ns - offset_ns) <= reading.uncertainty_ns
+    assert reading.uncertainty_ns <= round_trip_ns // 2 + 2
+
+
+def test_the_shortest_round_trip_counts() -> None:
+    host = FakeHost(FakeTime(), asymmetry=1.0)
+    lengths = iter([9 * MS, 1 * MS, 5 * MS])
+
+    def clock_ns() -> int:
+        host.round_trip_ns = next(lengths)
+        return host.clock_ns()
+
+    assert read_clock(clock_ns, host.time, pings=3).uncertainty_ns == pytest.approx(MS / 2, abs=2)
+
+
+def test_a_drift_within_what_its_readings_leave_open_is_no_reset() -> None:
+    before = ClockReading(offset_ns=0, uncertainty_ns=2 * MS, at_ns=0)
+    after = ClockReading(offset_ns=3 * MS, uncertainty_ns=2 * MS, at_ns=100 * MS)
+    assert not ClockAccount(before=before, after=after).is_lost
+    assert ClockAccount(before=before, after=replace(after, offset_ns=5 * MS)).is_lost
+
+
+def test_rows_come_back_in_chunks_and_are_the_same() -> None:
+    schedule = poisson(1000, 1.0)
+    (whole, chunked) = ([*hosts_of(2)], [*hosts_of(2)])
+    with fleet_of_fakes(whole) as fleet:
+        expected = fleet.run(job_of(schedule))
+    with fleet_of_fakes(chunked, chunk_rows=100) as fleet:
+        samples = fleet.run(job_of(schedule))
+    assert chunked[0].asked_rows == [(first, first + 100) for first in range(0, 500, 100)]
+    assert whole[0].asked_rows == [(0, 500)]
+    assert samples.due_ns.tolist() == expected.due_ns.tolist()
+    assert samples.done_ns.tolist() == expected.done_ns.tolist()
+    assert samples.worker is not None
+    assert samples.worker.tolist() == [0, 1] * 500
+    assert [share.name for share in samples.workers] == ["worker 0 on node-0", "worker 1 on node-1"]
+
+
+def test_a_worker_of_no_request_sends_none() -> None:
+    with fleet_of_fakes(hosts_of(3)) as fleet:
+        samples = fleet.run(job_of(evenly(2, 1.0)))
+    assert len(samples) == 2
+    assert len(samples.workers) == 3
+
+
+FAULTS = [
+    ({"dies_after_s": 0.5}, "load worker 1 on node-1: its node is gone"),
+    ({"jump_ns": 20 * MS}, "load worker 1 on node-1: its clock was set or held under the load"),
+    ({"silent": True}, "load worker 1 on node-1: it does not report back"),
+]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("fault", "told"), FAULTS)
+def test_a_lost_worker_makes_the_load_void_and_the_next_goes_without_it(
+    fault: dict[str, Any], told: str
+) -> None:
+    hosts = hosts_of(3)
+    events: list[str] = []
+    schedule = poisson(300, 1.0)
+    with fleet_of_fakes(hosts, on_event=events.append) as fleet:
+        assert len(fleet.run(job_of(schedule))) == 300
+        vars(hosts[1]).update(fault)
+        with pytest.raises(WorkerLostError) as caught:
+            fleet.run(job_of(schedule))
+        assert caught.value.message.startswith(told)
+        assert caught.value.left == 2
+        assert events[-1] == caught.value.message
+        assert "measured again with 2 workers" in events[-1]
+        assert [host.closed for host in hosts] == [False, True, False]
+        assert [hosts[0].stopped, hosts[2].stopped] == [True, True]
+        samples = fleet.run(job_of(schedule))
+    assert samples.due_ns.tolist() == schedule.due_ns.tolist()
+    assert [share.name for share in samples.workers] == ["worker 0 on node-0", "worker 2 on node-2"]
+    assert all(host.closed for host in hosts)
+
+
+def test_with_less_than_half_of_the_workers_it_ends() -> None:
+    hosts = hosts_of(3)
+    hosts[0].dies_after_s = hosts[1].dies_after_s = 0.5
+    with fleet_of_fakes(hosts) as fleet:
+        with pytest.raises(WorkerLostError) as caught:
+            fleet.run(job_of(evenly(100, 1.0)))
+        assert caught.value.left == 2
+        with pytest.raises(WorkerLostError, match="1 of 3 workers are left, too few to go on") as caught:
+            fleet.run(job_of(evenly(100, 1.0)))
+        assert caught.value.left == 0
+
+
+def test_a_fleet_lets_no_worker_go_that_it_needs() -> None:
+    with fleet_of_fakes(hosts_of(2)) as fleet:
+        assert not fleet.retire("worker 9 on node-9", "slow")
+        assert fleet.retire("worker 0 on node-0", "slow")
+        assert not fleet.retire("worker 1 on node-1", "slow")
+        assert fleet.processes == 1
+
+
+def test_each_worker_has_a_cpu_of_its_machine_from_the_highest_down() -> None:
+    clock = FakeTime()
+    hosts = [FakeHost(clock, machine=name, node=name) for name in ("a", "a", "b", "a", "a", "a")]
+    with fleet_of_fakes(hosts) as fleet:
+        assert [host.cpu for host in hosts] == [3, 2, 3, 1, 0, 3]
+        assert fleet.client_cores == 5
+        assert placement(fleet._workers) == "6 workers: 5 on a (CPUs 0-3), 1 on b (CPU 3)"
+        assert fleet.client_max_rps(requests_for("rest")) == 5000.0
+    with fleet_of_fakes(hosts_of(3, machine="c"), cpus=(1, 2)) as fleet:
+        assert fleet.client_cores == 2
+
+
+def test_the_loopback_of_one_machine_is_not_sent_to_from_another() -> None:
+    with fleet_of_fakes(hosts_of(1, machine="elsewhere")) as fleet:
+        with pytest.raises(UsageError, match=r"worker 0 on node-0 cannot reach 127\.0\.0\.1"):
+            fleet.run(job_of(evenly(10, 1.0)))
+        job = job_of(evenly(10, 1.0))
+        assert len(fleet.run(replace(job, endpoint=replace(job.endpoint, host="10.0.0.7")))) == 10
+
+
+def test_live_counts_are_sums_and_a_stop_reaches_every_worker() -> None:
+    hosts = hosts_of(2)
+    heard: list[LiveAggregate] = []
+    with fleet_of_fakes(hosts) as fleet:
+        fleet.run(
+            job_of(evenly(100, 60.0)), on_progress=heard.append, should_stop=lambda live: live.sent >= 100
+        )
+    assert [host.stopped for host in hosts] == [True, True]
+    assert 100 <= heard[-1].sent <= 200
+    assert heard[-1].p95_s == pytest.approx(LATENCY_NS / 1e9)
+
+
+def test_ctrl_c_stops_every_worker_and_keeps_what_was_measured() -> None:
+    hosts = hosts_of(2)
+
+    def interrupt(live: LiveAggregate) -> None:
+        if live.sent > 10 and not hosts[0].stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with fleet_of_fakes(hosts) as fleet, pytest.raises(LoadInterrupted) as caught:
+        fleet.run(job_of(evenly(100, 60.0)), on_progress=interrupt)
+    assert len(caught.value.samples) > 10
+    assert [host.stopped for host in hosts] == [True, True]
+
+
+class LosingFleet(FakeFleet):
+    """Loses a worker under its first load; `slow`: instead one of its two workers is late."""
+
+    slow = False
+
+    def run(self, job: LoadJob, **watchers: Any) -> Samples:
+        samples = super().run(job, **watchers)
+        if self.slow:
+            parts = [samples.between(0, len(samples) // 2), samples.between(len(samples) // 2, len(samples))]
+            late = replace(parts[1], sent_ns=parts[1].sent_ns + 50 * MS)
+            return merge([parts[0], late])
+        if len(self.jobs) == 1:
+            raise WorkerLostError("load worker 1 on node-1: its node is gone", left=3, before=4)
+        return samples
+
+    def retire(self, name: str, _why: str) -> bool:
+        assert name == "worker 1"
+        self.slow = False
+        self.jobs.clear()
+        self.jobs.append(None)  # type: ignore[arg-type]
+        return True
+
+
+@pytest.mark.parametrize(
+    ("slow", "code", "told", "client_max_rps"),
+    [
+        (False, "worker_lost", "load worker 1 on node-1: its node is gone", 75.0),
+        (True, "worker_lost", "load worker 1: the load generator sent requests late", 50.0),
+    ],
+)
+def test_a_load_that_lost_a_worker_is_sent_again_and_says_so(
+    slow: bool, code: str, told: str, client_max_rps: float
+) -> None:
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    fleet = LosingFleet(target)
+    fleet.slow = slow
+    target.apply(Configuration(batching=None))
+    scenario = scenario_of(load={"arrivals": "poisson", "rate": 50}, objective="latency")
+    loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=lambda _requests: 100.0)
+    run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
+    figures = loader.run(run, on_live=lambda _live: None)
+    losses = [each.text for each in figures.measurement.caveats if each.code == code]
+    assert losses
+    assert losses[0].startswith(told)
+    near = [each.text for each in figures.measurement.caveats if each.code == "client_near_limit"]
+    assert near
+    assert f"({client_max_rps:.0f}/s)" in near[0]
+
+
+def test_samples_of_several_workers_survive_their_file(tmp_path: Path) -> None:
+    with fleet_of_fakes(hosts_of(2)) as fleet:
+        samples = fleet.run(job_of(evenly(10, 1.0)))
+    path = tmp_path / "samples.parquet"
+    path.write_bytes(to_parquet(samples))
+    kept = read_parquet(path)
+    assert kept.workers == samples.workers
+    assert kept.worker is not None
+    assert samples.worker is not None
+    assert kept.worker.tolist() == samples.worker.tolist()
+    assert kept.notes == samples.notes
+
+
+def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:
+    """The Host that runs in a Ray actor, here in this process: real workers, clocks and answers."""
+    schedule = poisson(400, 0.4)
+    job = job_of(schedule)
+    with NullServer() as server, ClusterFleet(cluster_of([Station(), Station()])) as fleet:
+        job = replace(job, endpoint=replace(server.endpoint, model_name="m"))
+        samples = fleet.run(job)
+        with pytest.raises(UsageError, match="does not answer REST"):
+            fleet.run(replace(job, endpoint=replace(job.endpoint, rest_port=None)))
+        again = fleet.run(replace(job, arrivals=evenly(100, 20.0)), should_stop=lambda live: live.sent > 0)
+    assert samples.due_ns.tolist() == schedule.due_ns.tolist()
+    assert samples.errors() == {}
+    assert again.stopped_early
+    assert (samples.sent_ns >= samples.due_ns).all()
+    assert (samples.latency_ns > 0).all()
+    assert all(share.cpu_s > 0 for share in samples.workers)
+    for part, number in zip(split(job, 2), (0, 1), strict=True):
+        assert isinstance(part.arrivals, Schedule)
+        assert samples.of_worker(number).due_ns.tolist() == part.arrivals.due_ns.tolist()
+
+
+def test_a_station_whose_worker_dies_is_a_lost_worker() -> None:
+    stations = [Station(), Station()]
+    doomed: list[int] = []
+
+    def kill(live: LiveAggregate) -> None:
+        if live.sent and doomed:
+            os.kill(doomed.pop(), signal.SIGKILL)
+
+    with (
+        NullServer() as server,
+        ClusterFleet(cluster_of(stations), sleep=lambda s: time.sleep(min(s, 0.02))) as fleet,
+    ):
+        second = stations[1]._fleet
+        assert second is not None
+        doomed.extend(second.process_ids)
+        job = replace(job_of(evenly(100, 30.0)), endpoint=replace(server.endpoint, model_name="m"))
+        with pytest.raises(WorkerLostError, match=r"load worker 1 on .*died \(signal SIGKILL\)"):
+            fleet.run(job, on_progress=kill)
+        assert len(fleet.run(replace(job, arrivals=evenly(100, 0.1)))) == 10
+
+
+FLEET = """\
+name: many
+target: {kind: external, model: m, grpc_url: "10.0.0.7:8500"}
+load: {arrivals: poisson, rate: 100, fleet: {ray: auto}}
+objective: latency
+"""
+
+
+def test_a_scenario_says_where_its_workers_run() -> None:
+    scenario = parse_scenario(FLEET, overrides=["load.fleet.workers=4", 'load.fleet.ray="ray://head:10001"'])
+    assert scenario.load.fleet is not None
+    assert (scenario.load.fleet.workers, scenario.load.fleet.placement) == (4, "spread")
+    assert parse_scenario(format_scenario(scenario)).load.fleet == scenario.load.fleet
+    made = parse_scenario(FLEET.replace(", fleet: {ray: auto}", ""), overrides=["load.fleet.ray=auto"])
+    assert made.load.fleet is not None
+    assert made.load.fleet.workers is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("load.fleet.ray=somewhere", r"load\.fleet\.ray"),
+        ("load.fleet.workers=0", r"load\.fleet\.workers"),
+        ("load.processes=2", r"load\.processes: a fleet's workers are its processes"),
+        ("load.fleet.ray=null", r"load\.fleet\.ray"),
+        ("load.fleet.resources={gpu: 0}", r"load\.fleet\.resources"),
+    ],
+)
+def test_a_mistake_in_a_fleet_names_its_key(change: str, told: str) -> None:
+    with pytest.raises(ScenarioError, match=told):
+        parse_scenario(FLEET, overrides=[change])
+
+
+def test_a_launched_server_is_told_of_workers_beside_it() -> None:
+    launched = scenario_of(
+        load={"arrivals": "poisson", "rate": 50, "fleet": {"ray": "auto"}}, objective="latency"
+    )
+    assert placed(launched, cpus=range(4)) == (launched, OF_A_FLEET)
+
+
+def test_a_cluster_that_nobody_answers_for_is_told_at_once() -> None:
+    with pytest.raises(UsageError, match=r"nobody answers at ray://127\.0\.0\.1:1"):
+        ray_hosts._require_listener("ray://127.0.0.1:1")
+
+
+def test_without_a_fleet_the_workers_are_processes_of_this_machine() -> None:
+    fleet = fleet_of(scenario_of().load)
+    assert isinstance(fleet, LoadFleet)
+    with fleet_of_fakes(hosts_of(2)) as cluster:
+        assert client_max_rps(cluster, requests_for("rest")) == 2000.0

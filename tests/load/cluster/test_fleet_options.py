@@ -1,0 +1,76 @@
+"""`--fleet` of the commands that measure: what it changes of the scenario, and what is told where Ray is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from batchtune.cli.app import app
+from batchtune.errors import UsageError
+from batchtune.load.cluster import choice
+from tests.cli.test_cli import EMULATED
+
+SCENARIO = """\
+name: emulated
+target: {kind: tfserving, model: MODEL}
+load: {arrivals: closed, concurrency: 4, warm_up: 100ms, duration: 300ms}
+objective: throughput
+search: {space: {max_batch_size: [1, 8]}}
+variants: {small: {fixed: {max_batch_size: 1}}, large: {fixed: {max_batch_size: 8}}}
+"""
+COMMANDS = ("load", "sweep", "compare", "check")
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    version = tmp_path / "emulated" / "1"
+    version.mkdir(parents=True)
+    (version / "emulated.yaml").write_text(EMULATED)
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
+    return path
+
+
+def invoke(command: str, scenario: Path, *options: str) -> Any:
+    words = [command, str(scenario), *options, "--results", str(scenario.parent / "results"), "--quiet"]
+    return CliRunner().invoke(app, words).exception
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_ray_each_command_ends_with_2_and_names_the_extra(
+    command: str, scenario: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a server is launched."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
+    )
+    error = invoke(command, scenario, "--fleet", "auto")
+    assert isinstance(error, UsageError)
+    assert (error.exit_code, error.hint) == (2, "pip install 'batchtune[ray]'")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_asks_for_the_fleet_that_its_options_name(
+    command: str, scenario: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def refuse(spec: Any) -> None:
+        asked.append((spec.ray, spec.workers))
+        raise UsageError("seen")
+
+    monkeypatch.setattr(choice, "RayCluster", refuse)
+    error = invoke(command, scenario, "--fleet", "ray://head:10001", "--fleet-workers", "3")
+    assert isinstance(error, UsageError)
+    assert (error.message, asked) == ("seen", [("ray://head:10001", 3)])
+
+
+def test_workers_without_a_cluster_are_refused(scenario: Path) -> None:
+    error = invoke("load", scenario, "--fleet-workers", "3")
+    assert isinstance(error, UsageError)
+    assert "load.fleet.ray" in error.message

@@ -1,0 +1,78 @@
+"""A fleet on a real Ray cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'batchtune[ray]'"),
+]
+SCRIPT = Path(__file__).with_name("ray_two_nodes.py")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    folder = tempfile.mkdtemp(prefix="bt-ray-")  # sockets lie in it, whose paths have 107 characters at most
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "RAY_TMPDIR": folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), "2"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        yield json.loads(done.stdout.splitlines()[-1])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_workers_on_two_nodes_send_the_schedule_of_one_process(found: dict[str, Any]) -> None:
+    for run in [found["connecting"], found["client"], *found["ray"], *found["local"]]:
+        assert run["same_schedule"]
+        assert run["errors"] == {}
+
+
+def test_clocks_of_one_machine_are_found_to_be_one(found: dict[str, Any]) -> None:
+    for note in found["ray"][0]["notes"]:
+        offset, uncertainty = re.findall(r"clock ([+-][\d.,]+) ± ([\d.]+) ms", note)[0]
+        assert abs(float(offset.replace(",", ""))) <= float(uncertainty) + 0.001
+    assert len(found["ray"][0]["notes"]) == 2
+
+
+def test_a_node_killed_under_its_load_is_gone_on_without(found: dict[str, Any]) -> None:
+    killed = found["killed"]
+    assert re.match(
+        r"load worker [01] on .*; what it was sending is void, and measured again with 1 worker$",
+        killed["message"],
+    )
+    assert killed["left"] == 1
+    assert killed["same_schedule"]
+    assert killed["errors"] == {}
+
+
+def test_fleets_leave_no_actor_no_worker_no_object(found: dict[str, Any]) -> None:
+    assert found["left"] == {"actors": [], "workers": [], "objects": 0, "cpus_taken": 0.0}

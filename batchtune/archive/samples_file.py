@@ -31,10 +31,12 @@ def to_parquet(samples: Samples) -> bytes:
         "notes": list(samples.notes),
         "pauses_ns": list(samples.pauses_ns),
         "workers": [asdict(share) for share in samples.workers],
+        "endpoints": list(samples.endpoints),
     }
     columns = {name: getattr(samples, name) for name in COLUMNS}
-    if samples.worker is not None:
-        columns["worker"] = samples.worker
+    for name in ("worker", "endpoint"):
+        if getattr(samples, name) is not None:
+            columns[name] = getattr(samples, name)
     table = pa.table(columns)
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -45,7 +47,7 @@ def to_parquet(samples: Samples) -> bytes:
 
 
 def read_parquet(path: Path) -> Samples:
-    """The samples in a file; one older than `pauses_ns` or `workers` has none.
+    """The samples in a file; one older than `pauses_ns`, `workers` or `endpoints` has none.
 
     Raises:
         ArchiveError: missing, corrupt or of another schema.
@@ -61,9 +63,16 @@ def read_parquet(path: Path) -> Samples:
         notes = tuple(described.pop("notes"))
         workers = tuple(WorkerShare(**share) for share in described.pop("workers", ()))
         columns = {name: table[name].to_numpy() for name in COLUMNS}
-        worker = table["worker"].to_numpy() if workers else None
+        endpoints = tuple(described.pop("endpoints", ()))
         return Samples(
-            **columns, **described, notes=notes, pauses_ns=pauses_ns, worker=worker, workers=workers
+            **columns,
+            **described,
+            notes=notes,
+            pauses_ns=pauses_ns,
+            worker=table["worker"].to_numpy() if workers else None,
+            workers=workers,
+            endpoint=table["endpoint"].to_numpy() if endpoints else None,
+            endpoints=endpoints,
         )
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ArchiveError(f"{path}: samples cannot be read: {error}") from error

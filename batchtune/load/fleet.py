@@ -21,10 +21,9 @@ from batchtune.errors import BatchtuneError, MeasurementInvalidError
 from batchtune.interrupts import interrupts_noted
 from batchtune.load.live import LiveAggregate, LiveView
 from batchtune.load.record.columns import Columns, new_memory
-from batchtune.load.record.samples import Samples, merge
+from batchtune.load.record.samples import Samples, merge, merge_endpoints
 from batchtune.load.worker import process as worker
 from batchtune.load.worker.child import start_undisturbed
-from batchtune.load.worker.driver import WorkerReport
 from batchtune.load.worker.gather import samples_of
 from batchtune.load.worker.job import LoadJob, WorkerJob, split
 from batchtune.scenario.arrivals import Schedule
@@ -122,7 +121,9 @@ class LoadFleet:
         on_progress: OnProgress | None = None,
         should_stop: ShouldStop | None = None,
     ) -> list[Samples]:
-        """Run one part on each worker and return the samples of each, as offsets from the common start.
+        """Run as many parts on each worker as there are endpoints, and return the samples of each worker.
+
+        `parts` are those of one worker after those of another; samples are offsets from the common start.
 
         `start_ns` is asked for the start once all are ready; as soon as `stops` is not empty the sending ends.
 
@@ -203,18 +204,22 @@ class LoadFleet:
         on_progress: OnProgress | None,
         should_stop: ShouldStop | None,
     ) -> list[Samples]:
-        tables = [self._hand_out(one, part) for one, part in zip(self._workers, parts, strict=True)]
+        each = len(parts) // self.processes
+        shares = [parts[first : first + each] for first in range(0, len(parts), each)]
+        tables = [self._hand_out(one, share) for one, share in zip(self._workers, shares, strict=True)]
         self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
         start_ns = ask_start_ns()
         self._tell(worker.Stop() if stops else worker.Start(start_ns))
         late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
-        view = LiveView(tables, start_ns=start_ns, overdue_after_s=late_s)
+        view = LiveView(
+            [table for of_worker in tables for table in of_worker], start_ns=start_ns, overdue_after_s=late_s
+        )
         give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         stopping = bool(stops)
-        reports: dict[int, WorkerReport] = {}
+        done: dict[int, worker.Done] = {}
         next_look = 0.0
-        while len(reports) < self.processes:
-            reports |= self._heard(WorkerReport, LIVE_INTERVAL_S)
+        while len(done) < self.processes:
+            done |= self._heard(worker.Done, LIVE_INTERVAL_S)
             if time.monotonic() < next_look:
                 continue
             next_look = time.monotonic() + LIVE_INTERVAL_S
@@ -227,20 +232,25 @@ class LoadFleet:
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
         return [
-            samples_of(table, reports[one.number], part, start_ns)
-            for table, one, part in zip(tables, self._workers, parts, strict=True)
+            _of_worker(of_worker, done[one.number], share, start_ns)
+            for of_worker, one, share in zip(tables, self._workers, shares, strict=True)
         ]
 
-    def _hand_out(self, one: _Worker, part: WorkerJob) -> Columns:
-        descriptor = new_memory(part.capacity)
+    def _hand_out(self, one: _Worker, share: Sequence[WorkerJob]) -> list[Columns]:
+        descriptors = [new_memory(part.capacity) for part in share]
         try:
-            one.pipe.send(part)
-            send_handle(one.pipe, descriptor, one.process.pid)
-            return Columns(descriptor, part.capacity)
+            one.pipe.send(tuple(share))
+            for descriptor in descriptors:
+                send_handle(one.pipe, descriptor, one.process.pid)
+            return [
+                Columns(descriptor, part.capacity)
+                for descriptor, part in zip(descriptors, share, strict=True)
+            ]
         except (BrokenPipeError, ConnectionResetError) as error:
             raise _death(one) from error
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _await_ready(self, give_up: float) -> None:
         ready: set[int] = set()
@@ -277,6 +287,17 @@ def summed_up(
     """The parts of a job as the whole that was asked for."""
     offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
     return replace(merge(parts, names=names), offered_rps=offered_rps, client_cores=client_cores)
+
+
+def _of_worker(
+    tables: Sequence[Columns], done: worker.Done, share: Sequence[WorkerJob], start_ns: int
+) -> Samples:
+    """What one worker sent, whichever endpoints it went to."""
+    parts = [
+        samples_of(table, report, part, start_ns)
+        for table, report, part in zip(tables, done.reports, share, strict=True)
+    ]
+    return merge_endpoints(parts, [part.endpoint.authority(part.requests.transport) for part in share])
 
 
 def _death(one: _Worker) -> MeasurementInvalidError:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.record.samples import Samples, Status
+from batchtune.measure.endpoints import EndpointFigures, endpoint_caveats, endpoint_figures
 from batchtune.measure.slo import Limit, Slo, Verdict, primary_limit
 from batchtune.measure.statistics.quantiles import Estimate, latency_quantiles, rate_estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
@@ -38,7 +39,7 @@ class Measurement:
     (goodput: within the SLO's limit). In `latency_s` a request without a good answer counts as infinitely slow;
     `latency_mean_s` is over good answers. `errors` counts by class. `misses` are the requests over the SLO's primary
     limit (failed ones included; without an SLO only these), `design_effect` says how far they come together.
-    `verdict` is None without an SLO.
+    `verdict` is None without an SLO. `endpoints`: the same by replica, where requests went to several.
     """
 
     requests: int
@@ -61,6 +62,7 @@ class Measurement:
     verdict: Verdict | None = None
     verdict_reason: str = ""
     caveats: tuple[Caveat, ...] = field(default=())
+    endpoints: tuple[EndpointFigures, ...] = ()
 
     @property
     def queue_mean_s(self) -> float | None:
@@ -127,8 +129,9 @@ def measure(
         *_server_caveats(activity),
         *notes,
     )
+    endpoints = endpoint_figures(samples, window)
     verdict, reason = (None, "") if slo is None else judge(run, slo, noted)
-    distrust = (*noted, *_thin_caveats(run, latency_s, verdict))
+    distrust = (*noted, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
     return Measurement(
         requests=len(run.due_ns),
         window_s=window.seconds,
@@ -150,6 +153,7 @@ def measure(
         verdict=verdict,
         verdict_reason=reason,
         caveats=distrust,
+        endpoints=endpoints,
     )
 
 

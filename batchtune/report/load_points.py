@@ -100,6 +100,7 @@ def print_points(
         if len(shown[0]) < len(rows[0]):
             console.print("A wider terminal shows more columns; --csv and --json have them all.")
     for line in [
+        *_endpoint_lines(measured, named),
         *_best_lines(measured, named),
         *_limit_lines(limits, named),
         *_padding_lines(measured, named),
@@ -158,6 +159,18 @@ def _rows(
         )
         rows.append([marks.head(load), *figures, limit_word(limits[load])])
     return rows
+
+
+def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+    """The figures of each replica, where there are several."""
+    for load, point in measured.items():
+        of_load = f"{named} {load}, " if len(measured) > 1 else ""
+        for each in _measurement(point).endpoints:
+            p50, p95 = (milliseconds(estimate) for estimate in (each.p50_s, each.p95_s))
+            yield (
+                f"{of_load}{each.endpoint}: {number(each.throughput_rps)} requests/s, p50 {p50} ms, p95 {p95} ms, "
+                f"errors {percent(each.error_ratio)}"
+            )
 
 
 def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

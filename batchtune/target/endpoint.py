@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
 from batchtune.errors import TargetError, UsageError
@@ -112,6 +112,10 @@ class Endpoint:
         """The model's path in KServe v2's REST."""
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
         return f"/v2/models/{quote(self.model_name, safe='')}{version}"
+
+    def authority(self, transport: Literal["grpc", "rest"]) -> str:
+        """Host and port that requests of this transport go to."""
+        return self.grpc_authority if transport == "grpc" else self.rest_authority
 
     @property
     def _bracketed_host(self) -> str:

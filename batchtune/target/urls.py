@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 from urllib.parse import urlsplit
 
 from batchtune.errors import UsageError
@@ -44,6 +47,18 @@ def external_endpoint(
         grpc_port=ports.get(names[1]),
         tls=(tls or TlsOptions()) if secure else None,
     )
+
+
+def replicas_of(
+    endpoint: Endpoint, addresses: Sequence[str], transport: Literal["grpc", "rest"]
+) -> tuple[Endpoint, ...]:
+    """The same model at each HOST:PORT, where requests of this transport go; TLS as at the endpoint."""
+    replicas = []
+    for address in addresses:
+        host, port, _ = _split("target.endpoints", f"grpc://{address}", ("grpc", "grpcs"))
+        grpc_port, rest_port = (port, None) if transport == "grpc" else (None, port)
+        replicas.append(replace(endpoint, host=host, grpc_port=grpc_port, rest_port=rest_port))
+    return tuple(replicas)
 
 
 def tls_options(spec: TlsSpec | None) -> TlsOptions | None:

@@ -30,6 +30,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, ServerActivity, activity
+from batchtune.target.urls import replicas_of
 from batchtune.tune import policy
 from batchtune.wire.signature import Signature
 
@@ -223,8 +224,10 @@ class Loader:
             requests = replace(requests, timeout_s=timeout_s)  # it travels with a gRPC call
         answers = request.answers
         checked = answers.check != "status" and answers.sample > 0
+        endpoint = self._target.endpoint
         return LoadJob(
-            endpoint=self._target.endpoint,
+            endpoint=endpoint,
+            replicas=replicas_of(endpoint, self._scenario.target.endpoints, requests.transport),
             requests=requests,
             arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
             timeout_s=timeout_s,

@@ -225,7 +225,7 @@ def _refuse_idle_options(wanted: LoadRequest, settings: Mapping[str, Any]) -> No
 
 def _of_a_launch(key: str) -> bool:
     """Whether this key of a scenario says how a server is launched: all of `target` but whom to ask, and how."""
-    asked = ("target.model", "target.tls", "target.kind", "target.rest_url", "target.grpc_url")
+    asked = tuple(f"target.{name}" for name in ("model", "tls", "kind", "rest_url", "grpc_url", "endpoints"))
     return key.startswith("fixed.") or (key.startswith("target.") and not key.startswith(asked))
 
 

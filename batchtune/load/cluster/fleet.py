@@ -142,7 +142,8 @@ class ClusterFleet:
             TargetError, UsageError: the endpoint cannot be used at all.
             LoadInterrupted: Ctrl-C; it carries the partial samples.
         """
-        require_reachable(self._workers, job.endpoint)
+        for endpoint in job.endpoints:
+            require_reachable(self._workers, endpoint)
         with interrupts_noted_here() as interrupts:
             try:
                 samples = self._run(job, interrupts, on_progress, should_stop)
@@ -193,9 +194,10 @@ class ClusterFleet:
     def _prepare(self, parts: Sequence[WorkerJob], job: LoadJob) -> None:
         """Have every host connect, all at the same time."""
         overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
-        for worker, part in zip(self._workers, parts, strict=True):
+        each = len(job.endpoints)
+        for number, worker in enumerate(self._workers):
             with blaming(worker):
-                worker.host.prepare(part, overdue_after_s)
+                worker.host.prepare(parts[number * each : (number + 1) * each], overdue_after_s)
         give_up_ns = self._now_ns() + int((parts[0].timeout_s + GRACE_S) * 1e9)
         for worker in self._workers:
             with blaming(worker):

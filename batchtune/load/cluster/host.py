@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -51,8 +51,8 @@ class Host(Protocol):
     def clock_ns(self) -> int:
         """CLOCK_MONOTONIC there, now."""
 
-    def prepare(self, part: WorkerJob, overdue_after_s: float) -> None:
-        """Begin to connect; whatever ran before is ended."""
+    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
+        """Begin to connect, with a part for each endpoint; whatever ran before is ended."""
 
     def ready(self) -> bool:
         """Whether the part can start."""

@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -134,8 +134,8 @@ class RayHost:
         clock_ns: int = self._ask("clock_ns")
         return clock_ns
 
-    def prepare(self, part: WorkerJob, overdue_after_s: float) -> None:
-        self._ask("prepare", part, overdue_after_s, limit_s=LONG_CALL_LIMIT_S)
+    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
+        self._ask("prepare", parts, overdue_after_s, limit_s=LONG_CALL_LIMIT_S)
 
     def ready(self) -> bool:
         ready: bool = self._ask("ready")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from batchtune.errors import BatchtuneError
@@ -42,9 +43,9 @@ class Station:
     def clock_ns(self) -> int:
         return time.monotonic_ns()
 
-    def prepare(self, part: WorkerJob, overdue_after_s: float) -> None:
+    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
         self._end_part()
-        self._part = _RunningPart(self._opened(), part, overdue_after_s)
+        self._part = _RunningPart(self._opened(), parts, overdue_after_s)
 
     def ready(self) -> bool:
         return self._running().ready()
@@ -94,7 +95,7 @@ class Station:
 class _RunningPart:
     """One part on its way, on a thread that waits for the worker process."""
 
-    def __init__(self, fleet: LoadFleet, part: WorkerJob, overdue_after_s: float) -> None:
+    def __init__(self, fleet: LoadFleet, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
         self._ready = threading.Event()
         self._named = threading.Event()
         self._start_ns = 0
@@ -102,7 +103,7 @@ class _RunningPart:
         self._live: LiveAggregate | None = None
         self._samples: Samples | None = None
         self._fault: BatchtuneError | None = None
-        self._thread = threading.Thread(target=self._run, args=(fleet, part, overdue_after_s), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(fleet, parts, overdue_after_s), daemon=True)
         self._thread.start()
 
     def ready(self) -> bool:
@@ -136,10 +137,10 @@ class _RunningPart:
         if self._thread.is_alive():
             raise HostLostError(f"its last part did not end within {ENDING_S:g} s of being stopped")
 
-    def _run(self, fleet: LoadFleet, part: WorkerJob, overdue_after_s: float) -> None:
+    def _run(self, fleet: LoadFleet, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
         try:
             (self._samples,) = fleet.run_parts(
-                [part],
+                parts,
                 start_ns=self._await_start,
                 stops=self._stops,
                 overdue_after_s=overdue_after_s,

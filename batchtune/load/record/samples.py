@@ -67,7 +67,8 @@ class Samples:
     connection or stream: `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
     `pauses_ns`: start and length of each time that a worker stood still for longer than 5 ms (no garbage collection:
-    that is off). `worker` (n,) says which of `workers` sent each request; None and empty: there was but one.
+    that is off). `worker` (n,) says which of `workers` sent each request, `endpoint` (n,) to which of `endpoints` it
+    went; None and empty: there was but one.
     """
 
     due_ns: NDArray[np.int64]
@@ -90,6 +91,8 @@ class Samples:
     pauses_ns: tuple[tuple[int, int], ...] = ()
     worker: NDArray[np.uint16] | None = None
     workers: tuple[WorkerShare, ...] = ()
+    endpoint: NDArray[np.uint16] | None = None
+    endpoints: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -126,7 +129,8 @@ class Samples:
 
     def _chosen(self, rows: slice | NDArray[np.intp]) -> Samples:
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return replace(self, **columns, worker=None)
+        endpoint = None if self.endpoint is None else self.endpoint[rows]
+        return replace(self, **columns, worker=None, endpoint=endpoint)
 
     def errors(self) -> dict[str, int]:
         """How many requests ended with each status other than OK, those with none left out."""
@@ -139,7 +143,22 @@ def joined(chunks: Sequence[Samples]) -> Samples:
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
     }
-    return replace(chunks[0], **columns)
+    return replace(chunks[0], **columns, endpoint=_all_endpoints(chunks))
+
+
+def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
+    """What one worker sent to several endpoints at once, a part to each, as its samples."""
+    if len(parts) == 1:
+        return parts[0]
+    merged = merge(parts)
+    return replace(
+        merged, endpoint=merged.worker, endpoints=tuple(endpoints), worker=None, workers=(), client_cores=1
+    )
+
+
+def _all_endpoints(parts: Sequence[Samples]) -> NDArray[np.uint16] | None:
+    columns = [part.endpoint for part in parts if part.endpoint is not None]
+    return np.concatenate(columns) if len(columns) == len(parts) else None
 
 
 def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
@@ -152,7 +171,7 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
     """
     if not parts:
         raise ValueError("merge() needs at least one part")
-    first = parts[0]
+    first, endpoint = parts[0], _all_endpoints(parts)
     if any(part.started_ns != first.started_ns for part in parts):
         raise ValueError("only parts with a common start can be merged")
     order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
@@ -181,6 +200,8 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         pauses_ns=tuple(sorted(pause for part in parts for pause in part.pauses_ns)),
         worker=_worker_numbers(parts)[order] if len(parts) > 1 else None,
         workers=_shares(parts, names) if len(parts) > 1 else (),
+        endpoint=None if endpoint is None else endpoint[order],
+        endpoints=first.endpoints,
     )
 
 

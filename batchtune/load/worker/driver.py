@@ -80,8 +80,11 @@ class Driver:
         await self._client.open(self._job.connections)
         gc.collect()
 
-    async def run(self, start_ns: int) -> WorkerReport:
-        """Send from `start_ns` (CLOCK_MONOTONIC) on, and return when every request that was due has ended."""
+    async def run(self, start_ns: int, *, ended: asyncio.Barrier | None = None) -> WorkerReport:
+        """Send from `start_ns` (CLOCK_MONOTONIC) on, and return when every request that was due has ended.
+
+        `ended`: where the drivers of one loop wait for each other before they do anything that takes time.
+        """
         gc.freeze()
         gc.disable()
         try:
@@ -90,6 +93,8 @@ class Driver:
             await self._finished
             cpu_s = (time.process_time_ns() - cpu_before_ns) / 1e9
             wall_s = (_monotonic_ns() - start_ns) / 1e9
+            if ended is not None:
+                await ended.wait()
         finally:
             gc.enable()
             gc.unfreeze()

@@ -31,7 +31,8 @@ class LoadJob:
     `in_flight_max`: requests in flight over all workers; more wait in order, and their wait is recorded.
     `connections`: opened before the start; None: chosen for the protocol and the load.
     `check_every`: one good answer in so many is decoded after the run, and compared if the set says what is expected;
-    0: none. `overdue_after_s`: what the live aggregate calls late; None: `timeout_s`.
+    0: none. `overdue_after_s`: what the live aggregate calls late; None: `timeout_s`. `replicas`: where requests go in
+    turn, each with connections of its own; empty: all go to `endpoint`.
     """
 
     endpoint: Endpoint
@@ -43,6 +44,11 @@ class LoadJob:
     connections: int | None = None
     check_every: int = CHECK_EVERY
     overdue_after_s: float | None = None
+    replicas: tuple[Endpoint, ...] = ()
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return self.replicas or (self.endpoint,)
 
     @property
     def timeout_or_default_s(self) -> float:
@@ -74,23 +80,25 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
     """The parts of a job for so many workers: together they send the same requests at the same times as one would.
 
     An open loop is dealt out request by request (`due[k::n]`), a closed loop user by user. Nothing here needs the
-    workers to be on one machine.
+    workers to be on one machine. A worker has a part for each endpoint, one after another: whatever the number of
+    workers, request i goes to endpoint i mod their number.
     """
     timeout_s = job.timeout_or_default_s
+    parts = workers * len(job.endpoints)
     return [
         WorkerJob(
-            endpoint=job.endpoint,
+            endpoint=job.endpoints[part_number % len(job.endpoints)],
             requests=job.requests,
-            request_order=_request_order(job, worker, workers),
+            request_order=_request_order(job, part_number, parts),
             arrivals=part,
             capacity=_capacity(part),
             timeout_s=timeout_s,
             drain_s=timeout_s if job.drain_s is None else job.drain_s,
-            in_flight_max=share_of(job.in_flight_max, worker, workers) or 1,
-            connections=_connections(job, part, worker, workers),
+            in_flight_max=share_of(job.in_flight_max, part_number, parts) or 1,
+            connections=_connections(job, part, part_number, parts),
             check_every=job.check_every,
         )
-        for worker, part in enumerate(_parts(job.arrivals, workers))
+        for part_number, part in enumerate(_parts(job.arrivals, parts))
     ]
 
 

@@ -1,7 +1,7 @@
 """What does one process of the fleet do? It waits for jobs on a pipe, runs each in one event loop, and reports.
 
-Messages to it: a `WorkerJob` followed by the descriptor of its columns, `Start`, `Stop`, and the end of the pipe,
-which ends it. Messages from it: `Ready`, `WorkerReport`, or a BatchtuneError that stopped the job.
+Messages to it: a tuple of `WorkerJob`, one for each endpoint, followed by the descriptors of their columns, `Start`,
+`Stop`, and the end of the pipe, which ends it. Messages from it: `Ready`, `Done`, or a BatchtuneError that stopped it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
@@ -40,6 +40,13 @@ class Stop:
     """Send nothing more and report what there is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done of each part."""
+
+    reports: tuple[WorkerReport, ...]
+
+
 def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> None:
     """Serve jobs until the pipe ends; stderr goes to `last_words_file`. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,37 +58,43 @@ def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         while True:
             try:
-                job = pipe.recv()
-                if isinstance(job, Stop):  # it came after the last job had ended by itself
+                jobs = pipe.recv()
+                if isinstance(jobs, Stop):  # it came after the last job had ended by itself
                     continue
-                pipe.send(runner.run(_run(pipe, job, recv_handle(pipe))))
+                memories = [recv_handle(pipe) for _ in jobs]
+                pipe.send(runner.run(_run(pipe, jobs, memories)))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
 
 
-async def _run(pipe: Connection, job: WorkerJob, memory: int) -> WorkerReport | BatchtuneError:
-    columns = Columns(memory, job.capacity)
-    os.close(memory)
+async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[int]) -> Done | BatchtuneError:
+    tables = [Columns(memory, job.capacity) for memory, job in zip(memories, jobs, strict=True)]
+    for memory in memories:
+        os.close(memory)
     try:
-        driver = Driver(job, columns)
-        await driver.prepare()
+        drivers = [Driver(job, columns) for job, columns in zip(jobs, tables, strict=True)]
+        for driver in drivers:
+            await driver.prepare()
     except BatchtuneError as error:
         return error
     pipe.send(Ready())
     start = pipe.recv()
     if not isinstance(start, Start):
-        return driver.abandon()
+        return Done(tuple(driver.abandon() for driver in drivers))
     loop = asyncio.get_running_loop()
 
     def heard() -> None:
         loop.remove_reader(pipe.fileno())
         with contextlib.suppress(EOFError, ConnectionResetError):
             pipe.recv()  # Stop; the end of the pipe means the same
-        driver.stop()
+        for driver in drivers:
+            driver.stop()
 
     loop.add_reader(pipe.fileno(), heard)
     os.set_blocking(pipe.fileno(), True)  # uvloop turned it off, and the pipe is read and written as blocking
+    ended = asyncio.Barrier(len(drivers))
     try:
-        return await driver.run(start.start_ns)
+        reports = await asyncio.gather(*(driver.run(start.start_ns, ended=ended) for driver in drivers))
+        return Done(tuple(replace(report, cpu_s=report.cpu_s / len(drivers)) for report in reports))
     finally:
         loop.remove_reader(pipe.fileno())

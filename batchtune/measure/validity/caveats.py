@@ -89,6 +89,16 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "{loss}",
         "see the node's own log; these figures are of the fleet that was left",
     ),
+    "endpoint_slow": _Known(
+        "latency",
+        "{endpoint} is slower than the other {others}: {quantile} {endpoint_s}, the next slowest {next_s}",
+        "look at that replica; the figures here are of all together",
+    ),
+    "endpoint_failing": _Known(
+        "latency",
+        "{endpoint} failed {error_ratio:.2%} of its requests, the next worst of {others} others {next_ratio:.2%}",
+        "look at that replica; the figures here are of all together",
+    ),
     "nothing_measured": _Known(
         "everything",
         "no request was due within the window of {window_s} after a warm-up of {warm_up_s}",

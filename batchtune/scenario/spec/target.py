@@ -25,6 +25,11 @@ def _flag_value(given: object) -> object:
 FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
 
 
+Address = Annotated[
+    str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$", description="HOST:PORT")
+]
+
+
 class TlsSpec(Spec):
     """How to verify the server and, for mutual TLS, to identify ourselves; PEM files."""
 
@@ -84,6 +89,12 @@ class TargetSpec(Spec):
     )
     grpc_url: str | None = Field(
         default=None, description="of a running server: its gRPC API", examples=["127.0.0.1:8001"]
+    )
+    endpoints: tuple[Address, ...] = Field(
+        default=(),
+        description="of kind external: replicas that requests go to in turn, each by the request's protocol; the "
+        "server of rest_url or grpc_url, such as a balancer, then says what the model takes and what was counted",
+        examples=[["10.0.0.7:8500", "10.0.0.8:8500"]],
     )
     framework: Framework | None = Field(
         default=None, description="of a sample model; absent: the first of its frameworks that is installed"
@@ -174,6 +185,8 @@ class TargetSpec(Spec):
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
+        if self.kind != "external":
+            self._refuse(("endpoints",), "replicas run already", "set kind: external")
         if self.kind == "tfserving":
             self._refuse(
                 ("rest_url", "grpc_url"), "a server of kind tfserving is launched", "set kind: external"
@@ -190,6 +203,9 @@ class TargetSpec(Spec):
                 at=("rest_url",),
                 hint="add rest_url: http://HOST:8000 beside grpc_url, or set kind: external to load it only",
             )
+        twice = next((name for name in self.endpoints if self.endpoints.count(name) > 1), None)
+        if twice is not None:
+            raise problem(f"{twice} is given twice", at=("endpoints",), hint="name each replica once")
         if self.runs_already:
             self._refuse(_OF_A_LAUNCH, "the server behind the URL runs already", "leave it out, or the URL")
         if self.kind == "triton":

@@ -85,8 +85,9 @@ class FakeHost:
     def true_ns(self, own_ns: int) -> float:
         return (own_ns - self.offset_ns - self._epoch_ns) / (1.0 + self.drift_ppm * 1e-6) + self._epoch_ns
 
-    def prepare(self, part: WorkerJob, overdue_after_s: float) -> None:
+    def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
         self._must_live()
+        (part,) = parts
         self.parts.append(part)
         self._started_at_ns = None
         self.stopped = False

@@ -1,0 +1,160 @@
+"""Several replicas: requests go to them in turn, whoever sends, and the figures of each are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.archive.samples_file import read_parquet, to_parquet
+from batchtune.errors import ScenarioError
+from batchtune.load.fleet import LoadFleet
+from batchtune.load.record.samples import Samples, Status, merge, merge_endpoints
+from batchtune.load.worker.job import split
+from batchtune.measure.measurement import Measurement, measure
+from batchtune.scenario.arrivals import Schedule
+from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.target.endpoint import Endpoint
+from batchtune.target.urls import replicas_of
+from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, http_answer, requests_for
+from tests.measure.measure_streams import make_samples, p95_within
+
+EVENLY = np.arange(0, 5, 0.002)
+
+
+async def answer(_number: int, transport: asyncio.Transport) -> None:
+    transport.write(http_answer())
+
+
+async def refuse(_number: int, transport: asyncio.Transport) -> None:
+    transport.write(http_answer(status="500 Internal Server Error"))
+
+
+def at(*ports: int) -> tuple[Endpoint, ...]:
+    return tuple(Endpoint(model_name="m", rest_port=port) for port in ports)
+
+
+def test_requests_go_to_the_endpoints_in_turn_however_many_workers_send() -> None:
+    schedule = evenly(1000, 0.1)
+    job = replace(a_job("rest", 1, schedule), replicas=at(10, 11, 12))
+    for workers in (1, 2, 5):
+        sent: dict[int, int | None] = {}
+        for part in split(job, workers):
+            assert isinstance(part.arrivals, Schedule)
+            sent |= dict.fromkeys(part.arrivals.due_ns.tolist(), part.endpoint.rest_port)
+        assert [sent[due] for due in schedule.due_ns.tolist()] == [10 + i % 3 for i in range(100)]
+
+
+@pytest.mark.parametrize("arrivals", [evenly(500, 0.2), closed(4, 100)], ids=["open loop", "closed loop"])
+def test_each_replica_is_sent_its_share_and_its_answers_are_told_apart(arrivals: Any) -> None:
+    bodies = tuple(b"%d" % number for number in range(4))
+    with ScriptedHttp(answer) as good, ScriptedHttp(refuse) as bad, LoadFleet(processes=2) as fleet:
+        job = a_job("rest", 1, arrivals, requests=requests_for("rest", bodies=bodies))
+        samples = fleet.run(replace(job, replicas=at(good.port, bad.port)))
+    assert len(samples) == 100
+    assert samples.endpoints == (f"127.0.0.1:{good.port}", f"127.0.0.1:{bad.port}")
+    assert samples.endpoint is not None
+    assert samples.worker is not None
+    assert [good.count, bad.count] == np.bincount(samples.endpoint).tolist()
+    assert (samples.status[samples.endpoint == 0] == Status.OK).all()
+    assert (samples.status[samples.endpoint == 1] != Status.OK).all()
+    if isinstance(arrivals, Schedule):
+        assert samples.due_ns.tolist() == arrivals.due_ns.tolist()
+        assert samples.endpoint.tolist() == [0, 1] * 50
+        paths = {int(request.rpartition(b"\r\n\r\n")[2]) for request in good.requests}
+        assert paths == {0, 2}
+    assert samples.client_cores == 2
+
+
+def of_replicas(*latencies_ms: float, **changes: Any) -> Samples:
+    """Requests in turn to replicas that answer in about so long."""
+    count = len(latencies_ms)
+    generator = np.random.default_rng(5)
+    parts = []
+    for number, latency_ms in enumerate(latencies_ms):
+        due_s = EVENLY[number::count]
+        parts.append(
+            make_samples(due_s, latency_ms / 1e3 * generator.uniform(0.9, 1.1, len(due_s)), **changes)
+        )
+    return merge_endpoints(parts, [f"replica-{number}:8500" for number in range(count)])
+
+
+def judged(samples: Samples) -> tuple[Measurement, list[str]]:
+    measured = measure(samples, warm_up_s=1.0, slo=p95_within(0.05))
+    codes = ("endpoint_slow", "endpoint_failing")
+    return measured, [each.text for each in measured.caveats if each.code in codes]
+
+
+def test_the_replica_that_is_slower_than_all_others_is_named() -> None:
+    measured, told = judged(of_replicas(5.0, 5.1, 9.0, 5.0))
+    assert len(told) == 1
+    assert told[0].startswith("replica-2:8500 is slower than the other 3: p95 9.8")
+    assert [each.endpoint for each in measured.endpoints] == [f"replica-{number}:8500" for number in range(4)]
+    assert [each.requests for each in measured.endpoints] == [500] * 4
+    assert measured.endpoints[2].p50_s.value == pytest.approx(0.009, rel=0.02)
+    assert sum(each.throughput_rps for each in measured.endpoints) == pytest.approx(
+        measured.throughput_rps.value, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("latencies_ms", [(5.0, 5.0, 5.0), (5.0, 5.2, 5.1), (9.0, 9.0, 5.0), (5.0,)])
+def test_replicas_that_are_alike_and_two_slow_ones_name_nobody(latencies_ms: tuple[float, ...]) -> None:
+    assert judged(of_replicas(*latencies_ms))[1] == []
+
+
+def test_the_replica_that_fails_is_named_by_that() -> None:
+    samples = of_replicas(5.0, 5.0, 5.0)
+    assert samples.endpoint is not None
+    status = samples.status.copy()
+    status[np.flatnonzero(samples.endpoint == 1)[::10]] = int(Status.SERVER_ERROR)
+    _, told = judged(replace(samples, status=status))
+    assert len(told) == 1
+    assert told[0].startswith("replica-1:8500 failed 10.0")
+    assert told[0].endswith(" of its requests, the next worst of 2 others 0.00 %")
+
+
+def test_endpoints_survive_workers_chunks_and_the_file(tmp_path: Path) -> None:
+    whole = merge([of_replicas(5.0, 9.0), of_replicas(5.0, 9.0)])
+    path = tmp_path / "samples.parquet"
+    path.write_bytes(to_parquet(whole))
+    kept = read_parquet(path)
+    assert kept.endpoints == whole.endpoints == ("replica-0:8500", "replica-1:8500")
+    assert kept.endpoint is not None
+    assert whole.endpoint is not None
+    assert kept.endpoint.tolist() == whole.endpoint.tolist()
+    assert len(whole.endpoint) == len(whole)
+
+
+REPLICAS = """\
+name: replicas
+target: {kind: external, model: m, grpc_url: "lb:8500", endpoints: ["10.0.0.7:8500", "[::1]:8501"]}
+load: {arrivals: poisson, rate: 100}
+objective: latency
+"""
+
+
+def test_a_scenario_names_its_replicas() -> None:
+    scenario = parse_scenario(REPLICAS)
+    assert parse_scenario(format_scenario(scenario)).target.endpoints == scenario.target.endpoints
+    balancer = Endpoint(model_name="m", host="lb", grpc_port=8500, rest_port=8501)
+    first, second = replicas_of(balancer, scenario.target.endpoints, "grpc")
+    assert (first.host, first.grpc_port, first.rest_port) == ("10.0.0.7", 8500, None)
+    assert second.authority("grpc") == "[::1]:8501"
+    assert replicas_of(balancer, ["a:1"], "rest")[0].authority("rest") == "a:1"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ('target.endpoints=["nowhere"]', r"target\.endpoints"),
+        ('target.endpoints=["a:1", "a:1"]', r"target\.endpoints: a:1 is given twice"),
+        ("target.kind=tfserving", r"target\.endpoints: replicas run already"),
+    ],
+)
+def test_a_mistake_in_the_replicas_names_the_key(change: str, told: str) -> None:
+    with pytest.raises(ScenarioError, match=told):
+        parse_scenario(REPLICAS, overrides=[change])

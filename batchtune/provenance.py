@@ -110,9 +110,9 @@ def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """
     differences = []
     for path in (("schema_version",), *_MUST_MATCH):
-        one, other = _at(ours, path), _at(theirs, path)
-        if one != other:
-            differences.append(f"{'.'.join(path)}: {_shown(one)} against {_shown(other)}")
+        own, other = _at(ours, path), _at(theirs, path)
+        if own != other:
+            differences.append(f"{'.'.join(path)}: {_shown(own)} against {_shown(other)}")
     return differences
 
 

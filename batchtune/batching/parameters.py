@@ -97,8 +97,8 @@ class Configuration:
     def to_dict(self) -> dict[str, Any]:
         """`batching` is null where it is off and "unknown" where nobody tells."""
         known = None if self.batching is None else to_dict(self.batching)
-        told: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
-        return told if self.dialect == "tfserving" else {**told, "dialect": self.dialect}
+        fields: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
+        return fields if self.dialect == "tfserving" else {**fields, "dialect": self.dialect}
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
@@ -233,7 +233,7 @@ def _typed(name: str, value: Any) -> Any:
     if name == "allowed_batch_sizes":
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise _wrong_type(name, value, "a list of whole numbers")
-        return tuple(_whole(name, one) for one in value)
+        return tuple(_whole(name, item) for item in value)
     return _whole(name, value)
 
 
@@ -255,5 +255,5 @@ def _wrong_type(name: str, value: object, expected: str) -> BatchingParametersEr
 
 def _shown(value: object) -> str:
     if isinstance(value, list):
-        return ",".join(str(one) for one in value)
+        return ",".join(str(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

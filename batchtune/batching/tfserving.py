@@ -80,11 +80,13 @@ def _wrapped(field: Field, source: str) -> int | bool | str:
             hint=f"write it as {wanted}",
         )
     inner = field.value.fields
-    if field.value.empty_lists or any(one.listed for one in inner):
+    if field.value.empty_lists or any(entry.listed for entry in inner):
         raise text_proto.failure(source, field.line, f"{field.name} holds one value, not a list")
-    for one in inner:
-        if one.name != "value":
-            raise text_proto.failure(source, one.line, f"{field.name} holds only 'value', not {one.name!r}")
+    for entry in inner:
+        if entry.name != "value":
+            raise text_proto.failure(
+                source, entry.line, f"{field.name} holds only 'value', not {entry.name!r}"
+            )
     if len(inner) > 1:
         raise text_proto.failure(source, inner[1].line, f"{field.name} holds more than one value")
     if not inner:

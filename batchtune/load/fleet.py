@@ -22,7 +22,7 @@ from batchtune.interrupts import interrupts_noted
 from batchtune.load.live import LiveAggregate, LiveView
 from batchtune.load.record.columns import Columns, new_memory
 from batchtune.load.record.samples import Samples, merge, merge_endpoints
-from batchtune.load.worker import process as worker
+from batchtune.load.worker import process as load_process
 from batchtune.load.worker.child import start_undisturbed
 from batchtune.load.worker.gather import samples_of
 from batchtune.load.worker.job import LoadJob, WorkerJob, split
@@ -142,22 +142,22 @@ class LoadFleet:
 
     def close(self) -> None:
         """End the workers; those that do not end by themselves are killed."""
-        for one in self._workers:
-            one.pipe.close()
+        for worker in self._workers:
+            worker.pipe.close()
         give_up = time.monotonic() + EXIT_LIMIT_S
-        for one in self._workers:
-            one.process.join(max(0.0, give_up - time.monotonic()))
-            if one.process.exitcode is None:
-                one.process.kill()
-                one.process.join()
-            one.process.close()
+        for worker in self._workers:
+            worker.process.join(max(0.0, give_up - time.monotonic()))
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
         self._workers.clear()
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
 
     def _start_workers(self) -> None:
-        if self._workers and all(one.process.is_alive() for one in self._workers):
+        if self._workers and all(worker.process.is_alive() for worker in self._workers):
             return
         self.close()
         self._scratch = ScratchFolder()
@@ -167,7 +167,7 @@ class LoadFleet:
             last_words_file.touch()
             ours, theirs = spawn.Pipe(duplex=True)
             process = spawn.Process(
-                target=worker.main,
+                target=load_process.main,
                 args=(theirs, self._cpus_of(number), str(last_words_file)),
                 name=f"batchtune-load-{number}",
                 daemon=True,
@@ -188,7 +188,7 @@ class LoadFleet:
     @property
     def process_ids(self) -> list[int]:
         """The workers that run now."""
-        return [one.process.pid for one in self._workers if one.process.pid is not None]
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     @property
     def client_cores(self) -> int:
@@ -204,22 +204,22 @@ class LoadFleet:
         on_progress: OnProgress | None,
         should_stop: ShouldStop | None,
     ) -> list[Samples]:
-        each = len(parts) // self.processes
-        shares = [parts[first : first + each] for first in range(0, len(parts), each)]
-        tables = [self._hand_out(one, share) for one, share in zip(self._workers, shares, strict=True)]
+        parts_each = len(parts) // self.processes
+        shares = [parts[first : first + parts_each] for first in range(0, len(parts), parts_each)]
+        tables = [self._hand_out(worker, share) for worker, share in zip(self._workers, shares, strict=True)]
         self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
         start_ns = ask_start_ns()
-        self._tell(worker.Stop() if stops else worker.Start(start_ns))
+        self._tell(load_process.Stop() if stops else load_process.Start(start_ns))
         late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
         view = LiveView(
             [table for of_worker in tables for table in of_worker], start_ns=start_ns, overdue_after_s=late_s
         )
         give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         stopping = bool(stops)
-        done: dict[int, worker.Done] = {}
+        done: dict[int, load_process.Done] = {}
         next_look = 0.0
         while len(done) < self.processes:
-            done |= self._heard(worker.Done, LIVE_INTERVAL_S)
+            done |= self._heard(load_process.Done, LIVE_INTERVAL_S)
             if time.monotonic() < next_look:
                 continue
             next_look = time.monotonic() + LIVE_INTERVAL_S
@@ -228,26 +228,26 @@ class LoadFleet:
                 on_progress(live)
             if not stopping and (stops or (should_stop is not None and should_stop(live))):
                 stopping = True
-                self._tell(worker.Stop())
+                self._tell(load_process.Stop())
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
         return [
-            _of_worker(of_worker, done[one.number], share, start_ns)
-            for of_worker, one, share in zip(tables, self._workers, shares, strict=True)
+            _of_worker(of_worker, done[worker.number], share, start_ns)
+            for of_worker, worker, share in zip(tables, self._workers, shares, strict=True)
         ]
 
-    def _hand_out(self, one: _Worker, share: Sequence[WorkerJob]) -> list[Columns]:
+    def _hand_out(self, worker: _Worker, share: Sequence[WorkerJob]) -> list[Columns]:
         descriptors = [new_memory(part.capacity) for part in share]
         try:
-            one.pipe.send(tuple(share))
+            worker.pipe.send(tuple(share))
             for descriptor in descriptors:
-                send_handle(one.pipe, descriptor, one.process.pid)
+                send_handle(worker.pipe, descriptor, worker.process.pid)
             return [
                 Columns(descriptor, part.capacity)
                 for descriptor, part in zip(descriptors, share, strict=True)
             ]
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise _death(one) from error
+            raise _death(worker) from error
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -255,29 +255,29 @@ class LoadFleet:
     def _await_ready(self, give_up: float) -> None:
         ready: set[int] = set()
         while len(ready) < self.processes:
-            ready |= self._heard(worker.Ready, LIVE_INTERVAL_S).keys()
+            ready |= self._heard(load_process.Ready, LIVE_INTERVAL_S).keys()
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not get ready", hint="please report this")
 
-    def _tell(self, message: worker.Start | worker.Stop) -> None:
-        for one in self._workers:
+    def _tell(self, message: load_process.Start | load_process.Stop) -> None:
+        for worker in self._workers:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                one.pipe.send(message)
+                worker.pipe.send(message)
 
     def _heard(self, kind: type[Message], limit_s: float) -> dict[int, Message]:
         """The messages of this kind that arrive until one does or the time is up, by worker."""
-        by_pipe = {one.pipe: one for one in self._workers}
+        by_pipe = {worker.pipe: worker for worker in self._workers}
         heard: dict[int, Message] = {}
         for pipe in wait(list(by_pipe), limit_s):
-            one = by_pipe[cast("Connection", pipe)]
+            worker = by_pipe[cast("Connection", pipe)]
             try:
-                message = one.pipe.recv()
+                message = worker.pipe.recv()
             except (EOFError, ConnectionResetError) as error:
-                raise _death(one) from error
+                raise _death(worker) from error
             if isinstance(message, BatchtuneError):
                 raise message
             if isinstance(message, kind):
-                heard[one.number] = message
+                heard[worker.number] = message
         return heard
 
 
@@ -290,7 +290,7 @@ def summed_up(
 
 
 def _of_worker(
-    tables: Sequence[Columns], done: worker.Done, share: Sequence[WorkerJob], start_ns: int
+    tables: Sequence[Columns], done: load_process.Done, share: Sequence[WorkerJob], start_ns: int
 ) -> Samples:
     """What one worker sent, whichever endpoints it went to."""
     parts = [
@@ -300,14 +300,14 @@ def _of_worker(
     return merge_endpoints(parts, [part.endpoint.authority(part.requests.transport) for part in share])
 
 
-def _death(one: _Worker) -> MeasurementInvalidError:
-    one.process.join(EXIT_LIMIT_S)
-    code = one.process.exitcode
+def _death(worker: _Worker) -> MeasurementInvalidError:
+    worker.process.join(EXIT_LIMIT_S)
+    code = worker.process.exitcode
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-    text = one.last_words_file.read_text(errors="replace").strip()
+    text = worker.last_words_file.read_text(errors="replace").strip()
     words = text[-LAST_WORDS_CHARS:].splitlines()[-1] if text else "it said nothing"
     return MeasurementInvalidError(
-        f"load worker {one.number} died ({how}): {words}",
+        f"load worker {worker.number} died ({how}): {words}",
         hint="out of memory, or killed from outside; run it again",
     )
 

@@ -76,5 +76,5 @@ def _by_grpc(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
             try:
                 yield call(body, timeout=requests.timeout_s, metadata=requests.headers)
             except grpc.RpcError as error:
-                told = f"{error.code().name}: {error.details()}"
-                raise TargetError(f"request {number}, asked alone: {told}") from error
+                reason = f"{error.code().name}: {error.details()}"
+                raise TargetError(f"request {number}, asked alone: {reason}") from error

@@ -24,7 +24,7 @@ MET_RATIO: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Facts:
     """The figures that the looks share; None: the server does not tell."""
 
     run: Measurement
@@ -123,7 +123,7 @@ class Seen:
     @property
     def disturbed(self) -> bool:
         """Whether other programs took so much of the machine that what is late may be late because of them."""
-        return any(one.code in HOST_CODES or one.code == "host_pressure" for one in self.run.caveats)
+        return any(caveat.code in HOST_CODES or caveat.code == "host_pressure" for caveat in self.run.caveats)
 
     @property
     def device_is_cpu(self) -> bool:
@@ -163,8 +163,12 @@ class Seen:
     @property
     def device_used_ratio(self) -> float | None:
         """Of the device, by its own counters (NVML); None: it has none."""
-        told = self.settings.device_utilisation
-        return told if told is not None or self.run.server is None else self.run.server.gpu_busy_ratio
+        utilisation = self.settings.device_utilisation
+        return (
+            utilisation
+            if utilisation is not None or self.run.server is None
+            else self.run.server.gpu_busy_ratio
+        )
 
     @property
     def device_room(self) -> float | None:

@@ -209,9 +209,9 @@ class _Search:
     def rated(self) -> list[tuple[float, ProbeOutcome]]:
         """Every open-loop probe that neither client nor host spoilt: its rate and what came of it."""
         return [
-            (each.probe.rate_rps, each.outcome)
-            for each in self.evidence
-            if each.probe.rate_rps is not None and each.outcome.verdict not in SPOILT
+            (piece.probe.rate_rps, piece.outcome)
+            for piece in self.evidence
+            if piece.probe.rate_rps is not None and piece.outcome.verdict not in SPOILT
         ]
 
     def failed_above(self, rate_rps: float) -> list[float]:
@@ -219,14 +219,14 @@ class _Search:
 
     @property
     def spent_s(self) -> float:
-        return math.fsum(each.outcome.seconds for each in self.evidence)
+        return math.fsum(piece.outcome.seconds for piece in self.evidence)
 
     @property
     def probes_left(self) -> bool:
         """Spoilt probes take time, and none of the probes that are allowed."""
         used = sum(
-            each.probe.kind in {"burst", "rate"} and each.outcome.verdict not in SPOILT
-            for each in self.evidence
+            piece.probe.kind in {"burst", "rate"} and piece.outcome.verdict not in SPOILT
+            for piece in self.evidence
         )
         return used < self.plan.probes_max and self.time_left
 

@@ -73,7 +73,7 @@ class Capacity:
 
     @property
     def seconds(self) -> float:
-        return math.fsum(each.outcome.seconds for each in self.evidence)
+        return math.fsum(piece.outcome.seconds for piece in self.evidence)
 
 
 def probe_outcome(

@@ -177,18 +177,18 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
     requests = len(run.due_ns)
     if not requests:
         return [caveat("nothing_measured", window_s=window.seconds, warm_up_s=window.start_ns / 1e9)]
-    found = []
+    caveats = []
     if errors:
         classes = ", ".join(f"{name} {count}" for name, count in errors.items())
-        found.append(caveat("errors", errors=sum(errors.values()), requests=requests, classes=classes))
+        caveats.append(caveat("errors", errors=sum(errors.values()), requests=requests, classes=classes))
     if not window.steady:
-        found.append(caveat("not_steady"))
+        caveats.append(caveat("not_steady"))
     done = int(np.count_nonzero(window.holds(run.samples.done_ns)))
     if run.samples.concurrency is None and done < 0.97 * requests and requests - done > 20:
-        found.append(caveat("growing_backlog", ratio=done / requests))
+        caveats.append(caveat("growing_backlog", ratio=done / requests))
     if run.samples.stopped_early:
-        found.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
-    return found
+        caveats.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
+    return caveats
 
 
 def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Caveat, ...]:

@@ -71,15 +71,15 @@ class _Spells:
         pairs = np.add.reduceat(single, np.arange(0, len(single), 2), axis=0)
         fours = np.add.reduceat(pairs, np.arange(0, len(pairs), 2), axis=0)
         independent = total * share * (1.0 - share)
-        one, two, four = (
-            float(np.square(each[:, 1] - share * each[:, 0]).sum())
-            * len(each)
-            / (len(each) - 1)
+        by_ones, by_twos, by_fours = (
+            float(np.square(part[:, 1] - share * part[:, 0]).sum())
+            * len(part)
+            / (len(part) - 1)
             / independent
-            for each in (single, pairs, fours)
+            for part in (single, pairs, fours)
         )
         unsure = (t_quantile(0.975, len(single) - 1) / Z_95) ** 2
-        return max(1.0, unsure * max(one, two, four, 2.0 * two - one))
+        return max(1.0, unsure * max(by_ones, by_twos, by_fours, 2.0 * by_twos - by_ones))
 
 
 @dataclass(slots=True)
@@ -105,10 +105,10 @@ class SloWatch:
             self._start = live
             return False
         self._count(live)
-        found = self._too_many_errors(live) or self._backlog(live) or self._drift(live) or self._misses(live)
-        if found is not None:
-            self.decision, self.reason = found
-        return found is not None
+        end = self._too_many_errors(live) or self._backlog(live) or self._drift(live) or self._misses(live)
+        if end is not None:
+            self.decision, self.reason = end
+        return end is not None
 
     @property
     def design_effect(self) -> float:
@@ -129,14 +129,14 @@ class SloWatch:
         if self.plan.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
             return None
         allowed = self.plan.limit.allowed_miss_ratio
-        told = f"{self.misses} misses in {self.requests} requests"
+        counted = f"{self.misses} misses in {self.requests} requests"
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
         unsettled = self.plan.limit.seconds / max(self._elapsed_s(live), 1e-9)
         settled = self.requests * max(0.0, 1.0 - unsettled) if self._may_pass(live) else 0.0
         if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
-            return "PASS", told
+            return "PASS", counted
         if likelihood_ratio(self.requests, self.misses, allowed) >= SURE * self.design_effect:
-            return "FAIL", told
+            return "FAIL", counted
         return None
 
     def _too_many_errors(self, live: LiveAggregate) -> tuple[Decision, str] | None:

@@ -86,13 +86,13 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Caveat, ...]) -> tuple
         return "UNSURE", "nothing was measured"
     decision, reason = _decide(run, run.latencies_s, slo)
     closed = run.samples.concurrency is not None
-    noise = next((each for each in distrust if each.code in HOST_CODES), None)
-    blame = next((each for each in distrust if each.blames_client), None)
+    noise = next((caveat for caveat in distrust if caveat.code in HOST_CODES), None)
+    blame = next((caveat for caveat in distrust if caveat.blames_client), None)
     if (noise is None and blame is None) or (decision == "PASS" and not closed):
         return decision, reason
     if noise is not None:
         return "NOISY", noise.text
-    if decision == "FAIL" and not any(each.code in CLIENT_UNTOLD for each in distrust):
+    if decision == "FAIL" and not any(caveat.code in CLIENT_UNTOLD for caveat in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(run, run.latencies_s - lag_s, slo)[0] == "FAIL":
             return "FAIL", f"{reason}, and the client's own lag is not what broke it"
@@ -114,17 +114,17 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
             # Few misses cannot show how far they come together; batches and the values around the quantile can.
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
             decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
-        told = (
+        counted = (
             f"{misses} of {count} requests over {limit.name}'s {rounded_duration(limit.seconds)} "
             f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
             f"counted as {count / effect:.0f}"
         )
         if decision == "FAIL":
-            return "FAIL", told
+            return "FAIL", counted
         if decision == "UNSURE" and not unsure:
             times = times_longer(count, misses, limit.allowed_miss_ratio, design_effect=effect)
             longer = f"; a run about {rounded(times)} times as long would tell" if times else ""
-            unsure = f"{told}{longer}"
+            unsure = f"{counted}{longer}"
     return ("UNSURE", unsure) if unsure else ("PASS", "every limit is kept")
 
 

@@ -32,7 +32,9 @@ _PACKAGE: dict[Framework, str] = {"keras": "tensorflow", "torch": "torch", "torc
 
 def framework_for(name: str) -> Framework:
     """The first framework of the model that is installed here; its first when none is."""
-    installed = (one for one in MODELS[name] if find_spec(_PACKAGE[one]) is not None)
+    installed = (
+        implementation for implementation in MODELS[name] if find_spec(_PACKAGE[implementation]) is not None
+    )
     return next(installed, MODELS[name][0])
 
 

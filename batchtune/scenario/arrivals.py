@@ -203,7 +203,7 @@ _Segment: TypeAlias = tuple[float, float, float]
 
 
 def _segments(segments: list[_Segment]) -> _Profile:
-    columns = np.array([one for one in segments if one[0] > 0], dtype=np.float64).reshape(-1, 3)
+    columns = np.array([segment for segment in segments if segment[0] > 0], dtype=np.float64).reshape(-1, 3)
     return _Profile(columns[:, 0], columns[:, 1], columns[:, 2])
 
 

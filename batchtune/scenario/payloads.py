@@ -95,18 +95,18 @@ def build_requests(
             )
         rng = np.random.default_rng([seed, number])
         kinds.append(_recordings(request, kind, called, rng, distinct or request.distinct))
-    recordings = [one for kind in kinds for one in kind]
+    recordings = [recording for kind in kinds for recording in kind]
     if request.answers.file is not None:
         recordings = _with_expected(recordings, request.answers.file)
-    compared = any(one.outputs is not None for one in recordings)
+    compared = any(recording.outputs is not None for recording in recordings)
     return RequestSet(
         protocol=request.protocol,
         model_name=model_name,
-        bodies=tuple(encoder.body(one) for one in recordings),
-        rows=tuple(one.rows for one in recordings),
+        bodies=tuple(encoder.body(recording) for recording in recordings),
+        rows=tuple(recording.rows for recording in recordings),
         order=_order([kind.weight for kind in request.kinds()], [len(kind) for kind in kinds], seed),
         timeout_s=request.timeout_s,
-        expected=tuple(one.outputs for one in recordings) if compared else None,
+        expected=tuple(recording.outputs for recording in recordings) if compared else None,
         headers=tuple(request.headers.items()),
     )
 
@@ -270,16 +270,18 @@ def _with_expected(recordings: list[Recording], file: str) -> list[Recording]:
             outputs = {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError) as error:
         raise UsageError(f"request.answers.file: {file} cannot be read: {error}") from error
-    rows = sum(one.rows for one in recordings)
+    rows = sum(recording.rows for recording in recordings)
     for name, array in outputs.items():
         if not array.ndim or len(array) != rows:
             raise UsageError(
                 f"request.answers.file: output {name!r} has shape {array.shape}; the requests have {rows} rows"
             )
-    ends = np.cumsum([one.rows for one in recordings])
+    ends = np.cumsum([recording.rows for recording in recordings])
     return [
-        replace(one, outputs={name: array[end - one.rows : end] for name, array in outputs.items()})
-        for one, end in zip(recordings, ends.tolist(), strict=True)
+        replace(
+            recording, outputs={name: array[end - recording.rows : end] for name, array in outputs.items()}
+        )
+        for recording, end in zip(recordings, ends.tolist(), strict=True)
     ]
 
 

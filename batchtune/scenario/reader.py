@@ -208,10 +208,12 @@ def _validated(
         return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
         # A default that depends on a wrong value is pydantic's echo of that value's own error.
-        found = [
-            one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"
+        mistakes = [
+            mistake
+            for mistake in error.errors(include_url=False)
+            if mistake["type"] != "default_factory_not_called"
         ]
-        problems = [_problem(one, document) for one in found]
+        problems = [_problem(mistake, document) for mistake in mistakes]
     where = f"variants.{variant}: " if variant else ""
     problems = sorted(set(problems))
     if len(problems) == 1:
@@ -246,7 +248,9 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
         case "missing":
             return f"missing ({_description(path)})", ""
         case "literal_error":
-            choices = [one.strip("'") for one in str(context["expected"]).replace(" or ", ", ").split(", ")]
+            choices = [
+                choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")
+            ]
             near = get_close_matches(str(given), choices, n=1, cutoff=0.6)
             return (
                 f"expected {context['expected']}; was {given!r}",
@@ -284,30 +288,30 @@ def _schema() -> dict[str, Any]:
 
 def _schemas_at(path: yaml_document.Path) -> list[dict[str, Any]]:
     """The schemas that the value at this path may follow."""
-    found = _alternatives(_schema())
+    schemas = _alternatives(_schema())
     for part in path:
         below: list[dict[str, Any]] = []
-        for schema in found:
+        for schema in schemas:
             if isinstance(part, int):
                 below += _alternatives(schema.get("items"))
             elif part in schema.get("properties", {}):
                 below += _alternatives(schema["properties"][part])
             else:
                 below += _alternatives(schema.get("additionalProperties"))
-        found = below
-    return found
+        schemas = below
+    return schemas
 
 
 def _alternatives(schema: Any) -> list[dict[str, Any]]:
     if not isinstance(schema, dict):
         return []
-    found = [schema]
+    schemas = [schema]
     if "$ref" in schema:
-        found += _alternatives(_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
+        schemas += _alternatives(_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
     for word in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(word, []):
-            found += _alternatives(one)
-    return found
+        for alternative in schema.get(word, []):
+            schemas += _alternatives(alternative)
+    return schemas
 
 
 def _known_keys(path: yaml_document.Path) -> list[str]:

@@ -49,14 +49,14 @@ def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -
     path = Path(file)
     match path.suffix:
         case ".npz":
-            found = _from_arrays(path, signature, rows)
+            requests = _from_arrays(path, signature, rows)
         case ".jsonl" | ".ndjson":
-            found = list(_from_bodies(path, signature, rest=rest))
+            requests = list(_from_bodies(path, signature, rest=rest))
         case _:
-            found = list(_from_prediction_logs(path, signature))
-    if not found:
+            requests = list(_from_prediction_logs(path, signature))
+    if not requests:
         raise ScenarioError(f"{file}: no request in it")
-    return found
+    return requests
 
 
 def read_tfrecords(path: Path) -> Iterator[bytes]:
@@ -207,7 +207,7 @@ def _array(value: Any, dtype: str, where: str) -> NDArray[Any]:
 
 def _decoded(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(one) for one in value]
+        return [_decoded(item) for item in value]
     if isinstance(value, dict) and _is_base64(value):
         return base64.b64decode(value["b64"], validate=True)
     return value.encode() if isinstance(value, str) else value

@@ -99,11 +99,11 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if not line.strip():
                     continue
                 try:
-                    one = orjson.loads(line)
+                    record = orjson.loads(line)
                 except orjson.JSONDecodeError as error:
                     raise ScenarioError(f"{path}:{number}: not JSON: {error}") from error
-                if not isinstance(one, dict):
+                if not isinstance(record, dict):
                     raise ScenarioError(f'{path}:{number}: expected an object such as {{"offset_s": 0.5}}')
-                yield number, one
+                yield number, record
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read as a trace: {error}") from error

@@ -221,7 +221,7 @@ RateOrNoneRps = Annotated[
     BeforeValidator(_not_negative),
     BeforeValidator(_rate),
     WithJsonSchema(
-        {**{key: one for key, one in _RATE_SCHEMA.items() if key != "exclusiveMinimum"}, "minimum": 0}
+        {**{key: keyword for key, keyword in _RATE_SCHEMA.items() if key != "exclusiveMinimum"}, "minimum": 0}
     ),
 ]
 """0: nothing is sent."""

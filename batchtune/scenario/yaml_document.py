@@ -123,7 +123,7 @@ class _Reader:
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
             if isinstance(node, yaml.SequenceNode):
-                return [self._item(one, (*path, at)) for at, one in enumerate(node.value)]
+                return [self._item(item, (*path, at)) for at, item in enumerate(node.value)]
             return self._scalar(node)
         finally:
             self._open.pop()
@@ -152,10 +152,10 @@ class _Reader:
         return {**inherited, **own}
 
     def _merged_in(self, node: yaml.Node, path: Path) -> Iterator[Mapping[str, Any]]:
-        for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            if not isinstance(one, yaml.MappingNode):
-                raise ScenarioError(f"{self._source}:{_line(one)}: <<: expected a mapping to merge")
-            yield self.plain(one, path)
+        for mapping in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(mapping, yaml.MappingNode):
+                raise ScenarioError(f"{self._source}:{_line(mapping)}: <<: expected a mapping to merge")
+            yield self.plain(mapping, path)
 
     def _item(self, node: yaml.Node, path: Path) -> Any:
         self.places[path] = f"{self._source}:{_line(node)}"

@@ -60,10 +60,10 @@ class Dialer:
         """
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(self._endpoint.host, self._port, type=socket.SOCK_STREAM)
+            resolved = await loop.getaddrinfo(self._endpoint.host, self._port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             raise TargetError(f"host {self._endpoint.host!r} cannot be resolved: {error}") from error
-        self._addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        self._addresses = list(dict.fromkeys(str(row[4][0]) for row in resolved))
 
     @property
     def on_the_way(self) -> int:

@@ -135,7 +135,11 @@ class Samples:
     def errors(self) -> dict[str, int]:
         """How many requests ended with each status other than OK, those with none left out."""
         counts = np.bincount(self.status, minlength=len(Status))
-        return {one.name: int(counts[one]) for one in Status if one is not Status.OK and counts[one]}
+        return {
+            status.name: int(counts[status])
+            for status in Status
+            if status is not Status.OK and counts[status]
+        }
 
 
 def joined(chunks: Sequence[Samples]) -> Samples:

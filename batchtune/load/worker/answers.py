@@ -50,10 +50,10 @@ def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
     for name, right in expected.items():
         if name not in outputs:
             return f"output {name!r} is missing; the answer has {sorted(outputs)}"
-        found = outputs[name]
-        if found.shape != right.shape:
-            return f"output {name!r} has shape {found.shape}, not {right.shape}"
-        if not _equal(found, right):
+        output = outputs[name]
+        if output.shape != right.shape:
+            return f"output {name!r} has shape {output.shape}, not {right.shape}"
+        if not _equal(output, right):
             return f"output {name!r} differs from the expected values"
     return ""
 
@@ -76,15 +76,15 @@ def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any
             return decode_infer_json(answer)
 
 
-def _equal(found: NDArray[Any], right: NDArray[Any]) -> bool:
+def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
     if right.dtype.kind in "fc":
         return bool(
             np.allclose(
-                found.astype(right.dtype),
+                output.astype(right.dtype),
                 right,
                 rtol=RELATIVE_TOLERANCE,
                 atol=ABSOLUTE_TOLERANCE,
                 equal_nan=True,
             )
         )
-    return bool(np.array_equal(found, right))
+    return bool(np.array_equal(output, right))

@@ -125,7 +125,7 @@ def spread_about_zero(differences: Sequence[float]) -> Estimate:
     count = len(differences)
     if not count:
         return UNDEFINED
-    squares = math.fsum(one * one for one in differences)
+    squares = math.fsum(difference * difference for difference in differences)
     return Estimate(
         value=math.sqrt(squares / count),
         low=math.sqrt(squares / _chi_square_quantile(0.975, count)),

@@ -117,9 +117,9 @@ def client_caveats(
     client: ClientActivity, *, limit_s: float, rate_rps: float, client_max_rps: float | None = None
 ) -> list[Caveat]:
     """Every sign that the client, not the server, shaped the figures. `client_max_rps`: from the null server."""
-    found = []
+    caveats = []
     if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s) or client.late_ratio > 0.01:
-        found.append(
+        caveats.append(
             caveat(
                 "client_late",
                 lag_s=client.send_lag_p99_s,
@@ -128,17 +128,17 @@ def client_caveats(
             )
         )
     if client.sent_ratio < 0.99:
-        found.append(caveat("client_behind", sent_ratio=client.sent_ratio))
+        caveats.append(caveat("client_behind", sent_ratio=client.sent_ratio))
     if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
-        found.append(caveat("few_connections", wait_s=client.connection_wait_p99_s))
+        caveats.append(caveat("few_connections", wait_s=client.connection_wait_p99_s))
     if client.paused_ratio > THROTTLED_RATIO:
-        found.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
+        caveats.append(caveat("client_throttled", paused_ratio=client.paused_ratio))
     if client.longest_pause_s > LONG_PAUSE_RATIO * limit_s:
-        found.append(caveat("client_paused", pause_s=client.longest_pause_s))
+        caveats.append(caveat("client_paused", pause_s=client.longest_pause_s))
     if client.cpu_ratio > BUSY_CPU_RATIO:
-        found.append(caveat("client_busy", cpu_ratio=client.cpu_ratio))
+        caveats.append(caveat("client_busy", cpu_ratio=client.cpu_ratio))
     if client_max_rps and rate_rps > NEAR_LIMIT_RATIO * client_max_rps:
-        found.append(
+        caveats.append(
             caveat(
                 "client_near_limit",
                 rate_rps=rate_rps,
@@ -146,15 +146,15 @@ def client_caveats(
                 client_max_rps=client_max_rps,
             )
         )
-    return found
+    return caveats
 
 
 def error_counts(samples: Samples, window: Window) -> dict[str, int]:
     """Requests due in the window that got no good answer, by class in lower case; the commonest first."""
     counts = np.bincount(samples.status[window.holds(samples.due_ns)], minlength=len(Status))
-    found = {
+    counts_by_class = {
         status.name.lower(): int(counts[status])
         for status in Status
         if status != Status.OK and counts[status]
     }
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    return dict(sorted(counts_by_class.items(), key=lambda item: -item[1]))

@@ -77,22 +77,22 @@ class HostNoise:
 
     def caveats(self) -> tuple[Caveat, ...]:
         """One for each sensor beyond its limit, for `measure(…, notes=…)`."""
-        found = []
+        caveats = []
         if self.steal_ratio > MOST_STEAL_RATIO:
-            found.append(caveat("host_steal", steal_ratio=self.steal_ratio))
+            caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))
         if self.foreign_ratio > MOST_FOREIGN_RATIO:
-            found.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
+            caveats.append(caveat("host_busy", foreign_ratio=self.foreign_ratio))
         if self.canary_change > MOST_CANARY_CHANGE:
-            found.append(caveat("host_canary", canary_change=self.canary_change))
+            caveats.append(caveat("host_canary", canary_change=self.canary_change))
         if self.pressure_ratio > MUCH_PRESSURE_RATIO:
-            found.append(
+            caveats.append(
                 caveat(
                     "host_pressure",
                     pressure_ratio=self.pressure_ratio,
                     pressed=self.pressed or "this machine",
                 )
             )
-        return tuple(found)
+        return tuple(caveats)
 
 
 @dataclass(slots=True)

@@ -133,11 +133,11 @@ def parts_differ(values: NDArray[np.float64], cut: int) -> bool:
         return False
     size = len(values) / PARTS
     means = [
-        np.array([each.mean() for each in np.array_split(part, max(1, round(len(part) / size)))])
+        np.array([block.mean() for block in np.array_split(part, max(1, round(len(part) / size)))])
         for part in (values[:cut], values[cut:])
     ]
-    within = np.concatenate([each - each.mean() for each in means])
-    error_squared = float(within @ within) / (len(within) - 2) * sum(1.0 / len(each) for each in means)
+    within = np.concatenate([block - block.mean() for block in means])
+    error_squared = float(within @ within) / (len(within) - 2) * sum(1.0 / len(block) for block in means)
     return abs(float(means[0].mean() - means[1].mean())) > DIFFERENT_T * math.sqrt(error_squared)
 
 

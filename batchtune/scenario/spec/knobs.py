@@ -98,5 +98,5 @@ def _flag_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return ",".join(_flag_text(one) for one in value)
+        return ",".join(_flag_text(item) for item in value)
     return str(value)

@@ -170,9 +170,9 @@ class RequestSpec(Spec):
     @model_validator(mode="after")
     def _usable(self) -> Self:
         for name in self.headers:
-            if not name or not name.isascii() or any(one in name for one in " :\r\n\t"):
+            if not name or not name.isascii() or any(mark in name for mark in " :\r\n\t"):
                 raise problem(f"not a header name: {name!r}", at=("headers",))
-            if any(one in self.headers[name] for one in "\r\n"):
+            if any(mark in self.headers[name] for mark in "\r\n"):
                 raise problem("a header is one line", at=("headers", name))
         if self.answers.file is not None and self.answers.check != "expected":
             raise problem("read only with check: expected", at=("answers", "file"))
@@ -202,12 +202,12 @@ class RequestSpec(Spec):
         """The mix with everything filled in; a request without a mix is a mix of one."""
         return tuple(
             MixSpec(
-                weight=one.weight,
-                rows=one.rows or self.rows,
-                signature=one.signature or self.signature,
-                inputs=one.inputs if one.inputs is not None else self.inputs,
-                shapes=one.shapes if one.shapes is not None else self.shapes,
-                lengths=one.lengths if one.lengths is not None else self.lengths,
+                weight=part.weight,
+                rows=part.rows or self.rows,
+                signature=part.signature or self.signature,
+                inputs=part.inputs if part.inputs is not None else self.inputs,
+                shapes=part.shapes if part.shapes is not None else self.shapes,
+                lengths=part.lengths if part.lengths is not None else self.lengths,
             )
-            for one in self.mix or (MixSpec(),)
+            for part in self.mix or (MixSpec(),)
         )

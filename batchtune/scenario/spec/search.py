@@ -247,7 +247,7 @@ class SearchSpec(Spec):
     @property
     def grid_shape(self) -> tuple[int, ...]:
         """How many values each parameter has, in the order of `space`."""
-        return tuple(len(one.values) for one in self.space.values())
+        return tuple(len(knob.values) for knob in self.space.values())
 
     def point_from_indices(self, indices: Sequence[int]) -> dict[str, KnobValue]:
         """The values at these indices, one index per parameter in the order of `space`."""

@@ -19,7 +19,7 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.twin.calibration.calibrate import Observation, calibrate, usable
 from batchtune.twin.calibration.cross_validation import rank_correlation
 from batchtune.twin.calibration.least_squares import draws_around, laws_to_try
-from batchtune.twin.calibration.targets import seen_of
+from batchtune.twin.calibration.targets import fit_run_of
 from batchtune.twin.model.reading import crowding
 from batchtune.twin.model.service_time import fit_service_time
 from batchtune.twin.model.traffic import Traffic
@@ -79,7 +79,7 @@ def test_contention_is_recovered() -> None:
 
 
 def test_laws_that_fit_about_as_well_share_the_draws() -> None:
-    seen = [seen_of(one.batcher, one.traffic or POISSON, one.measurement) for one in probes(device_of())]
+    seen = [fit_run_of(one.batcher, one.traffic or POISSON, one.measurement) for one in probes(device_of())]
     fitted = laws_to_try(seen)
     equal = [fitted[0], replace(fitted[1], misfit=fitted[0].misfit)]
     for solutions, least, most in ((equal, 3, 5), (fitted, 0, 0)):
@@ -94,7 +94,7 @@ def test_a_closed_loop_is_read_by_its_latency_not_by_how_many_batches_ended_in_t
     more = Estimate(value=1.07 * counted.value, low=counted.low, high=1.1 * counted.high)
     lucky = replace(observation, measurement=replace(observation.measurement, throughput_rps=more))
     ours, theirs = (
-        seen_of(one.batcher, one.traffic or POISSON, one.measurement).targets["throughput"]
+        fit_run_of(one.batcher, one.traffic or POISSON, one.measurement).targets["throughput"]
         for one in (observation, lucky)
     )
     assert ours == theirs
@@ -310,7 +310,7 @@ SPEEDS = {
 }
 
 
-@pytest.mark.parametrize("rounds", [4, 200])
+@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("speed", SPEEDS)
 def test_devices_of_any_speed_calibrate_a_twin_from_few_batches(speed: str, rounds: int) -> None:
     """Each client is answered `rounds` times: 4 batches of a slow model, as many as its budget allows."""

@@ -88,7 +88,7 @@ def comparison_document(run: Run) -> Document:
         emulated=is_emulated(trials),
         answers=_answers(comparison),
         sections=_sections(run, trials, variants, comparison),
-        caveats=gathered_caveats({each.name: each.caveats for each in comparison.variants}),
+        caveats=gathered_caveats({variant.name: variant.caveats for variant in comparison.variants}),
         provenance=provenance_rows(run, scenario),
         trials=table_of_single_trials(
             trials,
@@ -135,7 +135,7 @@ def _sections(
     arms = arms_of_runs([variant.name for variant in variants], trials)
     shown = typical_runs(arms, run)
     headings, *rows = comparison_rows(
-        comparison, Marks(caveats={each.name: () for each in comparison.variants})
+        comparison, Marks(caveats={variant.name: () for variant in comparison.variants})
     )
     metric = comparison.pairs[0].metric if comparison.pairs else "throughput"
     words = [*answer_lines(comparison), *small_print(comparison)]
@@ -166,17 +166,17 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Answer:
         lines.append(f"{answer.pair.variant} against {answer.pair.baseline}")
     else:
         lines = [
-            f"{PROTOCOLS[each.protocol]}, {requests_text(each.rows_per_request)}: it {PAYS[each.helps]}"
-            for each in answers
+            f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
+            for answer in answers
         ]
     return Answer(question="Does batching help?", headline=headline, lines=short_lines(lines), tone=tone)
 
 
 def _best(comparison: Comparison) -> Answer:
     """Where no two variants differ in batching alone: which does most."""
-    told = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
-    if told:
-        best = max(told, key=_gain)
+    gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
+    if gains:
+        best = max(gains, key=_gain)
         lines = (f"{ratio(best.ratio)} {METRICS[best.metric]} over {best.baseline}",)
         return Answer(question="Which is best?", headline=best.variant, lines=lines, tone="good")
     if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
@@ -218,38 +218,40 @@ def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
 
 def _sure(comparison: Comparison) -> Answer:
     pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
-    told = sum(pair.outcome == "different" for pair in pairs)
-    tone = "good" if told == len(pairs) else "open"
+    different = sum(pair.outcome == "different" for pair in pairs)
+    tone = "good" if different == len(pairs) else "open"
     if any(pair.outcome == "client-limited" for pair in pairs):
         headline, tone = "Invalid: client-limited", "bad"
     elif len(pairs) == 1:
-        headline = "Told apart" if told else "Not told apart"
+        headline = "Told apart" if different else "Not told apart"
     else:
-        headline = f"{told} of {len(pairs)} told apart"
+        headline = f"{different} of {len(pairs)} told apart"
     lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]
     if comparison.blocks < BLOCKS_NEEDED:
         lines.append(f"An interval needs {BLOCKS_NEEDED} blocks.")
-    elif not told:
+    elif not different:
         lines.append("More blocks (--blocks) tell smaller differences; `batchtune noise` says how many.")
-    lines += [f"{each.name} failed: {each.failure}" for each in comparison.variants if each.failure]
-    noisy = sum(each.noisy for each in comparison.variants)
-    lines += host_lines(comparison.repeats, noisy, sum(each.runs for each in comparison.variants))
+    lines += [
+        f"{variant.name} failed: {variant.failure}" for variant in comparison.variants if variant.failure
+    ]
+    noisy = sum(variant.noisy for variant in comparison.variants)
+    lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
     return Answer(question="How sure is that?", headline=headline, lines=short_lines(lines), tone=tone)
 
 
 def _limits(comparison: Comparison) -> Answer:
     question = "What limits it?"
-    limited = [each for each in comparison.variants if each.bottleneck is not None]
+    limited = [variant for variant in comparison.variants if variant.bottleneck is not None]
     if not limited:
         return Answer(question=question, headline="Not known", lines=("The server tells too little.",))
     kinds: dict[str, list[VariantFigures]] = {}
-    for each in limited:
-        kinds.setdefault(limit_word(each.bottleneck), []).append(each)
+    for variant in limited:
+        kinds.setdefault(limit_word(variant.bottleneck), []).append(variant)
     last = limited[-1].bottleneck
     if len(kinds) == 1 and last is not None:
         lines = [sentence(last.text), sentence(last.advice)]
         return Answer(question=question, headline=capitalised(limit_title(last)), lines=short_lines(lines))
-    lines = [f"{', '.join(each.name for each in variants)}: {kind}" for kind, variants in kinds.items()]
+    lines = [f"{', '.join(variant.name for variant in variants)}: {kind}" for kind, variants in kinds.items()]
     return Answer(question=question, headline="Not the same for all", lines=short_lines(lines))
 
 

@@ -129,7 +129,7 @@ def _throughput(points: Sequence[Point], *, open_loop: bool) -> list[Trace]:
         estimates = [point.measured.throughput_rps for point in mine]
         traces.append(
             _markers(kind, mine)
-            | {"y": numbers(each.value for each in estimates), "error_y": bars(estimates)}
+            | {"y": numbers(estimate.value for estimate in estimates), "error_y": bars(estimates)}
         )
     return [_coloured_bars(trace) for trace in traces]
 
@@ -146,7 +146,10 @@ def _latency(points: Sequence[Point], quantile: str) -> list[Trace]:
     for kind in dict.fromkeys(point.kind for point in points):
         mine = [point for point in points if point.kind == kind]
         estimates = [point.measured.latency_s[quantile] for point in mine]
-        shown = {"y": numbers((each.value for each in estimates), 1e3), "error_y": bars(estimates, 1e3)}
+        shown = {
+            "y": numbers((estimate.value for estimate in estimates), 1e3),
+            "error_y": bars(estimates, 1e3),
+        }
         traces.append(_markers(kind, mine) | shown | place)
     return [_coloured_bars(trace) for trace in traces]
 

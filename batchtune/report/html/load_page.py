@@ -190,7 +190,7 @@ def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tu
     failures = tuple(f"{_name_of(trial)}: {trial.failure}" for trial in trials if trial.failure)
     rates = [point.measured.throughput_rps.value for point in points]
     advice = dict.fromkeys(caveat.advice for point in points for caveat in point.measured.caveats)
-    seen = (
+    measured_text = (
         f"{number(min(rates))} to {number(max(rates))} requests/s"
         if rates
         else counted(len(failures), "failure")
@@ -199,7 +199,7 @@ def _void(question: str, points: Sequence[Point], trials: Sequence[Trial]) -> tu
         Answer(question=question, headline="No point counts", lines=(sentence(why),), tone="bad"),
         Answer(
             question="What was seen all the same?",
-            headline=seen,
+            headline=measured_text,
             lines=failures[:_MOST_FAILURES] or ("These are not the server's figures.",),
         ),
         Answer(question="Is the SLO kept?", headline="Cannot be said", tone="open"),
@@ -229,18 +229,18 @@ def _gives(point: Point) -> Answer:
 
 def _kept(point: Point, points: Sequence[Point], scenario: Scenario) -> Answer:
     question, measured = "Is the SLO kept?", point.measured
-    void = [each for each in points if each.kind in ("client", "host")]
+    void = [point for point in points if point.kind in ("client", "host")]
     lines = [
         f"{name} ≤ {rounded_duration(limit_s)}: {latency(measured.latency_s.get(name))}"
         for name, limit_s in scenario.slo.limits().items()
     ]
     if measured.verdict_reason:
         lines.append(sentence(measured.verdict_reason))
-    kept = sum(each.measured.verdict == "PASS" for each in points if each not in void)
+    kept = sum(point.measured.verdict == "PASS" for point in points if point not in void)
     if len(points) > 1 and measured.verdict is not None:
         lines.append(f"{kept} of {counted(len(points), 'point')} keep it.")
     if void:
-        lines.append(f"{counted(len(void), 'point')} invalid: {', '.join(each.name for each in void)}.")
+        lines.append(f"{counted(len(void), 'point')} invalid: {', '.join(point.name for point in void)}.")
     if measured.verdict is None:
         return Answer(
             question=question, headline="There is none", lines=("`--slo-p95 50ms` sets one.", *lines)

@@ -43,11 +43,11 @@ def detectable(floor: NoiseFloor) -> Section:
     for at, (name, figure) in enumerate(floor.floors.items()):
         look = LOOKS[at % len(LOOKS)]
         blocks = list(figure.smallest)
-        changes = [_change(figure, each) for each in blocks]
+        changes = [_change(figure, count) for count in blocks]
         data.append(
             {
                 "type": "bar",
-                "x": [f"{each} blocks" for each in blocks],
+                "x": [f"{count} blocks" for count in blocks],
                 "y": numbers(change.value for change in changes),
                 "error_y": {**bars(changes), "color": "@ink"},
                 "name": safe(name),

@@ -22,7 +22,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.twin.calibration.cross_validation import left_out_error
 from batchtune.twin.calibration.least_squares import Draws, draws_around, laws_to_try
-from batchtune.twin.calibration.targets import Seen, merged, seen_of
+from batchtune.twin.calibration.targets import FitRun, fit_run_of, merged
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
@@ -111,28 +111,30 @@ def calibrate(
     Raises:
         TwinError: nothing that can be fitted, with a hint.
     """
-    seen = _seen(observations)
-    fitted = laws_to_try(seen)
-    error = left_out_error(seen, fitted[0]) if test else _untested()
+    runs = _fit_runs(observations)
+    fitted = laws_to_try(runs)
+    error = left_out_error(runs, fitted[0]) if test else _untested()
     drawn: Draws = draws_around(fitted, error, count=draws, rng=np.random.default_rng(seed))
     return Twin(
         best_fit=drawn.best,
         fits=drawn.fits,
-        rows_max=max(max(one.rows_seen) for one in seen),
-        threads_max=max(one.threads_seen for one in seen),
+        rows_max=max(max(run.rows_seen) for run in runs),
+        threads_max=max(run.threads_seen for run in runs),
         error=error,
-        observations=sum(usable(one) for one in observations),
+        observations=sum(usable(observation) for observation in observations),
     )
 
 
-def _seen(observations: Sequence[Observation]) -> list[Seen]:
-    found = [one for one in observations if usable(one)][-MOST_OBSERVATIONS:]
-    if not found:
+def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
+    used = [observation for observation in observations if usable(observation)][-MOST_OBSERVATIONS:]
+    if not used:
         raise _nothing_usable(observations)
-    groups: dict[tuple[Batcher, Traffic], list[Seen]] = {}
-    for one in found:
-        traffic = one.traffic or _plain(one)
-        groups.setdefault((one.batcher, traffic), []).append(seen_of(one.batcher, traffic, one.measurement))
+    groups: dict[tuple[Batcher, Traffic], list[FitRun]] = {}
+    for observation in used:
+        traffic = observation.traffic or _plain(observation)
+        groups.setdefault((observation.batcher, traffic), []).append(
+            fit_run_of(observation.batcher, traffic, observation.measurement)
+        )
     return [merged(runs) for runs in groups.values()]
 
 
@@ -153,10 +155,12 @@ def _untested() -> FitError:
 
 
 def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
-    reasons = Counter(reason for one in observations if (reason := unusable_for(one)) is not None)
-    told = ", ".join(f"{count} {_WORDS[reason]}" for reason, count in reasons.most_common())
+    reasons = Counter(
+        reason for observation in observations if (reason := unusable_for(observation)) is not None
+    )
+    counts = ", ".join(f"{count} {_WORDS[reason]}" for reason, count in reasons.most_common())
     return TwinError(
-        f"no measurement of {len(observations)} can calibrate the model of the server: {told or 'there is none'}",
+        f"no measurement of {len(observations)} can calibrate the model of the server: {counts or 'there is none'}",
         hint=_what_would_help(observations, reasons),
     )
 
@@ -166,7 +170,7 @@ def _what_would_help(observations: Sequence[Observation], reasons: Counter[Unusa
         return "measure some configurations in closed loops"
     match reasons.most_common(1)[0][0]:
         case "few answers":
-            means_s = [one.measurement.latency_mean_s for one in observations]
+            means_s = [observation.measurement.latency_mean_s for observation in observations]
             slowest_s = max((seconds for seconds in means_s if math.isfinite(seconds)), default=math.nan)
             if math.isnan(slowest_s):
                 return "no request was answered in time: give a longer load.duration and search.budget.time"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.calibration.parameters import CONTENTION, SCALARS, WAKE, Law, laws
-from batchtune.twin.calibration.targets import THROUGHPUT_BETWEEN_SD, Seen
+from batchtune.twin.calibration.targets import THROUGHPUT_BETWEEN_SD, FitRun
 from batchtune.twin.model.play import enough_requests, play
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError
@@ -60,25 +60,25 @@ class Draws:
     fits: tuple[Fitted, ...]
 
 
-def laws_to_try(seen: Sequence[Seen]) -> list[Solution]:
+def laws_to_try(runs: Sequence[FitRun]) -> list[Solution]:
     """Each law that the measurements allow, fitted; the best first."""
-    return sorted((solve(law, seen) for law in laws(seen)), key=lambda one: one.misfit)
+    return sorted((solve(law, runs) for law in laws(runs)), key=lambda solution: solution.misfit)
 
 
-def solve(law: Law, seen: Sequence[Seen]) -> Solution:
+def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
     """Least squares from the law's own start."""
     theta = law.start
-    residuals, slopes = _linearised(law, theta, seen)
+    residuals, slopes = _linearised(law, theta, runs)
     misfit, damping = _misfit(law, theta, residuals), DAMPING
     for _ in range(STEPS):
         tried = theta + _step(law, theta, residuals, np.concatenate(slopes), damping)
-        tried_misfit = _misfit(law, tried, _residuals(law, tried, seen))
+        tried_misfit = _misfit(law, tried, _residuals(law, tried, runs))
         if tried_misfit >= misfit:
             damping *= 6.0
             continue
         gained = misfit - tried_misfit
         theta, misfit, damping = tried, tried_misfit, damping / 4.0
-        residuals, slopes = _linearised(law, theta, seen)
+        residuals, slopes = _linearised(law, theta, runs)
         if gained < CONVERGED * misfit:
             break
     together = np.concatenate(slopes)
@@ -96,12 +96,12 @@ def solve(law: Law, seen: Sequence[Seen]) -> Solution:
 
 
 def solve_again(
-    law: Law, seen: Sequence[Seen], near: Solution, slopes: Sequence[NDArray[np.float64]]
+    law: Law, runs: Sequence[FitRun], near: Solution, slopes: Sequence[NDArray[np.float64]]
 ) -> Fitted:
     """Least squares of fewer measurements from the solution of all, with its slopes: two steps."""
     theta, together = near.theta, np.concatenate(slopes)
     for _ in range(2):
-        theta = theta + _step(law, theta, _residuals(law, theta, seen), together, DAMPING)
+        theta = theta + _step(law, theta, _residuals(law, theta, runs), together, DAMPING)
     return law.reading(theta)
 
 
@@ -113,7 +113,7 @@ def draws_around(
     Each law has as many of them, evenly mixed, as it is likely. The spread of a run is at least the usual one between
     runs, and as large as the error on trials left out.
     """
-    known = [one for one in (error.throughput_ratio, 0.7 * error.p95_ratio) if not np.isnan(one)]
+    known = [ratio for ratio in (error.throughput_ratio, 0.7 * error.p95_ratio) if not np.isnan(ratio)]
     run_sd = max([THROUGHPUT_BETWEEN_SD, *known])
     up_to = np.cumsum(_likely(solutions))
     fits = []
@@ -135,44 +135,46 @@ def draws_around(
 
 def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:
     """The probability of each law, all equally likely before; a poor best fit makes none surer than it deserves."""
-    off = np.array([one.misfit for one in solutions]) / min(one.scale for one in solutions)
+    off = np.array([solution.misfit for solution in solutions]) / min(
+        solution.scale for solution in solutions
+    )
     weights = np.exp(-0.5 * (off - off.min()))
     return np.asarray(weights / weights.sum())
 
 
-def simulated(seen: Seen, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:
+def simulated(run: FitRun, readings: Sequence[Fitted]) -> dict[str, NDArray[np.float64]]:
     """log throughput, p50, p95 and mean batch of each reading; all must get up equally fast."""
-    rows_max = rows_needed(seen.batcher, seen.traffic)
+    rows_max = rows_needed(run.batcher, run.traffic)
     played = play(
-        timed(seen.batcher, readings[0].wake_s),
-        seen.traffic,
-        [one.device(rows_max, rate_rps=seen.rate_rps) for one in readings],
+        timed(run.batcher, readings[0].wake_s),
+        run.traffic,
+        [reading.device(rows_max, rate_rps=run.rate_rps) for reading in readings],
         quantiles=tuple(_QUANTILES.values()),
-        requests=_requests(seen),
+        requests=_requests(run),
     )
     return _logs(played)
 
 
 def _logs(played: Summary) -> dict[str, NDArray[np.float64]]:
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {name: np.log(played.latency_s[:, at]) for at, name in enumerate(_QUANTILES)}
-        found["throughput"] = np.log(played.throughput_rps)
-        found["batch_rows"] = np.log(played.mean_batch_rows)
-    return {name: np.nan_to_num(values, nan=5.0, posinf=5.0, neginf=-20.0) for name, values in found.items()}
+        logs = {name: np.log(played.latency_s[:, at]) for at, name in enumerate(_QUANTILES)}
+        logs["throughput"] = np.log(played.throughput_rps)
+        logs["batch_rows"] = np.log(played.mean_batch_rows)
+    return {name: np.nan_to_num(values, nan=5.0, posinf=5.0, neginf=-20.0) for name, values in logs.items()}
 
 
-def _requests(seen: Seen) -> int:
+def _requests(run: FitRun) -> int:
     fewest, most = FIT_REQUESTS
-    return int(min(max(enough_requests(seen.batcher, seen.traffic) // 2, fewest), most))
+    return int(min(max(enough_requests(run.batcher, run.traffic) // 2, fewest), most))
 
 
-def _residuals(law: Law, theta: NDArray[np.float64], seen: Sequence[Seen]) -> NDArray[np.float64]:
+def _residuals(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> NDArray[np.float64]:
     reading = law.reading(theta)
-    return np.concatenate([_of_one(one, simulated(one, [reading]))[0] for one in seen])
+    return np.concatenate([_of_run(run, simulated(run, [reading]))[0] for run in runs])
 
 
 def _linearised(
-    law: Law, theta: NDArray[np.float64], seen: Sequence[Seen]
+    law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]
 ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
     """Residuals (n,) and the slopes of each measurement's, (targets, parameters)."""
     sizes = np.where(np.arange(len(theta)) < SCALARS, _STEP, _FACTOR_STEP)
@@ -182,19 +184,19 @@ def _linearised(
         moved[at] += sizes[at]
         readings.append(law.reading(moved))
     residuals, slopes = [], []
-    for one in seen:
+    for run in runs:
         together = [reading for at, reading in enumerate(readings) if at != WAKE + 1]
-        rows = _of_one(one, simulated(one, together))
-        woken = _of_one(one, simulated(one, [readings[WAKE + 1]]))
+        rows = _of_run(run, simulated(run, together))
+        woken = _of_run(run, simulated(run, [readings[WAKE + 1]]))
         rows = np.insert(rows, WAKE + 1, woken[0], axis=0)
         residuals.append(rows[0])
         slopes.append(((rows[1:] - rows[0]) / sizes[:, None]).T)
     return np.concatenate(residuals), slopes
 
 
-def _of_one(seen: Seen, shown: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+def _of_run(run: FitRun, shown: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """Standardised residuals, shape (readings, targets)."""
-    columns = [(shown[name] - target) / seen.sds[name] for name, target in seen.targets.items()]
+    columns = [(shown[name] - target) / run.sds[name] for name, target in run.targets.items()]
     return np.clip(np.stack(columns, axis=1), -40.0, 40.0)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.calibration.targets import FEWEST_BATCHES, THROUGHPUT_BETWEEN_SD, Seen
+from batchtune.twin.calibration.targets import FEWEST_BATCHES, THROUGHPUT_BETWEEN_SD, FitRun
 from batchtune.twin.model.reading import Fitted, crowding
 from batchtune.twin.model.service_time import ServiceTime, fit_service_time, linear_service_time
 
@@ -77,26 +77,26 @@ class Law:
         )
 
 
-def laws(seen: Sequence[Seen]) -> list[Law]:
+def laws(runs: Sequence[FitRun]) -> list[Law]:
     """A device that is shared at some rate, and where several threads were busy also one that serves them in turn."""
-    several = any(one.threads_seen > 1 for one in seen)
-    return [law_of(seen, serial=serial) for serial in ((False, True) if several else (False,))]
+    several = any(run.threads_seen > 1 for run in runs)
+    return [law_of(runs, serial=serial) for serial in ((False, True) if several else (False,))]
 
 
-def law_of(seen: Sequence[Seen], *, serial: bool, anchors: NDArray[np.float64] | None = None) -> Law:
+def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64] | None = None) -> Law:
     """The law that these measurements start from; `anchors` are kept from another fit where given."""
-    told = any(one.timed for one in seen)
-    contention, contention_sd = (1.0, 1e-3) if serial else _contention(seen)
-    crowding_s = _crowding_s(seen, serial=serial, contention=contention)
-    first = _guessed_times(seen)
-    if told:
-        first = _told_times(seen, _Slower(serial=serial, contention=contention, crowding_s=crowding_s))
+    timed = any(run.timed for run in runs)
+    contention, contention_sd = (1.0, 1e-3) if serial else _contention(runs)
+    crowding_s = _crowding_s(runs, serial=serial, contention=contention)
+    first = _guessed_times(runs)
+    if timed:
+        first = _told_times(runs, _Slower(serial=serial, contention=contention, crowding_s=crowding_s))
     if anchors is None:
         low, high = math.log2(max(first.rows[0], 1.0)), math.log2(max(first.rows[-1], 1.0))
         count = min(ANCHORS_MAX, len(first.rows), 1 + round(high - low)) if high > low else 1
         anchors = np.linspace(low, high, max(count, 1))
-    overheads = [one.overhead_s for one in seen if one.overhead_s is not None and one.overhead_s > 0.0]
-    smallest_s = min((math.exp(one.targets["p50"]) for one in seen if "p50" in one.targets), default=1e-3)
+    overheads = [run.overhead_s for run in runs if run.overhead_s is not None and run.overhead_s > 0.0]
+    smallest_s = min((math.exp(run.targets["p50"]) for run in runs if "p50" in run.targets), default=1e-3)
     delay_s = 0.6 * min(overheads) if overheads else 0.1 * smallest_s
     start = np.zeros(SCALARS + len(anchors))
     start[DELAY], start[JITTER], start[CONTENTION] = (
@@ -109,7 +109,7 @@ def law_of(seen: Sequence[Seen], *, serial: bool, anchors: NDArray[np.float64] |
         start[at] = math.log(seconds)
     sd = np.full(len(start), _SPREAD)
     sd[CONTENTION] = contention_sd
-    sd[SCALARS:] = TOLD_SD if told else GUESSED_SD
+    sd[SCALARS:] = TOLD_SD if timed else GUESSED_SD
     return Law(serial=serial, first=first, anchors=anchors, start=start, sd=sd)
 
 
@@ -121,62 +121,64 @@ class _Slower:
     contention: float
     crowding_s: float
 
-    def alone(self, one: Seen) -> list[tuple[float, float, float]]:
+    def alone(self, run: FitRun) -> list[tuple[float, float, float]]:
         """Execution times as they would be alone on the device: (rows, seconds, batches)."""
-        crowded = crowding(self.crowding_s, one.rate_rps)
+        crowded = crowding(self.crowding_s, run.rate_rps)
         if self.serial:
             times = (
-                (rows, max(seconds - one.waits_s, 0.3 * seconds), count) for rows, seconds, count in one.timed
+                (rows, max(seconds - run.waits_s, 0.3 * seconds), count) for rows, seconds, count in run.timed
             )
         else:
-            slower = 1.0 + self.contention * (one.executing - 1.0)
-            times = ((rows, seconds / slower, count) for rows, seconds, count in one.timed)
+            slower = 1.0 + self.contention * (run.executing - 1.0)
+            times = ((rows, seconds / slower, count) for rows, seconds, count in run.timed)
         return [(rows, seconds / crowded, count) for rows, seconds, count in times]
 
 
-def _contention(seen: Sequence[Seen]) -> tuple[float, float]:
+def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
     """κ from execution times with several batches at once against those with one, by least squares over κ."""
-    crowded = [one for one in seen if one.timed and one.executing > ALONE]
+    crowded = [run for run in runs if run.timed and run.executing > ALONE]
     if not crowded:
         return UNKNOWN_CONTENTION
-    judged = [one for one in crowded if one.traffic.closed] or crowded
-    alone = [one for one in seen if one.timed and one.executing <= ALONE]
-    alone = [one for one in alone if one.traffic.closed] or alone
+    judged = [run for run in crowded if run.traffic.closed] or crowded
+    alone = [run for run in runs if run.timed and run.executing <= ALONE]
+    alone = [run for run in alone if run.traffic.closed] or alone
     candidates = np.linspace(0.0, 1.5, 31)
     off = [
-        _disagreement(alone, judged, _Slower(serial=False, contention=float(one), crowding_s=0.0))
-        for one in candidates
+        _disagreement(alone, judged, _Slower(serial=False, contention=float(contention), crowding_s=0.0))
+        for contention in candidates
     ]
     return float(candidates[np.argmin(off)]), KNOWN_CONTENTION_SD
 
 
-def _crowding_s(seen: Sequence[Seen], *, serial: bool, contention: float) -> float:
+def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> float:
     """From execution times in open loops against those in closed ones; what runs differ by anyway is no evidence."""
-    opened = [one for one in seen if one.timed and not one.traffic.closed]
-    closed = [one for one in seen if one.timed and one.traffic.closed]
+    opened = [run for run in runs if run.timed and not run.traffic.closed]
+    closed = [run for run in runs if run.timed and run.traffic.closed]
     if not opened or not closed:
         return CROWDING_START_S
     off = [
-        _disagreement(closed, opened, _Slower(serial=serial, contention=contention, crowding_s=float(one)))
+        _disagreement(
+            closed, opened, _Slower(serial=serial, contention=contention, crowding_s=float(crowding_s))
+        )
         / THROUGHPUT_BETWEEN_SD**2
-        + (math.log(one / CROWDING_START_S) / _SPREAD) ** 2
-        for one in _CROWDINGS_S
+        + (math.log(crowding_s / CROWDING_START_S) / _SPREAD) ** 2
+        for crowding_s in _CROWDINGS_S
     ]
     return float(_CROWDINGS_S[np.argmin(off)])
 
 
-def _disagreement(witnesses: Sequence[Seen], judged: Sequence[Seen], slower: _Slower) -> float:
+def _disagreement(witnesses: Sequence[FitRun], judged: Sequence[FitRun], slower: _Slower) -> float:
     """Squared logs between execution times, as if alone, and the curve of the witnesses (none: their own)."""
-    curve = fit_service_time([entry for one in witnesses or judged for entry in slower.alone(one)])
+    curve = fit_service_time([entry for run in witnesses or judged for entry in slower.alone(run)])
     total = 0.0
-    for one in judged:
-        rows, times, counts = np.array(slower.alone(one)).T
+    for run in judged:
+        rows, times, counts = np.array(slower.alone(run)).T
         expected = curve.tau_s(int(rows.max()))[rows.astype(np.intp)]
         total += float(np.average(np.log(times / expected), weights=counts)) ** 2
     return total
 
 
-def _told_times(seen: Sequence[Seen], slower: _Slower) -> ServiceTime:
+def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
     """From the server's histograms, the plainest witnesses first.
 
     Those are closed loops with one batch at a time; then come open loops, whose requests crowd the execution; then
@@ -185,9 +187,9 @@ def _told_times(seen: Sequence[Seen], slower: _Slower) -> ServiceTime:
     """
     tiers: list[list[tuple[float, float, float]]] = [[], [], []]
     witnesses: list[list[tuple[float, float, float]]] = [[], [], []]
-    for one in seen:
-        place = 2 if one.executing > ALONE else 0 if one.traffic.closed else 1
-        entries = slower.alone(one)
+    for run in runs:
+        place = 2 if run.executing > ALONE else 0 if run.traffic.closed else 1
+        entries = slower.alone(run)
         tiers[place] += entries
         witnesses[place] += _witnesses(entries)
     known = witnesses[0] or tiers[0]
@@ -208,9 +210,9 @@ def _witnesses(entries: Sequence[tuple[float, float, float]]) -> list[tuple[floa
     return [entry for entry in entries if entry[2] >= min(WITNESSED, few)]
 
 
-def _guessed_times(seen: Sequence[Seen]) -> ServiceTime:
+def _guessed_times(runs: Sequence[FitRun]) -> ServiceTime:
     """A line through rough guesses: in a closed loop batches follow each other, so τ ≈ rows of a batch / rows per s."""
-    guesses = [_guess(one) for one in seen]
+    guesses = [_guess(run) for run in runs]
     rows, seconds = np.array(guesses).T
     fixed_s, per_row_s = float(seconds.min()), 0.0
     if rows.max() > rows.min():
@@ -220,15 +222,15 @@ def _guessed_times(seen: Sequence[Seen]) -> ServiceTime:
     return linear_service_time(fixed_s, per_row_s, [1.0, *rows.tolist()])
 
 
-def _guess(one: Seen) -> tuple[float, float]:
-    traffic, batcher = one.traffic, one.batcher
-    p50_s = math.exp(one.targets["p50"])
+def _guess(run: FitRun) -> tuple[float, float]:
+    traffic, batcher = run.traffic, run.batcher
+    p50_s = math.exp(run.targets["p50"])
     if traffic.clients is None:
         return traffic.mean_rows, max(p50_s - batcher.batch_timeout_s, 0.3 * p50_s)
     waiting = traffic.clients * traffic.mean_rows
     together = waiting if batcher.batch_timeout_s > 0.0 or traffic.clients == 1 else 0.5 * waiting
     rows = traffic.mean_rows if batcher.max_batch_size is None else min(batcher.max_batch_size, together)
     rows = (
-        math.exp(one.targets["batch_rows"]) if "batch_rows" in one.targets else max(rows, traffic.mean_rows)
+        math.exp(run.targets["batch_rows"]) if "batch_rows" in run.targets else max(rows, traffic.mean_rows)
     )
-    return rows, rows / (math.exp(one.targets["throughput"]) * traffic.mean_rows)
+    return rows, rows / (math.exp(run.targets["throughput"]) * traffic.mean_rows)

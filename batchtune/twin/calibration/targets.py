@@ -23,7 +23,7 @@ FEWEST_FOR_P95 = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FitRun:
     """One measurement as the fit uses it.
 
     `targets`: log of throughput (closed loops only), of p50 and p95, of the mean batch; with their standard
@@ -49,7 +49,7 @@ class Seen:
         return 0.0 if self.traffic.closed else self.traffic.rate_rps or 0.0
 
 
-def seen_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> Seen:
+def fit_run_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> FitRun:
     """Read a measurement."""
     targets, sds = _targets(traffic, measured)
     server = measured.server
@@ -58,7 +58,7 @@ def seen_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> Seen:
         batcher.batch_threads if traffic.clients is None else min(batcher.batch_threads, traffic.clients)
     )
     if server is None or not timed:
-        return Seen(
+        return FitRun(
             batcher=batcher,
             traffic=traffic,
             targets=targets,
@@ -67,7 +67,7 @@ def seen_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> Seen:
             threads_seen=threads_most,
         )
     executing, waits_s = _executing(server, timed, threads_most)
-    return Seen(
+    return FitRun(
         batcher=batcher,
         traffic=traffic,
         targets=targets,
@@ -82,36 +82,36 @@ def seen_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> Seen:
     )
 
 
-def merged(runs: Sequence[Seen]) -> Seen:
+def merged(runs: Sequence[FitRun]) -> FitRun:
     """Repeats of one configuration under one load as one measurement, the surer for their number."""
     first = runs[0]
     if len(runs) == 1:
         return first
-    names = [name for name in first.targets if all(name in one.targets for one in runs)]
+    names = [name for name in first.targets if all(name in run.targets for run in runs)]
     return replace(
         first,
-        targets={name: math.fsum(one.targets[name] for one in runs) / len(runs) for name in names},
+        targets={name: math.fsum(run.targets[name] for run in runs) / len(runs) for name in names},
         sds={
-            name: math.fsum(one.sds[name] for one in runs) / len(runs) / math.sqrt(len(runs))
+            name: math.fsum(run.sds[name] for run in runs) / len(runs) / math.sqrt(len(runs))
             for name in names
         },
-        timed=tuple(entry for one in runs for entry in one.timed),
-        executing=math.fsum(one.executing for one in runs) / len(runs),
-        waits_s=math.fsum(one.waits_s for one in runs) / len(runs),
-        rows_seen=tuple(rows for one in runs for rows in one.rows_seen),
-        threads_seen=max(one.threads_seen for one in runs),
+        timed=tuple(entry for run in runs for entry in run.timed),
+        executing=math.fsum(run.executing for run in runs) / len(runs),
+        waits_s=math.fsum(run.waits_s for run in runs) / len(runs),
+        rows_seen=tuple(rows for run in runs for rows in run.rows_seen),
+        threads_seen=max(run.threads_seen for run in runs),
     )
 
 
 def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float], dict[str, float]]:
     targets, sds = {}, {}
     for name, between in LATENCY_BETWEEN_SD.items():
-        one = measured.latency_s.get(name)
+        latency = measured.latency_s.get(name)
         if name == "p95" and measured.requests < FEWEST_FOR_P95:
             continue
-        if one is not None and math.isfinite(one.value) and one.value > 0.0:
-            targets[name] = math.log(one.value)
-            sds[name] = math.hypot(between, _within(one))
+        if latency is not None and math.isfinite(latency.value) and latency.value > 0.0:
+            targets[name] = math.log(latency.value)
+            sds[name] = math.hypot(between, _within(latency))
     if traffic.clients is not None:
         # Little's law: a count of answers in a short run of large batches is off by up to a batch.
         cycle_s = measured.latency_mean_s + traffic.think_s

@@ -46,10 +46,10 @@ def highest_rates(
     first = _downwards(margins, readings[0])
     share = first / margins.saturation_rps(readings[0])
     rest = [
-        _around(margins, one, share * margins.saturation_rps(one))
+        _around(margins, reading, share * margins.saturation_rps(reading))
         if first > 0.0
-        else _downwards(margins, one)
-        for one in readings[1:]
+        else _downwards(margins, reading)
+        for reading in readings[1:]
     ]
     return np.array([first, *rest])
 

@@ -77,7 +77,7 @@ def _play_closed(
     routing: Routing,
 ) -> Summary:
     if traffic.think_s:
-        devices = [replace(one, delay_s=one.delay_s + traffic.think_s) for one in devices]
+        devices = [replace(device, delay_s=device.delay_s + traffic.think_s) for device in devices]
     summary = closed_summary(
         traffic.clients or 1,
         count,

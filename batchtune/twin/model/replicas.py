@@ -190,11 +190,11 @@ class _Fleet:
     def _below_ceiling(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
         """At most 90 % of the saturation; without the best reading, which comes first."""
         ceilings = [
-            NEAR_SATURATION * one.saturation_rps(self._batcher, self._traffic) for one in self._twin.fits
+            NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
         ]
         return np.minimum(rates[1:], ceilings)
 
 
 def _replicas(rate_rps: float, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.maximum(np.ceil(rate_rps / shares - 1e-9), 1.0)
-    return found
+    replicas: NDArray[np.float64] = np.maximum(np.ceil(rate_rps / shares - 1e-9), 1.0)
+    return replicas

@@ -97,4 +97,4 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
 def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]) -> ServiceTime:
     """τ(b) = fixed + per row · b, with knots at these sizes: for a server that tells no times."""
     rows = sorted(set(sizes))
-    return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * one for one in rows))
+    return ServiceTime(rows=tuple(rows), seconds=tuple(fixed_s + per_row_s * size for size in rows))

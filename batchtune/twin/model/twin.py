@@ -232,27 +232,27 @@ class Twin:
     def _extrapolations(
         self, batcher: Batcher, traffic: Traffic, played: Summary, replicas: int
     ) -> tuple[str, ...]:
-        found = []
+        extrapolations = []
         rows_most = int(played.batch_rows_max.max())
         if rows_most > self.rows_max:
-            found.append(f"batches of up to {rows_most} rows; calibrated to {self.rows_max}")
+            extrapolations.append(f"batches of up to {rows_most} rows; calibrated to {self.rows_max}")
         in_flight = math.inf if traffic.clients is None else traffic.clients
         threads = min(batcher.batch_threads, in_flight)
         if threads > self.threads_max:
-            found.append(f"{threads:g} batch threads; calibrated to {self.threads_max}")
+            extrapolations.append(f"{threads:g} batch threads; calibrated to {self.threads_max}")
         rate_rps = traffic.rate_rps
         if rate_rps is not None and not traffic.closed:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > saturation:
                 completed = rounded(saturation)
-                found.append(
+                extrapolations.append(
                     f"overload: {rounded(rate_rps)} requests/s are more than the {completed} completed"
                 )
             elif rate_rps > NEAR_SATURATION * saturation:
-                found.append(
+                extrapolations.append(
                     f"{rounded(rate_rps)} requests/s is above {percentage(NEAR_SATURATION)} of {rounded(saturation)}/s"
                 )
-        return tuple(found)
+        return tuple(extrapolations)
 
 
 def trust_of(error: FitError) -> Trust:

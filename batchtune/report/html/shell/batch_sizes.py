@@ -40,15 +40,15 @@ _MOST_SIZES: Final = 20
 def sizes(shown: Sequence[Shown], *, which: str) -> Section:
     """How many rows the batches hold, as shares of all batches; beside it why they closed."""
     section = Section(anchor="batches", title="Batch sizes, and why batches closed")
-    told = [(curve, activity) for curve in shown if (activity := _activity(curve)) is not None]
-    if not told:
+    activities = [(curve, activity) for curve in shown if (activity := _activity(curve)) is not None]
+    if not activities:
         return replace(section, missing="the server tells nothing about its batches")
-    every_size = sorted({size for _, activity in told for size in activity.batches_by_rows})
+    every_size = sorted({size for _, activity in activities for size in activity.batches_by_rows})
     names = {size: str(size) for size in every_size}
     if len(every_size) > _MOST_SIZES:
         names = {size: _range_of(size) for size in every_size}
-    data = [_bars_of(curve, activity, names) for curve, activity in told]
-    closed = [(curve, activity) for curve, activity in told if sum(activity.close_reasons.values())]
+    data = [_bars_of(curve, activity, names) for curve, activity in activities]
+    closed = [(curve, activity) for curve, activity in activities if sum(activity.close_reasons.values())]
     bars_px = _BAR_PX * len(closed)
     gap_px = _GAP_PX if len(set(names.values())) <= _UPRIGHT else _GAP_PX + _SLANTED_PX
     area_px = _SIZES_PX + (gap_px + bars_px if closed else 0)
@@ -75,7 +75,7 @@ def sizes(shown: Sequence[Shown], *, which: str) -> Section:
         data += _reason_bars(closed)
     return replace(
         section,
-        lead=_lead(told) if len(told) <= _MOST_IN_WORDS else "",
+        lead=_lead(activities) if len(activities) <= _MOST_IN_WORDS else "",
         figure=Figure(data=data, layout=layout, height_px=height_px),
         how=f"By the server's counters, rows after padding. {which}, warm-up included.",
     )
@@ -128,7 +128,7 @@ def _reason_bar(
         100 * activity.close_reasons.get(reason, 0) / sum(activity.close_reasons.values())
         for _, activity in closed
     ]
-    told = [safe(_in_words(reason, curve.trial.configuration)) for curve, _ in closed]
+    reasons = [safe(_in_words(reason, curve.trial.configuration)) for curve, _ in closed]
     bar: Trace = {
         "type": "bar",
         "orientation": "h",
@@ -137,8 +137,10 @@ def _reason_bar(
         "y": [safe(curve.name) for curve, _ in closed],
         "x": numbers(shares),
         "base": numbers(begin),
-        "text": [words if share >= _TELLING_SHARE else "" for words, share in zip(told, shares, strict=True)],
-        "hovertext": [f"{share:.3g} % {words}" for share, words in zip(shares, told, strict=True)],
+        "text": [
+            words if share >= _TELLING_SHARE else "" for words, share in zip(reasons, shares, strict=True)
+        ],
+        "hovertext": [f"{share:.3g} % {words}" for share, words in zip(shares, reasons, strict=True)],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
@@ -157,10 +159,10 @@ def _in_words(reason: str, configuration: Configuration) -> str:
     return closing(reason, configuration).removeprefix("close ").removeprefix("because they are ")
 
 
-def _lead(told: Sequence[tuple[Shown, ServerActivity]]) -> str:
+def _lead(activities: Sequence[tuple[Shown, ServerActivity]]) -> str:
     lines = [
         _closings(curve.name, activity, curve.trial.configuration)
-        for curve, activity in told
+        for curve, activity in activities
         if activity.mean_batch_rows is not None or activity.close_reasons
     ]
     return " ".join(lines)

@@ -105,14 +105,14 @@ def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | 
 def bars(estimates: Sequence[Estimate], scale: float = 1.0) -> dict[str, Any]:
     """Error bars from each interval; an end that is not known has none."""
 
-    def length(one: float, other: float) -> float:
-        return abs(one - other) * scale if math.isfinite(one) and math.isfinite(other) else 0.0
+    def length(high: float, low: float) -> float:
+        return abs(high - low) * scale if math.isfinite(high) and math.isfinite(low) else 0.0
 
     return {
         "type": "data",
         "symmetric": False,
-        "array": [length(each.high, each.value) for each in estimates],
-        "arrayminus": [length(each.value, each.low) for each in estimates],
+        "array": [length(estimate.high, estimate.value) for estimate in estimates],
+        "arrayminus": [length(estimate.value, estimate.low) for estimate in estimates],
         "thickness": 1.2,
         "width": 3,
     }

@@ -117,25 +117,25 @@ def split(shown: Sequence[Shown], *, which: str) -> Section:
     section = Section(anchor="split", title="Where the time goes")
     measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}
     parts_s = {name: _parts_s(run) for name, run in measured.items()}
-    told = {name: parts for name, parts in parts_s.items() if parts is not None}
-    if not told:
+    known = {name: parts for name, parts in parts_s.items() if parts is not None}
+    if not known:
         return replace(section, missing="the server tells neither its queue's waits nor its execution times")
-    names = list(told)[::-1]
+    names = list(known)[::-1]
     data = [
         {
             "type": "bar",
             "orientation": "h",
             "y": [safe(name) for name in names],
-            "x": [finite(told[name][at], 1e3) for name in names],
+            "x": [finite(known[name][at], 1e3) for name in names],
             "name": words,
             "marker": {"color": colour, "line": {"width": 1, "color": "@surface"}},
             "hovertemplate": f"%{{x:,.3~r}} ms {words}<extra>%{{y}}</extra>",
         }
         for at, (words, colour) in enumerate(_PARTS)
     ]
-    silent = [name for name in measured if name not in told]
+    silent = [name for name in measured if name not in known]
     notes = [f"Of {' and '.join(silent)} the server tells no parts."] if silent else []
-    if any(queue_s is None for queue_s, _, _ in told.values()):
+    if any(queue_s is None for queue_s, _, _ in known.values()):
         notes.append(
             "Without batching there is no such queue: waiting for a thread is part of the grey rest."
         )

@@ -57,7 +57,9 @@ def _deploy(chosen: Recommendation) -> Answer:
 
 
 def _gain(chosen: Recommendation) -> Answer:
-    own = {each.name for each in chosen.references if each.configuration == chosen.configuration}
+    own = {
+        reference.name for reference in chosen.references if reference.configuration == chosen.configuration
+    }
     gains = [(name, gain) for name, gain in gains_of(chosen).items() if gain is not None and name not in own]
     headline = "Not known"
     lines: list[str] = []

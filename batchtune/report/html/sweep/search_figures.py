@@ -31,29 +31,37 @@ from batchtune.tune.evidence.run_noise import geometric_mean
 def pareto(account: Account) -> Section:
     """Throughput against p95, a point a configuration; the front, the SLO, the roles."""
     section = Section(anchor="pareto", title="Throughput against latency", clickable=True)
-    pooled = [each for each in account.choice.pooled if each.runs and _is_plotted(each)]
+    pooled = [
+        pooled_point
+        for pooled_point in account.choice.pooled
+        if pooled_point.runs and _is_plotted(pooled_point)
+    ]
     if not pooled:
         return replace(section, missing="no configuration has both a throughput and a p95")
-    numbers_of = {id(each): at for at, each in enumerate(account.choice.pooled)}
-    names = {id(each): name for name, each in account.roles.items()}
-    others = [each for each in pooled if id(each) not in names]
-    front = _front([each for each in pooled if each.feasible])
+    numbers_of = {id(point): at for at, point in enumerate(account.choice.pooled)}
+    names = {id(point): name for name, point in account.roles.items()}
+    others = [point for point in pooled if id(point) not in names]
+    front = _front([point for point in pooled if point.feasible])
     data = [
-        _points("tried", [each for each in others if each.feasible], numbers_of, "@other", "circle"),
+        _points("tried", [point for point in others if point.feasible], numbers_of, "@other", "circle"),
         _points(
-            "misses the SLO", [each for each in others if not each.feasible], numbers_of, "@limit", "x-thin"
+            "misses the SLO",
+            [point for point in others if not point.feasible],
+            numbers_of,
+            "@limit",
+            "x-thin",
         ),
     ]
     if len(front) > 1:
         line = {"color": "@muted", "width": 1.5, "shape": "hv"}
-        x, y = zip(*((_rate(each), _p95_ms(each)) for each in front), strict=True)
+        x, y = zip(*((_rate(point), _p95_ms(point)) for point in front), strict=True)
         data.insert(
             0, {"x": x, "y": y, "mode": "lines", "name": "best to be had", "line": line, "hoverinfo": "skip"}
         )
-    for name, each in account.roles.items():
-        if _is_plotted(each):
+    for name, point in account.roles.items():
+        if _is_plotted(point):
             look = ROLE_LOOKS[name]
-            data.append(_points(name, [each], numbers_of, look.colour, look.symbol, size=15, barred=True))
+            data.append(_points(name, [point], numbers_of, look.colour, look.symbol, size=15, barred=True))
     layout: dict[str, Any] = {
         "xaxis": axis("requests/s", rangemode="tozero"),
         "yaxis": log_axis("p95, ms", numbers(map(_p95_ms, pooled))),
@@ -134,11 +142,11 @@ def _p95_ms(pooled: Pooled) -> float:
 def _front(pooled: Sequence[Pooled]) -> list[Pooled]:
     """Those that none beats in both, by rising rate."""
     front: list[Pooled] = []
-    for each in sorted(
-        (one for one in pooled if _is_plotted(one)), key=lambda one: (-_rate(one), _p95_ms(one))
+    for point in sorted(
+        (point for point in pooled if _is_plotted(point)), key=lambda point: (-_rate(point), _p95_ms(point))
     ):
-        if not front or _p95_ms(each) < _p95_ms(front[-1]):
-            front.append(each)
+        if not front or _p95_ms(point) < _p95_ms(front[-1]):
+            front.append(point)
     return front[::-1]
 
 
@@ -158,8 +166,8 @@ def _points(
         "y": numbers(map(_p95_ms, pooled)),
         "mode": "markers",
         "name": name,
-        "customdata": [numbers_of[id(each)] for each in pooled],
-        "text": [_hover(each) for each in pooled],
+        "customdata": [numbers_of[id(point)] for point in pooled],
+        "text": [_hover(point) for point in pooled],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {
             "color": colour,
@@ -171,7 +179,7 @@ def _points(
     if symbol.endswith("thin"):
         trace["marker"]["line"] = {"width": 1.8, "color": colour}
     if barred:
-        last = [each.runs[-1] for each in pooled]
+        last = [point.runs[-1] for point in pooled]
         trace["error_x"] = {**bars([run.throughput_rps for run in last]), "color": colour}
         trace["error_y"] = {**bars([run.latency_s["p95"] for run in last], 1e3), "color": colour}
     return trace
@@ -179,7 +187,7 @@ def _points(
 
 def _hover(pooled: Pooled) -> str:
     run = pooled.runs[-1]
-    numbers_run = ", ".join(str(each.trial.number) for each in pooled.runs)
+    numbers_run = ", ".join(str(run.trial.number) for run in pooled.runs)
     return (
         f"<b>{safe(label(pooled.configuration))}</b><br>{safe(interval(run.throughput_rps))} requests/s"
         f"<br>p95 {safe(milliseconds(run.latency_s.get('p95')))} ms"

@@ -18,11 +18,11 @@ _FEW: Final = 3
 def service_time(account: Account) -> Section:
     """τ(b): how long a batch of b rows takes, measured and fitted; beside it b rows one by one."""
     section = Section(anchor="tau", title="τ(b): how long a batch takes")
-    seen = _times_by_threads(account)
-    if not seen:
+    curves = _times_by_threads(account)
+    if not curves:
         return replace(section, missing="the server tells no execution times")
     data = _band(account)
-    for at, (threads, times) in enumerate(sorted(seen.items())):
+    for at, (threads, times) in enumerate(sorted(curves.items())):
         rows = sorted(times)
         counts = [times[size][0] for size in rows]
         symbol = ("circle", "square-open", "diamond-open", "cross-open", "x-open")[min(at, 4)]
@@ -37,7 +37,7 @@ def service_time(account: Account) -> Section:
                 "hovertemplate": "%{x} rows: %{y:,.4~r} ms, %{text}<extra></extra>",
             }
         )
-    fewest = seen[min(seen)]
+    fewest = curves[min(curves)]
     least = min(fewest)
     one_s = fewest[least][1] / fewest[least][0] / least
     most = max(fewest)
@@ -71,20 +71,20 @@ def service_time(account: Account) -> Section:
 
 def _times_by_threads(account: Account) -> dict[int, dict[int, tuple[int, float]]]:
     """Batch threads -> rows -> (batches, seconds in all)."""
-    seen: dict[int, dict[int, tuple[int, float]]] = {}
+    curves: dict[int, dict[int, tuple[int, float]]] = {}
     for trial in account.trials:
         server = None if trial.measurement is None else trial.measurement.server
         if server is None or trial.configuration.batching is None:
             continue
         threads = in_force(trial.configuration, "num_batch_threads", cpus=account.scenario.target.cpus)
-        times = seen.setdefault(int(threads or 0), {})
+        times = curves.setdefault(int(threads or 0), {})
         for rows, mean_s in server.execution_s_by_rows.items():
             count = server.batches_by_rows.get(rows, 0)
             batches, spent_s = times.get(rows, (0, 0.0))
             times[rows] = (batches + count, spent_s + count * mean_s)
     kept = {
         threads: {rows: pair for rows, pair in times.items() if pair[0] >= _FEW}
-        for threads, times in seen.items()
+        for threads, times in curves.items()
     }
     return {threads: times for threads, times in kept.items() if times}
 

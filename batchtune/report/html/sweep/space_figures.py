@@ -232,7 +232,7 @@ def _slice(
     traces: list[Trace] = [
         {
             "x": xs,
-            "y": numbers((each.value for each in estimates), merit.scale),
+            "y": numbers((estimate.value for estimate in estimates), merit.scale),
             "error_y": {**bars(estimates, merit.scale), "color": "@other"},
             "mode": "markers",
             "name": "measured",

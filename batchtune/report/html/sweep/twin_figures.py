@@ -107,8 +107,8 @@ def agreement(account: Account, forecast: Forecast | None) -> Section:
 def _readings(pairs: Sequence[tuple[Pooled, Prediction]], name: str) -> list[tuple[Estimate, float]]:
     """What was measured of each and what the twin says: requests/s, or seconds."""
     if name == "throughput":
-        return [(pooled.runs[-1].throughput_rps, each.throughput.value) for pooled, each in pairs]
-    return [(pooled.runs[-1].latency_s[name], each.latency(name).value) for pooled, each in pairs]
+        return [(pooled.runs[-1].throughput_rps, prediction.throughput.value) for pooled, prediction in pairs]
+    return [(pooled.runs[-1].latency_s[name], prediction.latency(name).value) for pooled, prediction in pairs]
 
 
 def _ends(readings: Sequence[tuple[Estimate, float]]) -> list[float]:
@@ -144,7 +144,7 @@ def _agreement_figure(pairs: Sequence[tuple[Pooled, Prediction]]) -> Figure:
             )
         data.append(
             {
-                "x": numbers((each.value for each in measured), scale),
+                "x": numbers((estimate.value for estimate in measured), scale),
                 "y": numbers(expected, scale),
                 "error_x": {**bars(measured, scale), "color": "@predicted"},
                 "mode": "markers",

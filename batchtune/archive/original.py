@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from batchtune.archive.run import MODEL_CONFIG, Run, write_whole
+from batchtune.archive.run import MODEL_CONFIG, Run
+from batchtune.archive.whole_files import write_whole
 from batchtune.errors import ArchiveError
 from batchtune.target.triton.repository import OriginalModel
 

@@ -1,8 +1,7 @@
-"""How is one run written and read: whole files, the ledger after a kill at any instant, the latest of all?"""
+"""What lies in the folder of one run, and which run is the latest?"""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -19,6 +18,8 @@ from batchtune.archive.deployable import (
     parameters_name,
     parameters_text,
 )
+from batchtune.archive.ledger import append_trial, read_trials
+from batchtune.archive.whole_files import json_object, write_whole
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.scenario.spec.scenario import Scenario
@@ -91,15 +92,10 @@ class Run:
         Raises:
             ArchiveError: the directory cannot be written.
         """
-        line = json.dumps(trial.to_dict(), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if samples is not None:
                 self._write_samples(trial.number, samples)
-            with (self.path / LEDGER).open("ab") as ledger:
-                _cut_torn_line(ledger.fileno(), self.path / LEDGER)
-                ledger.write(line)
-                ledger.flush()
-                os.fsync(ledger.fileno())
+            append_trial(self.path / LEDGER, trial)
         except (OSError, ArchiveError) as error:
             why = error.message if isinstance(error, ArchiveError) else error.strerror
             raise ArchiveError(
@@ -116,14 +112,8 @@ class Run:
         Raises:
             ArchiveError: a line that is no trial, with `file:line`.
         """
-        path = self.path / LEDGER
-        whole, newline, torn = _read(path).rpartition(b"\n")
-        self.notes = ()
-        if torn:
-            number = whole.count(b"\n") + (2 if newline else 1)
-            self.notes = (f"{path}:{number}: the last line is incomplete and was left out",)
-        lines = whole.split(b"\n") if newline else []
-        return [_trial(line, path=path, number=number) for number, line in enumerate(lines, start=1)]
+        trials, self.notes = read_trials(self.path / LEDGER)
+        return trials
 
     def scenario(self) -> Scenario:
         """The scenario as it was run.
@@ -141,7 +131,7 @@ class Run:
         Raises:
             ArchiveError: missing or corrupt.
         """
-        return _json_object(self.path / PROVENANCE)
+        return json_object(self.path / PROVENANCE)
 
     def trials(self) -> DataFrame:
         """The ledger as a pandas frame, a row a trial: see `archive.table.TRIAL_COLUMNS`."""
@@ -185,7 +175,7 @@ class Run:
             return None
         hint = f"restore the file, or remove it: {LEDGER} alone gives a recommendation, without the twin's account"
         try:
-            return SearchSummary.from_dict(_json_object(path))
+            return SearchSummary.from_dict(json_object(path))
         except (ValueError, ArchiveError) as error:
             what = error.message if isinstance(error, ArchiveError) else f"{path}: {error}"
             raise ArchiveError(what, hint=hint) from error
@@ -225,7 +215,7 @@ class Run:
         """
         path = self.path / RECOMMENDATION
         try:
-            return Recommendation.from_dict(_json_object(path))
+            return Recommendation.from_dict(json_object(path))
         except (KeyError, TypeError, ValueError, BatchtuneError) as error:
             raise ArchiveError(f"{path}: not a recommendation: {error}") from error
 
@@ -234,7 +224,7 @@ class Run:
         path = self.path / MODEL_CONFIG
         if not path.exists():
             return None
-        config = _json_object(path).get("config")
+        config = json_object(path).get("config")
         return config if isinstance(config, dict) else None
 
     def _samples_path(self, number: int) -> Path:
@@ -325,70 +315,5 @@ def _newest(runs: Sequence[Path]) -> Run:
     return Run(max(runs, key=lambda run: (run.name[:16], (run / LEDGER).stat().st_mtime_ns)))
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one: beside it, synced, renamed, folder synced.
-
-    Raises:
-        ArchiveError: it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # where nothing can be written, nothing can be removed either
-            beside.unlink(missing_ok=True)
-        raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _trial(line: bytes, *, path: Path, number: int) -> Trial:
-    try:
-        return Trial.from_dict(json.loads(line))
-    except (ValueError, AttributeError, BatchtuneError) as error:
-        raise ArchiveError(
-            f"{path}:{number}: not a trial: {str(error).removeprefix('not a trial: ')}",
-            hint="restore the file, or remove this line to do without it",
-        ) from error
-
-
-def _cut_torn_line(descriptor: int, path: Path) -> None:
-    """Shorten the ledger to its last newline, so that the next line starts on one of its own."""
-    size = os.fstat(descriptor).st_size
-    if size == 0:
-        return
-    data = path.read_bytes()
-    if not data.endswith(b"\n"):
-        os.ftruncate(descriptor, data.rfind(b"\n") + 1)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(_read(path))
-    except ValueError as error:
-        raise ArchiveError(f"{path}: not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ArchiveError(f"{path}: not a JSON object")
-    return document
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ArchiveError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _folder(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

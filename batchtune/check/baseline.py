@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive.run import write_whole
+from batchtune.archive.whole_files import write_whole
 from batchtune.check.block_figures import run_figures
 from batchtune.check.finding import BlockFigures
 from batchtune.check.paired import Phase

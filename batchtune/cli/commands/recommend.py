@@ -16,8 +16,8 @@ from batchtune.archive.run import (
     RECOMMENDATION,
     SCENARIO,
     Run,
-    write_whole,
 )
+from batchtune.archive.whole_files import write_whole
 from batchtune.batching.cortex import format_cortex
 from batchtune.batching.flags import format_flags
 from batchtune.cli.arguments.kept_run import asked_run

@@ -157,8 +157,7 @@ class RestApi:
             check_client(peer, head.fields.get(b"host"))
             return 200, in_force(tuning)
         route = find_route(head.method, head.target)
-        answer = self.calls.status if route.action == "status" else self.calls.metadata
-        return 200, self.calls.counted(route, answer)
+        return 200, self.calls.account(route)
 
     def _is_tuning(self, head: Head, method: str) -> bool:
         return head.target == TUNING_PATH and head.method == method and self.options.tuning is not None

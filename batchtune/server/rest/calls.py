@@ -6,7 +6,6 @@ Model calls are started on the event loop and answered through a callback.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import weakref
@@ -31,6 +30,7 @@ from batchtune.server.calls.pending_call import (
     check_predict_method,
 )
 from batchtune.server.calls.request_counts import CallKind, ModelTimes, RequestMetrics
+from batchtune.server.rest.account import metadata_answer, status_answer
 from batchtune.server.rest.json.answers import error_answer, predict_answer
 from batchtune.server.rest.json.example_request import (
     classification_answer,
@@ -49,7 +49,6 @@ from batchtune.server.rest.json.predict_request import parse_request_object, rea
 from batchtune.server.rest.routes import Route
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
-from batchtune.wire.tfserving.messages import SignatureDefMap
 
 _logger = logging.getLogger(__name__)
 
@@ -250,47 +249,15 @@ class RestCalls:
     def _find(self, route: Route) -> Servable:
         return find_servable(self._models, route.model_name, route.version, route.label)
 
-    def status(self, route: Route) -> bytes:
-        """The states of a model's versions; a label is ignored, as TensorFlow Serving does."""
-        _require_model_name(route)
-        states = self._models.statuses(route.model_name, version=route.version)
-        document = {
-            "model_version_status": [
-                {
-                    "version": str(state.version),
-                    "state": state.state,
-                    "status": {"error_code": state.error_code, "error_message": state.error_message},
-                }
-                for state in states
-            ]
-        }
-        return json.dumps(document, indent=1).encode() + b"\n"
+    def account(self, route: Route) -> bytes:
+        """The states of a model's versions, or its signatures; counted as a request.
 
-    def metadata(self, route: Route) -> bytes:
-        """The signatures of a model, as protobuf's JSON of a SignatureDefMap."""
-        from google.protobuf.json_format import MessageToDict
-
-        _require_model_name(route)
-        servable = find_servable(self._models, route.model_name, route.version, route.label)
-        signatures = MessageToDict(
-            SignatureDefMap.FromString(servable.metadata),
-            preserving_proto_field_name=True,
-            always_print_fields_with_no_presence=True,
-        )
-        document = {
-            "model_spec": {
-                "name": servable.name,
-                "signature_name": "",
-                "version": str(servable.version),
-            },
-            "metadata": {"signature_def": signatures},
-        }
-        return json.dumps(document, indent=1).encode() + b"\n"
-
-    def counted(self, route: Route, answer: Callable[[Route], bytes]) -> bytes:
-        """Run `status` or `metadata` and count the request."""
+        Raises:
+            StatusError: there is no such model.
+        """
+        answer = status_answer if route.action == "status" else metadata_answer
         try:
-            body = answer(route)
+            body = answer(self._models, route)
         except StatusError as error:
             self._pending.counts.failed(route.model_name, error.code)
             raise
@@ -328,8 +295,3 @@ def _unless_refused(inputs: dict[str, NDArray[Any]] | Refusal) -> dict[str, NDAr
     if isinstance(inputs, Refusal):
         raise StatusError(*inputs)
     return inputs
-
-
-def _require_model_name(route: Route) -> None:
-    if not route.model_name:
-        raise StatusError("INVALID_ARGUMENT", "Missing model name in request.")

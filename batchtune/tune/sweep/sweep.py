@@ -9,7 +9,6 @@ stop at any time.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,17 +27,17 @@ from batchtune.tune.evidence.pooled import is_inside, pool, run_noise
 from batchtune.tune.evidence.ranking import leaders
 from batchtune.tune.loader import Fleet, Target
 from batchtune.tune.strategies.protocol import Strategy
+from batchtune.tune.sweep import time_budget
 from batchtune.tune.sweep.confirmation import confirmations, references_to_confirm
 from batchtune.tune.sweep.dispatch import strategy_of
 from batchtune.tune.sweep.progress import NOBODY, SweepProgress, Watcher, phase_of
-from batchtune.tune.sweep.time_budget import budget_s, plan_text, usual_run_s
 from batchtune.tune.trials.ask import Ask, run_s
 from batchtune.tune.trials.ledger import Ledger, is_spoilt
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, out_of_memory
 from batchtune.tune.trials.pace import Pace, pace_of, times_of
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, FinishedTrial, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Trial
 
 
 class TrialBench(Protocol):
@@ -142,9 +141,10 @@ class _Sweep:
     def may_propose(self, seconds: float | None = None) -> bool:
         """Whether trials and time are left for one more of so many seconds (None: a usual one)."""
         search = self.scenario.search
-        if search.trials is not None and self._searched() >= search.trials:
+        if search.trials is not None and time_budget.searched_trials(self.trials) >= search.trials:
             return False
-        return (self._trial_s() if seconds is None else seconds) <= self.remaining_s()
+        takes_s = self._trial_s() if seconds is None else seconds
+        return takes_s <= self.remaining_s()
 
     def remaining_s(self) -> float:
         """Seconds of the budget that are left for the search, confirmations set aside."""
@@ -161,7 +161,8 @@ class _Sweep:
     @property
     def budget_s(self) -> float:
         """Seconds that the sweep may take, once they were told for good; inf when only trials are counted."""
-        return budget_s(self.scenario, self.pace) if self._told_budget_s is None else self._told_budget_s
+        told_s = self._told_budget_s
+        return time_budget.budget_s(self.scenario, self.pace) if told_s is None else told_s
 
     def fresh_run_s(self) -> float:
         """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
@@ -208,8 +209,8 @@ class _Sweep:
         """Once, when the first batch was seen: what the budget can do."""
         if self._findings.plan or not self.pace.is_known:
             return
-        self._told_budget_s = budget_s(self.scenario, self.pace)
-        self._findings.plan = plan_text(self.scenario, self.pace)
+        self._told_budget_s = time_budget.budget_s(self.scenario, self.pace)
+        self._findings.plan = time_budget.plan_text(self.scenario, self.pace)
         self._watcher.on_plan(self._findings.plan)
 
     def _measure(self, ask: Ask) -> Generator[FinishedTrial, None, Trial]:
@@ -263,12 +264,7 @@ class _Sweep:
         return any(trial.state == "complete" for trial in self.trials)
 
     def _may_repeat(self, spoilt: Trial) -> bool:
-        """Whether repeats have a share of trials and time left."""
-        repeats = [one for one in self.trials if one.repeat_of is not None]
-        if len(repeats) >= max(policy.REPEATS_MAX, policy.REPEATS_SHARE * len(self.trials)):
-            return False
-        spent_s = sum(one.seconds for one in repeats) + spoilt.seconds
-        return spent_s <= policy.REPEATS_SHARE * self.budget_s and spoilt.seconds <= self.left_s()
+        return time_budget.may_repeat(self.trials, spoilt, budget_s=self.budget_s, left_s=self.left_s())
 
     def _hint_rps(self, ask: Ask) -> float | None:
         """Where the search for a capacity begins: at the incumbent's, but for the reference points."""
@@ -286,7 +282,7 @@ class _Sweep:
                 plan=plan,
                 elapsed_s=self._ledger.elapsed_s(),
                 budget_s=self.budget_s if math.isfinite(self.budget_s) else None,
-                trials_done=self._searched(),
+                trials_done=time_budget.searched_trials(self.trials),
                 trials_max=self.scenario.search.trials,
                 best=self._best,
                 live=live,
@@ -299,19 +295,12 @@ class _Sweep:
         ranked = leaders(inside, scenario=self.scenario)
         self._best = ranked[0].runs[-1].trial if ranked else None
 
-    def _searched(self) -> int:
-        """What counts against the budget of trials; several rates of one configuration count once."""
-        tried = [one for one in self.trials if one.source not in NO_CANDIDATES | REPEATS]
-        return len({(one.configuration, one.source, one.block) for one in tried if one.repeat_of is None})
-
     def _trial_s(self) -> float:
-        """What a trial takes: the median so far, before that the scenario's own times."""
-        seconds = [one.seconds for one in self.trials if one.source not in NO_CANDIDATES | {"no_batching"}]
-        return statistics.median(seconds) if seconds else usual_run_s(self.scenario, self.pace)
+        return time_budget.usual_trial_s(self.trials, self.scenario, self.pace)
 
     def _run_s(self, configuration: Configuration | None, *, rate_rps: float | None) -> float:
         if configuration is None:
-            return usual_run_s(self.scenario, self.pace)
+            return time_budget.usual_run_s(self.scenario, self.pace)
         times = times_of(
             self.pace, self.scenario, configuration, rate_rps=rate_rps, fresh=True, budget_s=self.budget_s
         )
@@ -335,6 +324,6 @@ class _Sweep:
         search = self.scenario.search
         if self.left_s() <= 0.0:
             return "the time is spent"
-        if search.trials is not None and self._searched() >= search.trials:
+        if search.trials is not None and time_budget.searched_trials(self.trials) >= search.trials:
             return "the budget of trials is spent"
         return "" if self.may_propose() else "what is left of the time goes to confirmation"

@@ -1,9 +1,10 @@
-"""What can the budget of time do on a server of this pace?"""
+"""What can the budget of time and of trials do on a server of this pace?"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
@@ -11,6 +12,7 @@ from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.guided.calibration import searched_sizes
 from batchtune.tune.trials.pace import Pace, full_rows, times_of
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 
 
 def budget_s(scenario: Scenario, pace: Pace) -> float:
@@ -40,6 +42,28 @@ def usual_run_s(scenario: Scenario, pace: Pace) -> float:
         runs_s.append(times_of(pace, scenario, configuration, rate_rps=rate_rps).run_s)
     load = scenario.load
     return statistics.median(runs_s) if runs_s else load.warm_up_s + load.duration_s
+
+
+def usual_trial_s(trials: Sequence[Trial], scenario: Scenario, pace: Pace) -> float:
+    """What a trial takes: the median so far, before that the scenario's own times."""
+    seconds = [trial.seconds for trial in trials if trial.source not in NO_CANDIDATES | {"no_batching"}]
+    return statistics.median(seconds) if seconds else usual_run_s(scenario, pace)
+
+
+def searched_trials(trials: Sequence[Trial]) -> int:
+    """What counts against the budget of trials; several rates of one configuration count once."""
+    tried = [trial for trial in trials if trial.source not in NO_CANDIDATES | REPEATS]
+    firsts = [trial for trial in tried if trial.repeat_of is None]
+    return len({(trial.configuration, trial.source, trial.block) for trial in firsts})
+
+
+def may_repeat(trials: Sequence[Trial], spoilt: Trial, *, budget_s: float, left_s: float) -> bool:
+    """Whether repeats have a share of trials and time left."""
+    repeats = [trial for trial in trials if trial.repeat_of is not None]
+    if len(repeats) >= max(policy.REPEATS_MAX, policy.REPEATS_SHARE * len(trials)):
+        return False
+    spent_s = sum(trial.seconds for trial in repeats) + spoilt.seconds
+    return spent_s <= policy.REPEATS_SHARE * budget_s and spoilt.seconds <= left_s
 
 
 def plan_text(scenario: Scenario, pace: Pace) -> str:

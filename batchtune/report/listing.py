@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from batchtune.archive.listing import RunEntry
-from batchtune.archive.table import HIGHER_IS_BETTER
 from batchtune.errors import UsageError
 from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
 from batchtune.report.units import number
@@ -106,6 +105,8 @@ def sorted_by(frame: DataFrame, name: str, *, lower_is_better: bool) -> DataFram
     Raises:
         UsageError: no such column.
     """
+    from batchtune.archive.table import HIGHER_IS_BETTER
+
     column = _SHORT.get(name, name)
     if column not in frame.columns and f"{column}_ms" in frame.columns:
         column = f"{column}_ms"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +72,9 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     scenario = run.scenario()
     trials = kept_trials(run)
     measured = [
-        one for one in without_superseded(trials) if one.measurement is not None and one.configuration.known
+        trial
+        for trial in without_superseded(trials)
+        if trial.measurement is not None and trial.configuration.known
     ]
     if not measured:
         raise TwinError(
@@ -83,9 +86,9 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     ):
         twin = calibrate(
             [
-                observation_of(one.configuration, one.measurement, scenario)
-                for one in measured
-                if one.measurement
+                observation_of(trial.configuration, trial.measurement, scenario)
+                for trial in measured
+                if trial.measurement
             ]
         )
     chosen = _recommended(trials, scenario)
@@ -102,32 +105,39 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     )
 
 
-def asked_configurations(base: Configuration, settings: Sequence[str]) -> list[Configuration]:
-    """Every combination of the values that `--set KEY=VALUE[,VALUE…]` gives, laid over the base.
+def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
+    """What `--set KEY=VALUE[,VALUE…]` gives for each parameter.
 
     Raises:
         UsageError: an unknown parameter, a value of another type, or too many combinations.
-        BatchingParametersError: a combination that no server would accept.
     """
     choices = dict(_choices(text) for text in settings)
+    combinations = math.prod(map(len, choices.values()))
+    if combinations > MOST_CONFIGURATIONS:
+        raise UsageError(
+            f"--set asks for {combinations:,} configurations; at most {MOST_CONFIGURATIONS}",
+            hint="give fewer values",
+        )
+    return choices
+
+
+def asked_configurations(base: Configuration, choices: Mapping[str, list[Any]]) -> list[Configuration]:
+    """Every combination of the values, laid over the base.
+
+    Raises:
+        BatchingParametersError: a combination that no server would accept.
+    """
     values = {} if base.batching is None else to_dict(base.batching)
     if base.batching is None and not choices:
         return [base]
-    combinations = list(itertools.product(*choices.values()))
-    if len(combinations) > MOST_CONFIGURATIONS:
-        raise UsageError(
-            f"--set asks for {len(combinations):,} configurations; at most {MOST_CONFIGURATIONS}",
-            hint="give fewer values",
-        )
-    found = []
-    for combination in combinations:
+    configurations = []
+    for combination in itertools.product(*choices.values()):
         point = dict(zip(choices, combination, strict=True))
         if base.batching is None and point.keys() - {"enable_batching"}:
             point.setdefault("enable_batching", True)
         kept = _without_stale_sizes(values, point)
-        one = configuration_of(kept, point, searched=())
-        found.append(replace(base, batching=one.batching))
-    return list(dict.fromkeys(found))
+        configurations.append(replace(base, batching=configuration_of(kept, point, searched=()).batching))
+    return list(dict.fromkeys(configurations))
 
 
 def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
@@ -150,8 +160,8 @@ def _choices(text: str) -> tuple[str, list[Any]]:
     if name not in KNOBS:
         raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
     if name == "allowed_batch_sizes":
-        return name, [tuple(_value(name, one) for one in given.split(","))]
-    return name, [_value(name, one) for one in given.split(",")]
+        return name, [tuple(_value(name, size) for size in given.split(","))]
+    return name, [_value(name, value) for value in given.split(",")]
 
 
 def _value(name: str, text: str) -> Any:

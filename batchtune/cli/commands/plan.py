@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchtune.cli.arguments.slo import in_place_of, promised
-from batchtune.cli.commands.calibrated import asked_configurations, calibrated_run
+from batchtune.cli.commands.calibrated import asked_configurations, asked_values, calibrated_run
 from batchtune.cli.commands.simulate import trusted, twin_document
 from batchtune.errors import UsageError
 from batchtune.measure.slo import limits_of
@@ -37,9 +37,10 @@ def run_plan(
         raise UsageError(f"--rate: {error.message}", hint="write --rate 10000, or 10k/s") from error
     if rate_rps <= 0.0:
         raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
-    found = calibrated_run(path, results=results, quiet=quiet)
-    slo = _promise(limits, found.scenario)
-    configurations = asked_configurations(found.base, settings)
+    promises, choices = promised(limits), asked_values(settings)
+    calibrated = calibrated_run(path, results=results, quiet=quiet)
+    slo = _promise(promises, calibrated.scenario)
+    configurations = asked_configurations(calibrated.base, choices)
     if len(configurations) != 1:
         raise UsageError(
             f"--set asks for {len(configurations)} configurations; a plan is for one",
@@ -47,9 +48,9 @@ def run_plan(
         )
     with note_when_slow(f"simulating replicas for {rate_rps:,.0f} requests/s", quiet=quiet):
         plan = plan_replicas(
-            found.twin,
-            batcher_of(configurations[0], cpus=found.scenario.target.cpus),
-            traffic_of(found.scenario, rate_rps=rate_rps),
+            calibrated.twin,
+            batcher_of(configurations[0], cpus=calibrated.scenario.target.cpus),
+            traffic_of(calibrated.scenario, rate_rps=rate_rps),
             rate_rps=rate_rps,
             limits=limits_of(slo),
             error_ratio=slo.error_ratio,
@@ -57,20 +58,20 @@ def run_plan(
         )
     if json:
         document = {
-            "run": str(found.run.path),
+            "run": str(calibrated.run.path),
             "label": configurations[0].label(),
             "configuration": configurations[0].to_dict(),
-            "twin": twin_document(found),
+            "twin": twin_document(calibrated),
             **plan.to_dict(),
         }
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
-        print_plan(plan, found.twin, configuration=configurations[0], run=found.run.path)
-    return trusted(found.twin)
+        print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
+    return trusted(calibrated.twin)
 
 
-def _promise(given: Mapping[str, str | None], scenario: Scenario) -> SloSpec:
-    slo = in_place_of(scenario.slo, promised(given))
+def _promise(promises: SloSpec | None, scenario: Scenario) -> SloSpec:
+    slo = in_place_of(scenario.slo, promises)
     if not slo.limits():
         raise UsageError("the scenario promises no latency", hint="give --slo-p95 20ms")
     return slo

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from batchtune.batching.parameters import Configuration
 from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
-from batchtune.cli.commands.calibrated import Calibrated, asked_configurations, calibrated_run
+from batchtune.cli.commands.calibrated import Calibrated, asked_configurations, asked_values, calibrated_run
 from batchtune.errors import InconclusiveError, UsageError
 from batchtune.plain_values import to_plain
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
@@ -21,6 +22,13 @@ from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import batcher_of
 
 MOST_POINTS = 2_000
+
+
+class Load(TypedDict, total=False):
+    """A rate, or a number of clients."""
+
+    rate_rps: float
+    concurrency: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +43,28 @@ class SimulateRequest:
 
 def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: bool) -> int:
     """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
-    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
-    found = calibrated_run(wanted.run, results=results, quiet=quiet)
-    configurations = asked_configurations(found.base, wanted.settings)
-    traffics, notes = _traffics(found, wanted)
+    loads, choices = _asked_loads(wanted), asked_values(wanted.settings)
+    calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
+    configurations = asked_configurations(calibrated.base, choices)
+    traffics, notes = _traffics(calibrated, loads)
     if len(configurations) * len(traffics) > MOST_POINTS:
         raise UsageError(
             f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
             hint="give fewer values",
         )
     with note_when_slow(f"simulating {counted(len(configurations) * len(traffics), 'point')}", quiet=quiet):
-        points = [_point(found, one, traffic) for one in configurations for traffic in traffics]
+        points = [
+            _point(calibrated, configuration, traffic)
+            for configuration in configurations
+            for traffic in traffics
+        ]
     if json:
-        print(json_text.dumps(_document(found, points), indent=2, allow_nan=False))
+        print(json_text.dumps(_document(calibrated, points), indent=2, allow_nan=False))
     else:
-        print_simulations(points, found.twin, base=found.base_name, run=found.run.path, notes=notes)
-    return trusted(found.twin)
+        print_simulations(
+            points, calibrated.twin, base=calibrated.base_name, run=calibrated.run.path, notes=notes
+        )
+    return trusted(calibrated.twin)
 
 
 def trusted(twin: Twin) -> int:
@@ -61,58 +75,68 @@ def trusted(twin: Twin) -> int:
     return InconclusiveError.exit_code
 
 
-def _point(found: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
-    batcher = batcher_of(configuration, cpus=found.scenario.target.cpus)
-    prediction = found.twin.predict(batcher, traffic, quantiles=("p50", "p95", "p99"))
+def _point(calibrated: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
+    batcher = batcher_of(configuration, cpus=calibrated.scenario.target.cpus)
+    prediction = calibrated.twin.predict(batcher, traffic, quantiles=("p50", "p95", "p99"))
     return Simulated(
         configuration=configuration,
         traffic=traffic,
-        prediction=long_run(prediction, found.twin, batcher, traffic),
+        prediction=long_run(prediction, calibrated.twin, batcher, traffic),
     )
 
 
-def _traffics(found: Calibrated, wanted: SimulateRequest) -> tuple[list[Traffic], list[str]]:
-    """The loads to simulate, and what to say of where they come from."""
+def _asked_loads(wanted: SimulateRequest) -> list[Load]:
+    """The rates or the numbers of clients that were asked for; none: the scenario's own."""
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
     if wanted.rate is not None:
-        return [traffic_of(found.scenario, rate_rps=rate) for rate in rates_rps(wanted.rate)], []
-    if wanted.concurrency is not None:
-        return [traffic_of(found.scenario, concurrency=one) for one in client_counts(wanted.concurrency)], []
-    traffic = traffic_of(found.scenario)
-    if traffic.clients is None and traffic.rate_rps is None and found.scenario.load.rate_is_missing():
-        return [traffic.at(_capacity_rps(found))], [
-            f"The rate is the capacity that the run found for {found.base_name}; --rate asks for another."
+        return [{"rate_rps": rate} for rate in rates_rps(wanted.rate)]
+    return (
+        []
+        if wanted.concurrency is None
+        else [{"concurrency": clients} for clients in client_counts(wanted.concurrency)]
+    )
+
+
+def _traffics(calibrated: Calibrated, loads: Sequence[Load]) -> tuple[list[Traffic], list[str]]:
+    """The loads to simulate, and what to say of where they come from."""
+    if loads:
+        return [traffic_of(calibrated.scenario, **load) for load in loads], []
+    traffic = traffic_of(calibrated.scenario)
+    if traffic.clients is None and traffic.rate_rps is None and calibrated.scenario.load.rate_is_missing():
+        return [traffic.at(_capacity_rps(calibrated))], [
+            f"The rate is the capacity that the run found for {calibrated.base_name}; --rate asks for another."
         ]
     return [traffic], []
 
 
-def _capacity_rps(found: Calibrated) -> float:
-    if found.capacity_rps is None or not found.capacity_rps > 0.0:
+def _capacity_rps(calibrated: Calibrated) -> float:
+    if calibrated.capacity_rps is None or not calibrated.capacity_rps > 0.0:
         raise UsageError(
             "the scenario names no rate, and the run found no capacity to start from",
             hint="give --rate 500, or --rate 100:1k:100",
         )
-    return found.capacity_rps
+    return calibrated.capacity_rps
 
 
-def _document(found: Calibrated, points: list[Simulated]) -> dict[str, Any]:
+def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]:
     return {
-        "run": str(found.run.path),
-        "twin": twin_document(found),
+        "run": str(calibrated.run.path),
+        "twin": twin_document(calibrated),
         "points": [
             {
-                "label": one.configuration.label(),
-                "configuration": one.configuration.to_dict(),
-                "traffic": one.traffic.to_dict(),
-                **one.prediction.to_dict(),
+                "label": point.configuration.label(),
+                "configuration": point.configuration.to_dict(),
+                "traffic": point.traffic.to_dict(),
+                **point.prediction.to_dict(),
             }
-            for one in points
+            for point in points
         ],
     }
 
 
-def twin_document(found: Calibrated) -> dict[str, Any]:
+def twin_document(calibrated: Calibrated) -> dict[str, Any]:
     """What a reader of the figures needs to know of the twin."""
-    twin = found.twin
+    twin = calibrated.twin
     return {
         "trust": twin.trust,
         "trust_reason": twin.accuracy(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -27,6 +28,15 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(cache / "batchtune" / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     sys.dont_write_bytecode = False
+
+# What is imported and collected lives until the end: the collector, which would look through all of it at every test that
+# calls it, need not know of it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

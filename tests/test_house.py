@@ -13,16 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 FILES_MAX = 15
 LINES_MAX = 330
 FILES_MIN = 4
 TOO_LONG = {
-    "archive/run.py": 395,
     "recommend/recommendation.py": 375,
-    "server/rest/calls.py": 335,
     "tune/policy.py": 535,
-    "tune/sweep/sweep.py": 345,
     "wire/grpc/client_connection.py": 385,
     "wire/grpc/server_connection.py": 390,
 }
@@ -30,6 +28,21 @@ TOO_LONG = {
 
 TOO_SMALL = set()
 """Folders of fewer than four files: a room of its own."""
+
+WORDS_FOR_NOTHING = {"one", "found", "seen", "told", "each"}
+NAMED_AFTER_NOTHING = {
+    "batching": 1,
+    "check": 3,
+    "cli": 37,
+    "recommend": 53,
+    "report": 79,
+    "scenario": 3,
+    "server": 48,
+    "target": 7,
+    "tune": 255,
+    "wire": 8,
+}
+"""How many variables of a room are still called so."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -56,6 +69,7 @@ def test_ruff_would_format_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_types_hold_under_mypy_strict() -> None:
     done = run(sys.executable, "-m", "mypy")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,27 +105,50 @@ def test_no_file_is_longer_than_can_be_held_in_mind() -> None:
     )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_eval_no_shell_no_assert(path: Path) -> None:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Assert):
-            found.append(f"{path.name}:{node.lineno}: assert")
-        if isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else ""
-            if name in {"eval", "exec"}:
-                found.append(f"{path.name}:{node.lineno}: {name}")
-            if any(word.arg == "shell" for word in node.keywords):
-                found.append(f"{path.name}:{node.lineno}: shell=")
-            if ast.unparse(node.func) in {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}:
-                found.append(f"{path.name}:{node.lineno}: {ast.unparse(node.func)}")
-    assert not found
+def test_no_eval_no_shell_no_assert() -> None:
+    forbidden = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            word = forbidden_word(node)
+            if word:
+                forbidden.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {word}")
+    assert not forbidden
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_answers_a_question_in_its_first_line(path: Path) -> None:
-    text = path.read_text(encoding="utf-8").strip()
-    assert not text or ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+def forbidden_word(node: ast.AST) -> str:
+    if isinstance(node, ast.Assert):
+        return "assert"
+    if not isinstance(node, ast.Call):
+        return ""
+    if any(word.arg == "shell" for word in node.keywords):
+        return "shell="
+    called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+    forbidden = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
+    return called if called in forbidden else ""
+
+
+def test_every_module_answers_a_question_in_its_first_line() -> None:
+    assert not [
+        str(path.relative_to(PACKAGE))
+        for path, tree in TREES.items()
+        if tree.body and not ast.get_docstring(tree)
+    ]
+
+
+def test_fewer_and_fewer_variables_are_named_after_nothing() -> None:
+    """Bound as a variable or a parameter; a room that falls below its number lowers it here."""
+    counts = dict.fromkeys(NAMED_AFTER_NOTHING, 0)
+    for path, tree in TREES.items():
+        names = [name for node in ast.walk(tree) if (name := bound_name(node)) in WORDS_FOR_NOTHING]
+        room = path.relative_to(PACKAGE).parts[0]
+        counts[room] = counts.get(room, 0) + len(names)
+    assert {room: count for room, count in counts.items() if count} == NAMED_AFTER_NOTHING
+
+
+def bound_name(node: ast.AST) -> str:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else ""
 
 
 def test_top_level_holds_what_the_plan_names() -> None:
@@ -124,15 +161,17 @@ def test_top_level_holds_what_the_plan_names() -> None:
     assert {top for top in tops if not top.startswith(".")} <= files | folders
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_and_the_start_of_a_load_import_nothing_heavy() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from batchtune.cli.app import app;"
         "r = CliRunner().invoke(app, ['--help']); assert r.exit_code == 0, r.output;"
-        "print(sorted({m.split('.')[0] for m in sys.modules}))"
+        "print(sorted({m.split('.')[0] for m in sys.modules}));"
+        "import batchtune.cli.commands.load, batchtune.cli.commands.sweep; print('pandas' in sys.modules)"
     )
     done = run(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
-    loaded = set(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
+    *_, names, pandas = done.stdout.splitlines()
+    loaded = set(ast.literal_eval(names))
     assert not loaded & {
         "tensorflow",
         "optuna",
@@ -146,3 +185,4 @@ def test_help_imports_nothing_heavy() -> None:
         "pydantic",
         "torch",
     }
+    assert pandas == "False", "a third of a second before a load begins"

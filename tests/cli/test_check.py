@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from batchtune.cli.commands.gate.check import (
 from batchtune.cli.commands.gate.files import CheckFiles
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import format_scenario, read_kept_variants, read_scenario
+from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune, servers_of, start
 
 SCENARIO = """\
@@ -113,23 +115,37 @@ def test_a_device_many_times_slower_is_a_regression_that_a_job_is_told_of(scenar
     assert servers_of(scenario.parent) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 7), (signal.SIGINT, 130)])
-def test_a_killed_server_and_an_interrupt_end_it_at_once_and_leave_nothing(
-    scenario: Path, number, code
-) -> None:
+def test_a_killed_server_ends_it_at_once_and_leaves_nothing(scenario: Path) -> None:
+    def kill() -> None:
+        _until_a_trial_is_kept(scenario.parent)
+        servers = servers_of(scenario.parent)
+        counts.append(len(servers))
+        os.kill(servers[-1].pid, signal.SIGKILL)
+
+    counts: list[int] = []
+    killer = threading.Thread(target=kill)
+    killer.start()
+    done = answered(
+        "check", scenario, "--candidate-set", "load.seed=2", "--blocks", "200", cwd=scenario.parent
+    )
+    killer.join()
+    assert done.returncode == 7, done.stderr
+    assert counts == [2]
+    assert servers_of(scenario.parent) == []
+    assert done.stdout.startswith("INVALID  candidate against baseline:")
+    assert "the server was ended by signal 9" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it_at_once_and_leaves_nothing(scenario: Path) -> None:
     check = start("check", scenario, "--candidate-set", "load.seed=2", "--blocks", "200", cwd=scenario.parent)
     ledger = _until_a_trial_is_kept(scenario.parent)
-    servers = servers_of(scenario.parent)
-    assert len(servers) == 2
-    os.kill(servers[-1].pid if number == signal.SIGKILL else check.pid, number)
-    out, errors = check.communicate(timeout=30)
-    assert check.returncode == code, errors
+    assert len(servers_of(scenario.parent)) == 2
+    check.send_signal(signal.SIGINT)
+    _, errors = check.communicate(timeout=30)
+    assert check.returncode == 130, errors
     assert servers_of(scenario.parent) == []
-    if code == 7:
-        assert out.startswith("INVALID  candidate against baseline:")
-        assert "the server was ended by signal 9" in " ".join(out.split())
-    else:
-        assert "kept in" in errors
+    assert "kept in" in errors
     assert ledger.read_text().count("\n") >= 1
 
 

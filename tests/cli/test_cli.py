@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from batchtune.target.process import free_port
+from tests.cli.in_process import answered
+from tests.server.server_process import ServerProcess
 
 EMULATED = """\
 service_time: {base_ms: 2.0, per_row_ms: 0.05}
@@ -113,7 +115,7 @@ def test_a_mistake_in_the_scenario_names_file_line_and_key(
     text = scenario.read_text()
     line = next(number for number, one in enumerate(text.splitlines(), 1) if wrong in one)
     scenario.write_text(text.replace(wrong, right))
-    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    done = answered("sweep", scenario, cwd=scenario.parent)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert f"{scenario.name}:{line}" in done.stderr
@@ -124,7 +126,7 @@ def test_a_mistake_in_the_scenario_names_file_line_and_key(
 
 
 def test_a_storage_that_is_none_is_refused_before_anything_is_measured(scenario: Path) -> None:
-    done = batchtune("sweep", scenario, "--optuna-storage", "study.txt", cwd=scenario.parent)
+    done = answered("sweep", scenario, "--optuna-storage", "study.txt", cwd=scenario.parent)
     assert done.returncode == 2
     assert "error: --optuna-storage: no storage: 'study.txt'" in done.stderr
     assert not (scenario.parent / "results").exists()
@@ -133,14 +135,14 @@ def test_a_storage_that_is_none_is_refused_before_anything_is_measured(scenario:
 def test_an_empty_search_space_is_refused(scenario: Path) -> None:
     text = scenario.read_text()
     scenario.write_text(text[: text.index("  space:")] + "  space: {}\n")
-    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    done = answered("sweep", scenario, cwd=scenario.parent)
     assert done.returncode == 2
     assert "space" in done.stderr
 
 
 def test_a_model_that_does_not_exist_is_named(scenario: Path) -> None:
     scenario.write_text(scenario.read_text().replace(str(scenario.parent / "emulated"), "imdb_transfomer"))
-    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    done = answered("sweep", scenario, cwd=scenario.parent)
     assert done.returncode == 2
     assert "imdb_transfomer" in done.stderr
     assert "did you mean 'imdb_transformer'" in done.stderr
@@ -159,7 +161,7 @@ def test_a_port_already_taken_ends_with_the_servers_own_words(scenario: Path) ->
         port = taken.getsockname()[1]
         text = scenario.read_text()
         scenario.write_text(text.replace("kind: tfserving", f"kind: tfserving\n  flags: {{port: {port}}}"))
-        done = batchtune("sweep", scenario, cwd=scenario.parent)
+        done = answered("sweep", scenario, cwd=scenario.parent)
     assert done.returncode == 7
     assert str(port) in done.stderr
     assert not servers_of(scenario.parent)
@@ -168,19 +170,20 @@ def test_a_port_already_taken_ends_with_the_servers_own_words(scenario: Path) ->
 def test_a_command_that_does_not_exist_is_a_target_failure(scenario: Path) -> None:
     text = scenario.read_text()
     scenario.write_text(text.replace("kind: tfserving", "kind: tfserving\n  command: [no_such_model_server]"))
-    done = batchtune("sweep", scenario, cwd=scenario.parent)
+    done = answered("sweep", scenario, cwd=scenario.parent)
     assert done.returncode == 7
     assert "no_such_model_server" in done.stderr
 
 
 def test_recommending_without_a_run_says_what_to_do(tmp_path: Path) -> None:
-    done = batchtune("recommend", cwd=tmp_path)
+    done = answered("recommend", cwd=tmp_path)
     assert done.returncode == 2
     assert "sweep" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Path) -> None:
-    done = batchtune("sweep", scenario, "--json", cwd=scenario.parent)
+    done = answered("sweep", scenario, "--json", cwd=scenario.parent)
     assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
     document = json.loads(done.stdout)
     run = Path(scenario.parent / document["run"])
@@ -193,21 +196,21 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
     assert document["gain_over_no_batching"]["low"] > 1.5
     assert "emulated" in json.dumps(document["caveats"])
 
-    again = batchtune("recommend", "--slo-p95", "400ms", cwd=scenario.parent)
+    again = answered("recommend", "--slo-p95", "400ms", cwd=scenario.parent)
     assert again.returncode in (0, 5), again.stderr
     assert "Batching helps" in again.stdout
     assert "requests/s" in again.stdout
 
-    flags = batchtune("recommend", "--format", "triton", "--write", "config.pbtxt", cwd=scenario.parent)
+    flags = answered("recommend", "--format", "triton", "--write", "config.pbtxt", cwd=scenario.parent)
     assert flags.returncode in (0, 5), flags.stderr
     assert "dynamic_batching" in (scenario.parent / "config.pbtxt").read_text()
     assert "model_base_path" not in flags.stdout
 
-    never = batchtune("recommend", "--slo-p95", "1us", cwd=scenario.parent)
+    never = answered("recommend", "--slo-p95", "1us", cwd=scenario.parent)
     assert never.returncode == 3
     assert "nearest" in never.stderr
 
-    wrong = batchtune("recommend", "--slo-p95", "20 furlongs", cwd=scenario.parent)
+    wrong = answered("recommend", "--slo-p95", "20 furlongs", cwd=scenario.parent)
     assert wrong.returncode == 2
     assert "20 furlongs" in wrong.stderr
 
@@ -225,7 +228,8 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     scenario: Path, number: signal.Signals
 ) -> None:
-    scenario.write_text(scenario.read_text().replace("budget: {time: 40s, trials: 8}", "budget: {time: 60s}"))
+    text = scenario.read_text().replace("budget: {time: 40s, trials: 8}", "budget: {time: 60s}")
+    scenario.write_text(text.replace("duration: 500ms", "duration: 200ms"))
     process = start("sweep", scenario, cwd=scenario.parent)
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
@@ -239,6 +243,8 @@ def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     assert "Traceback" not in err
     assert "interrupted" in err
     assert "Use    " in out
+    kept = {path.name for path in ledgers[0].parent.iterdir()}
+    assert {"scenario.yaml", "provenance.json", "recommendation.json", "report.html"} <= kept
     assert not servers_of(scenario.parent)
 
 
@@ -281,7 +287,7 @@ def test_a_killed_sweep_goes_on_where_it_was_and_says_what_was_lost(scenario: Pa
 
 
 def test_loading_prints_one_row_a_point(scenario: Path) -> None:
-    done = batchtune("load", scenario, "--concurrency", "1:4:x2", "--json", cwd=scenario.parent)
+    done = answered("load", scenario, "--concurrency", "1:4:x2", "--json", cwd=scenario.parent)
     assert done.returncode in (0, 5, 6), done.stderr  # 5, 6: too few requests, or a noisy host
     points = json.loads(done.stdout)["points"]
     assert [one["concurrency"] for one in points] == [1, 2, 4]
@@ -290,34 +296,19 @@ def test_loading_prints_one_row_a_point(scenario: Path) -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("rest", marks=pytest.mark.slow)])
 def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: str) -> None:
-    ports = {"grpc": free_port(), "rest": free_port()}
-    command = [
-        sys.executable,
-        "-m",
-        "batchtune.server",
-        f"--port={ports['grpc']}",
-        f"--rest_api_port={ports['rest']}",
-    ]
-    command += ["--model_name=emulated", f"--model_base_path={scenario.parent / 'emulated'}"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        while "ready" not in server.stderr.readline():
-            assert server.poll() is None
+    with ServerProcess(scenario.parent / "emulated") as server:
         address = {
-            "grpc": f"--grpc-url=127.0.0.1:{ports['grpc']}",
-            "rest": f"--rest-url=http://127.0.0.1:{ports['rest']}",
+            "grpc": f"--grpc-url=127.0.0.1:{server.grpc_port}",
+            "rest": f"--rest-url=http://127.0.0.1:{server.rest_port}",
         }
         arguments = ["load", scenario, address[protocol], "--rate", "50,100", "--csv"]
-        done = batchtune(*arguments, "--set", f"request.protocol={protocol}", cwd=scenario.parent)
+        options = ["--set", f"request.protocol={protocol}", "--set", "target.model=m"]
+        done = answered(*arguments, *options, cwd=scenario.parent)
         assert done.returncode in (0, 5, 6), done.stderr  # 5, 6: too few requests, or a noisy host
         rows = list(csv.DictReader(done.stdout.splitlines()))
         assert [float(row["offered_rps"]) for row in rows] == [50.0, 100.0]
         assert all(float(row["p95_ms"]) > 2.0 for row in rows)
-        assert server.poll() is None
-    finally:
-        server.terminate()
-        server.communicate(timeout=20)
+        assert server.predict({"instances": [[0.0] * 8]}) == {"predictions": [[0.0, 1.0]]}
 
 
 @pytest.mark.parametrize(
@@ -351,13 +342,13 @@ def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: s
 def test_wrong_options_of_load_are_refused_in_one_line(
     scenario: Path, arguments: list[str], expected: str
 ) -> None:
-    done = batchtune("load", scenario, *arguments, cwd=scenario.parent)
+    done = answered("load", scenario, *arguments, cwd=scenario.parent)
     assert done.returncode == 2, done.stderr
     assert expected in done.stderr
 
 
 def test_a_server_that_does_not_answer_is_a_target_failure(scenario: Path) -> None:
-    done = batchtune("load", scenario, f"--rest-url=http://127.0.0.1:{free_port()}", cwd=scenario.parent)
+    done = answered("load", scenario, f"--rest-url=http://127.0.0.1:{free_port()}", cwd=scenario.parent)
     assert done.returncode == 7, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""`batchtune load` against the bundled server: its exit code, what it keeps, and a server that it did not launch."""
+"""`batchtune load` against the bundled server: its exit code, what it keeps, and servers that it did not launch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from batchtune.report.live import sweep_view
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune
 from tests.server.server_process import ServerProcess
+from tests.target.kserve_server import KserveServer
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 SCENARIO = """\
@@ -34,6 +36,14 @@ load: {arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 300ms, seed:
 slo: {}
 objective: throughput
 fixed: {max_batch_size: 1000, batch_timeout_micros: 0, num_batch_threads: 1}
+"""
+KSERVE_SCENARIO = """\
+name: kserve
+target: {model: m}
+request: {protocol: kserve_grpc, rows: 2}
+load: {arrivals: closed, concurrency: 2, warm_up: 100ms, duration: 300ms, seed: 1}
+slo: {}
+objective: throughput
 """
 FAR_TOO_MANY = 500
 """Clients of a server that answers them all in 2 ms: more than one load generator may be able to serve."""
@@ -72,7 +82,7 @@ def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> 
 
 
 def test_help_says_with_which_code_a_load_ends() -> None:
-    done = batchtune("load", "--help", cwd=Path.cwd())
+    done = answered("load", "--help", cwd=Path.cwd())
     text = " ".join(done.stdout.split())
     assert (
         "Ends with 0 when the SLO and every --gate are kept or there is none, 3 when one is missed, 5 when"
@@ -82,7 +92,7 @@ def test_help_says_with_which_code_a_load_ends() -> None:
 
 
 def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
-    done = batchtune(
+    done = answered(
         "load",
         scenario,
         "--concurrency",
@@ -104,11 +114,11 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     assert run.provenance()
     assert "How many clients are best?" in (run.path / "report.html").read_text()
     assert "report" not in done.stderr
-    latest = batchtune("recommend", cwd=scenario.parent)
+    latest = answered("recommend", cwd=scenario.parent)
     assert (latest.returncode, "no run under results" in latest.stderr) == (2, True)
-    resumed = batchtune("sweep", scenario, "--resume", run.path, cwd=scenario.parent)
+    resumed = answered("sweep", scenario, "--resume", run.path, cwd=scenario.parent)
     assert (resumed.returncode, "is no sweep" in resumed.stderr) == (2, True)
-    named = batchtune("recommend", run.path, cwd=scenario.parent)
+    named = answered("recommend", run.path, cwd=scenario.parent)
     assert (named.returncode, "is a load test" in named.stderr) == (2, True)
 
 
@@ -121,7 +131,7 @@ def test_nothing_is_kept_with_no_save(scenario: Path) -> None:
 
 def test_a_missed_slo_ends_with_3(scenario: Path) -> None:
     """No answer is quicker than its device; noise of the host can only leave that open."""
-    done = batchtune("load", scenario, "--slo-p50", "1us", "--no-save", cwd=scenario.parent)
+    done = answered("load", scenario, "--slo-p50", "1us", "--no-save", cwd=scenario.parent)
     assert done.returncode in (3, 6), done.stderr
     assert ("the SLO is missed: " in done.stderr) == (done.returncode == 3)
 
@@ -140,7 +150,7 @@ def test_the_parameters_of_a_server_that_runs_already_are_unknown(
     scenario: Path, server: ServerProcess
 ) -> None:
     url = f"127.0.0.1:{server.rest_port}"
-    done = batchtune(
+    done = answered(
         "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
     )
     assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr
@@ -157,7 +167,7 @@ def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> No
     flags = ["--enable_tuning_api", "--enable_batching", f"--batching_parameters_file={parameters}"]
     with ServerProcess(scenario.parent / "emulated", *flags) as started:
         url = f"127.0.0.1:{started.rest_port}"
-        done = batchtune(
+        done = answered(
             "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
         )
     (point,) = json.loads(done.stdout)["points"]
@@ -165,7 +175,7 @@ def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> No
 
 
 def test_json_and_csv_exclude_each_other(scenario: Path) -> None:
-    done = batchtune("load", scenario, "--json", "--csv", cwd=scenario.parent)
+    done = answered("load", scenario, "--json", "--csv", cwd=scenario.parent)
     assert (done.returncode, "--json and --csv" in done.stderr) == (2, True)
 
 
@@ -256,3 +266,53 @@ def test_a_missed_gate_is_told_and_counts_beside_an_slo_that_is_not_sure(
     told = capsys.readouterr().err
     assert "whether the SLO is kept is not sure" in told
     assert "gate: throughput" in told
+
+
+@pytest.fixture
+def kserve_scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "kserve.yaml"
+    path.write_text(KSERVE_SCENARIO)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("protocol", "option"),
+    [
+        ("kserve_grpc", "--grpc-url=127.0.0.1:{0.grpc_port}"),
+        pytest.param("kserve_rest", "--rest-url=http://127.0.0.1:{0.rest_port}", marks=pytest.mark.slow),
+        ("kserve_rest_binary", "--rest-url=http://127.0.0.1:{0.rest_port}"),
+    ],
+)
+def test_a_running_kserve_server_is_loaded(kserve_scenario: Path, protocol: str, option: str) -> None:
+    with KserveServer() as server:
+        arguments = [
+            "load",
+            kserve_scenario,
+            option.format(server),
+            "--json",
+            "--set",
+            f"request.protocol={protocol}",
+        ]
+        done = answered(*arguments, cwd=kserve_scenario.parent)
+    assert done.returncode in (0, 6), done.stderr  # 6: this host was too noisy
+    (point,) = json.loads(done.stdout)["points"]
+    assert point["failure"] is None
+    assert point["measurement"]["errors"] == {}
+    assert point["measurement"]["requests"] > 0
+
+
+def test_a_launched_server_speaks_no_kserve(kserve_scenario: Path) -> None:
+    done = answered("load", kserve_scenario, cwd=kserve_scenario.parent)
+    assert done.returncode == 2
+    assert "request.protocol" in done.stderr
+    assert "--rest-url" in done.stderr
+
+
+def test_a_model_that_is_not_there_is_a_target_failure(kserve_scenario: Path) -> None:
+    with KserveServer() as server:
+        option = f"--grpc-url=127.0.0.1:{server.grpc_port}"
+        done = answered(
+            "load", kserve_scenario, option, "--set", "target.model=nope", cwd=kserve_scenario.parent
+        )
+    assert done.returncode == 7
+    assert "unknown model: 'nope'" in done.stdout + done.stderr

@@ -28,6 +28,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
 from batchtune.target.address import answering_at, is_address
 from batchtune.target.model_files import located_model, resolve_model
+from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune
 from tests.load.tiny_onnx import lookup, product
 from tests.server.server_process import ServerProcess, free_ports
@@ -226,7 +227,7 @@ def test_a_load_without_one_rate_is_said_in_words() -> None:
 def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = product(tmp_path / "fixed.onnx", rows=1)
-    done = batchtune("sweep", model, "--slo-p95", "20ms", cwd=tmp_path)
+    done = answered("sweep", model, "--slo-p95", "20ms", cwd=tmp_path)
     assert done.returncode == 7
     assert "the batch dimension is fixed" in done.stderr
     assert not (tmp_path / "results").exists()
@@ -234,7 +235,7 @@ def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_
 
 def test_a_model_is_loaded_by_rest_and_its_scenario_kept(emulated: Path, tmp_path: Path) -> None:
     options = ("--rest", "--concurrency", "2", "--set", "load.duration=200ms", "--set", "max_batch_size=4")
-    done = batchtune("load", emulated, *options, "--json", cwd=tmp_path)
+    done = answered("load", emulated, *options, "--json", cwd=tmp_path)
     assert done.returncode in (0, 6), done.stderr
     assert "x float32 [?, 8]; 1 row answered in" in done.stderr
     document = json.loads(done.stdout)

@@ -25,16 +25,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-COMMANDS = [
-    ["recommend"],
-    ["recommend", "--json"],
+QUICK = [["recommend"], ["recommend", "--json"], ["--help"]]
+LONG = [
     ["recommend", "--format", "flags"],
     ["simulate", "--quiet"],
     ["plan", "--rate", "1000", "--json", "--quiet"],
-    ["--help"],
     ["sweep", "--help"],
     ["--version"],
 ]
+"""A Python each, and their streams are those of the others."""
+COMMANDS = [*QUICK, *(pytest.param(words, marks=pytest.mark.slow) for words in LONG)]
 
 
 def ended(*words: str, cwd: Path, **streams: int) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ They stand at the load room's boundary (the network); everything on our side of 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -81,7 +82,7 @@ def closed(users: int, requests_max: int, *, duration_s: float = 20.0, think_s: 
 
 
 def run_here(job: LoadJob) -> Samples:
-    """Run a job with one worker inside this process."""
+    """Run a job with one worker inside this process, whose other objects are none of its collector's business."""
 
     async def run() -> Samples:
         part = split(job, 1)[0]
@@ -93,8 +94,12 @@ def run_here(job: LoadJob) -> Samples:
         start_ns = time.monotonic_ns() + 5_000_000
         return samples_of(columns, await driver.run(start_ns), part, start_ns)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run())
+    gc.freeze()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run())
+    finally:
+        gc.freeze()  # the driver lets go of what it froze
 
 
 class ThreadedServer:

@@ -235,7 +235,7 @@ def stated(trials, slo):
         return 0.0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(RUNS, st.floats(0.004, 0.4), st.floats(0.3, 1.0), st.floats(0.1, 1.0))
 def test_a_stricter_slo_never_states_a_higher_capacity(rows, limit_s, share, errors_share):
     trials = [

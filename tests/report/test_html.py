@@ -185,6 +185,7 @@ def test_predictions_end_when_their_time_is_spent(quickstart):
     assert forecast.left_out == 2
 
 
+@pytest.mark.slow
 def test_two_thousand_trials_make_a_page_of_less_than_five_megabytes(tmp_path):
     run = kept_run(tmp_path, repeat=2000 // len(helping_ledger()) + 1)
     assert len(run.ledger()) >= 2000

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow  # Keras takes seconds to import
 
 from batchtune.sample_models.torch_models import torch_model  # noqa: E402
 

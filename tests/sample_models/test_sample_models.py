@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.sample_models import MODELS, cache_path, framework_for
+from batchtune.sample_models.__main__ import main
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
 from batchtune.target.model_files import resolve_model
@@ -149,24 +148,23 @@ def test_frameworks_and_their_versions_have_cache_paths_of_their_own(
     assert one != cache_path("resnet50", "torch")
 
 
-def test_the_command_line_exports_once_and_prints_the_base_path(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "batchtune.sample_models", "imdb_transformer", "--framework", "torch"]
-    told = [
-        subprocess.run(
-            command, capture_output=True, text=True, check=True, env={"BATCHTUNE_CACHE_DIR": str(tmp_path)}
-        ).stdout.strip()
-        for _ in range(2)
-    ]
-    assert told[0] == told[1]
-    assert (Path(told[0]) / "1" / "model.pt2").is_file()
-    assert [one.name for one in Path(told[0]).parent.iterdir()] == ["imdb_transformer"]
+def test_the_command_line_exports_once_and_prints_the_base_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHTUNE_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        assert main(["imdb_transformer", "--framework", "torch"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert (Path(first) / "1" / "model.pt2").is_file()
+    assert [path.name for path in Path(first).parent.iterdir()] == ["imdb_transformer"]
 
 
-def test_a_framework_that_a_model_is_not_written_in_is_refused() -> None:
-    command = [sys.executable, "-m", "batchtune.sample_models", "text_recognition", "--framework", "keras"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "torch, torchscript" in done.stderr
+def test_a_framework_that_a_model_is_not_written_in_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["text_recognition", "--framework", "keras"])
+    assert ended.value.code == 2
+    assert "torch, torchscript" in capsys.readouterr().err
 
 
 def test_a_directory_has_no_framework_to_choose(tmp_path: Path) -> None:

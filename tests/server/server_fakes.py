@@ -194,6 +194,21 @@ def running_rest(
         thread.close()
 
 
+def count_answers(received: bytes) -> int:
+    """Whole answers by HTTP/1.1, but for `100 Continue`."""
+    count = 0
+    while b"\r\n\r\n" in received:
+        head, _, rest = received.partition(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        if len(rest) < length:
+            break
+        count += b" 100 " not in head
+        received = rest[length:]
+    return count
+
+
 @dataclass
 class RunningGrpc:
     """A gRPC front end that serves now."""

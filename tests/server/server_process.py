@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -58,7 +57,6 @@ class ServerProcess:
             ],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from batchtune.wire.tfserving.messages import (
 )
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 from tests.server.server_process import ServerProcess, free_ports, run_to_end, write_emulated
+from tests.waiting import wait_until
 from tests.wire.tensor_protos import tensor_to_proto
 
 LOOK_ONCE = "--file_system_poll_wait_seconds=0"
@@ -54,13 +56,6 @@ def predict_request(**inputs: np.ndarray) -> PredictRequest:
     for name, array in inputs.items():
         request.inputs[name].CopyFrom(tensor_to_proto(array, as_content=True))
     return request
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -140,45 +135,6 @@ def test_without_the_flag_there_is_no_tuning_api(tmp_path: Path) -> None:
         assert server.stop(signal.SIGINT) == 0
 
 
-def test_a_saved_model_gives_its_own_scores_to_grpcio_and_httpx(tmp_path: Path) -> None:
-    import tensorflow as tf
-    from tensorflow_serving.apis import prediction_service_pb2_grpc
-
-    class Model(tf.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = tf.Variable(tf.random.stateless_normal([4, 3], seed=[1, 2]))
-
-        @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")])  # type: ignore[untyped-decorator]
-        def scores(self, x: Any) -> dict[str, Any]:
-            return {"scores": tf.nn.softmax(x @ self.weights), "top": tf.argmax(x @ self.weights, 1)}
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])  # type: ignore[untyped-decorator]
-        def shout(self, text: Any) -> dict[str, Any]:
-            return {"loud": tf.strings.upper(text)}
-
-    model = Model()
-    signatures = {"serving_default": model.scores, "shout": model.shout}
-    tf.saved_model.save(model, str(tmp_path / "m" / "7"), signatures=signatures)
-    x = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
-    expected = tf.saved_model.load(str(tmp_path / "m" / "7")).signatures["serving_default"](x=tf.constant(x))
-    with ServerProcess(tmp_path / "m", "--enable_batching", "--tensorflow_session_parallelism=1") as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-            response = stub.Predict(predict_request(x=x), timeout=20)
-        np.testing.assert_allclose(
-            tf.make_ndarray(response.outputs["scores"]), expected["scores"].numpy(), rtol=1e-6
-        )
-        np.testing.assert_array_equal(tf.make_ndarray(response.outputs["top"]), expected["top"].numpy())
-        assert response.model_spec.version.value == 7
-        outputs = server.predict({"inputs": x.tolist()})["outputs"]
-        np.testing.assert_allclose(np.float32(outputs["scores"]), expected["scores"].numpy(), rtol=1e-6)
-        loud = server.predict({"signature_name": "shout", "instances": ["ab", "c"]})
-        assert loud == {"predictions": ["AB", "C"]}
-        assert server.stop() == 0
-    assert not [line for line in server.lines if "Traceback" in line]
-
-
 def test_the_status_can_be_asked_while_a_model_loads(tmp_path: Path) -> None:
     write_emulated(tmp_path / "m", base_ms=700)  # its warm-up run takes so long
     with ServerProcess(tmp_path / "m", wait=False) as server:
@@ -191,7 +147,7 @@ def test_the_status_can_be_asked_while_a_model_loads(tmp_path: Path) -> None:
                 return False
             return "AVAILABLE" in states[-1]
 
-        until(asked)
+        wait_until(asked)
         assert any("LOADING" in state for state in states)
         server.wait_until_ready()
         request = GetModelStatusRequest()
@@ -205,49 +161,65 @@ def test_the_status_can_be_asked_while_a_model_loads(tmp_path: Path) -> None:
 def test_a_signal_while_a_model_loads_ends_the_process(tmp_path: Path) -> None:
     write_emulated(tmp_path / "m", base_ms=30_000)
     with ServerProcess(tmp_path / "m", wait=False) as server:
-        until(lambda: any("emulated device" in line for line in server.lines))
+        wait_until(lambda: any("emulated device" in line for line in server.lines))
         assert server.stop() == 0
 
 
 def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "m", wait=False) as server:
-        until(lambda: any("Could not find base path" in line for line in server.lines))
+        wait_until(lambda: any("Could not find base path" in line for line in server.lines))
         write_emulated(tmp_path / "staging")
         (tmp_path / "staging").rename(tmp_path / "m")
         server.wait_until_ready()
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("reader", ["gone", "full disk", "closed"])
-def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(
-    tmp_path: Path, reader: str
-) -> None:
-    write_emulated(tmp_path / "m")
+def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(unheard(reader, tmp_path / reader))
+            for reader in ("gone", "full disk", "closed")
+        ]
+        for server in servers:
+            wait_until(lambda server=server: server.versions() == {"1": "AVAILABLE"})
+            staging = write_emulated(tmp_path / "staging" / server.model.name, version=2)
+            (staging / "2").rename(server.model / "2")
+        for server in servers:
+            wait_until(lambda server=server: server.versions() == {"1": "END", "2": "AVAILABLE"})
+            server.process.terminate()
+        assert [server.process.wait(20) for server in servers] == [0, 0, 0]
+
+
+@dataclass
+class Unheard:
+    """A server that runs, and whose lines come nowhere."""
+
+    process: subprocess.Popen[bytes]
+    model: Path
+    url: str
+
+    def versions(self) -> dict[str, str]:
+        try:
+            answer = httpx.get(self.url, trust_env=False).json()
+        except httpx.TransportError:
+            return {}
+        return {status["version"]: status["state"] for status in answer.get("model_version_status", ())}
+
+
+@contextmanager
+def unheard(reader: str, model: Path) -> Iterator[Unheard]:
+    write_emulated(model)
     grpc_port, rest_port = free_ports(2)
     lines_end, write_end = os.pipe()
     os.close(lines_end)
     stderr = {"gone": write_end, "full disk": os.open("/dev/full", os.O_WRONLY), "closed": None}[reader]
-    command = [sys.executable, "-m", "batchtune.server", f"--model_base_path={tmp_path / 'm'}"]
-    command += ["--model_name=m", f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
+    command = [sys.executable, "-m", "batchtune.server", f"--model_base_path={model}", "--model_name=m"]
+    command += [f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
     if reader == "closed":
         command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
     process = subprocess.Popen(command, stderr=stderr)
-    url = f"http://127.0.0.1:{rest_port}/v1/models/m"
-
-    def versions() -> dict[str, str]:
-        try:
-            answer = httpx.get(url, trust_env=False).json()
-        except httpx.TransportError:
-            return {}
-        return {one["version"]: one["state"] for one in answer.get("model_version_status", ())}
-
     try:
-        until(lambda: versions() == {"1": "AVAILABLE"})
-        write_emulated(tmp_path / "staging", version=2)
-        (tmp_path / "staging" / "2").rename(tmp_path / "m" / "2")
-        until(lambda: versions() == {"1": "END", "2": "AVAILABLE"})
-        process.terminate()
-        assert process.wait(20) == 0
+        yield Unheard(process, model, f"http://127.0.0.1:{rest_port}/v1/models/m")
     finally:
         process.kill()
         process.wait()
@@ -279,9 +251,9 @@ def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> N
         request.config.model_config_list.config.add(name="b", base_path=str(tmp_path / "b"))
         call(server, "ModelService/HandleReloadConfigRequest", request, ReloadConfigResponse)
         assert server.predict(body, path="/v1/models/b:predict") == {"predictions": [[3.0, 4.0]]}
-        until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code in {200, 404})
+        wait_until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code in {200, 404})
         # The file still lists a: its next reading brings it back.
-        until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code == 200)
+        wait_until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code == 200)
         assert server.stop() == 0
 
 
@@ -321,7 +293,7 @@ def test_a_new_version_takes_over_while_requests_run(tmp_path: Path) -> None:
             one.start()
         write_emulated(tmp_path / "staging", version=2)
         (tmp_path / "staging" / "2").rename(tmp_path / "m" / "2")
-        until(lambda: any("version 1 is unloaded" in line for line in server.lines))
+        wait_until(lambda: any("version 1 is unloaded" in line for line in server.lines))
         stop.set()
         for one in clients:
             one.join()
@@ -381,9 +353,9 @@ def test_a_second_signal_ends_a_drain_at_once(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", server.rest_port)) as client,
     ):
         client.sendall(head + body)
-        until(lambda: server.rest.get("/v1/models/m").status_code == 200)
+        wait_until(lambda: server.rest.get("/v1/models/m").status_code == 200)
         server._process.send_signal(signal.SIGTERM)
-        until(lambda: not can_connect(server.rest_port))
+        wait_until(lambda: not can_connect(server.rest_port))
         assert server.stop() == 128 + signal.SIGTERM
 
 

@@ -18,7 +18,7 @@ from batchtune.target.model_files import resolve_model
 from batchtune.target.telemetry import activity
 from batchtune.target.tfserving import TfServingTarget
 
-pytestmark = pytest.mark.slow  # a small SavedModel gives the same proof in test_server_main.py
+pytestmark = pytest.mark.slow  # a small SavedModel gives the same proof in backends/test_tensorflow.py
 ROWS = 5
 
 

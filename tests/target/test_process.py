@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -13,24 +12,18 @@ import pytest
 
 from batchtune.errors import TargetError
 from batchtune.target.process import ServerProcess, free_port, run_to_end
+from tests.waiting import wait_until
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
-
-
-def wait_for(condition, limit_s: float = 10.0) -> None:
-    give_up = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < give_up, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
     parent = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {FOREVER!r}])\n{FOREVER}"
     with ServerProcess([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
-        wait_for(lambda: (tmp_path / "log").read_text().count("ready") == 2)
+        wait_until(lambda: (tmp_path / "log").read_text().count("ready") == 2)
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     assert len(family) == 2
-    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
 
 
 def test_a_server_is_kept_on_its_cpus_and_we_are_not(tmp_path: Path) -> None:
@@ -45,7 +38,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
     server = ServerProcess([sys.executable, "-c", stubborn], log_path=tmp_path / "log")
     server.start()
-    wait_for(lambda: "ready" in (tmp_path / "log").read_text())
+    wait_until(lambda: "ready" in (tmp_path / "log").read_text())
     server.stop(grace_s=0.05)
     assert not server.running
 
@@ -62,7 +55,7 @@ def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
     with ServerProcess(
         [sys.executable, "-c", "raise SystemExit('no GPU here')"], log_path=tmp_path / "log"
     ) as server:
-        wait_for(lambda: not server.running)
+        wait_until(lambda: not server.running)
         with pytest.raises(TargetError, match="exited with 1") as raised:
             server.raise_if_dead()
     assert "no GPU here" in raised.value.message
@@ -71,7 +64,7 @@ def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
 def test_a_server_ended_by_a_signal_says_which(tmp_path: Path) -> None:
     with ServerProcess([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
         psutil.Process(server.pid).send_signal(signal.SIGKILL)
-        wait_for(lambda: not server.running)
+        wait_until(lambda: not server.running)
         with pytest.raises(TargetError, match="signal 9"):
             server.raise_if_dead()
 

@@ -87,7 +87,7 @@ def echoed(message: bytes) -> bytes:
 
 
 @given(JSON_ARRAYS, JSON_ARRAYS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_numbers_survive_the_way_through_json(first: Array, second: Array) -> None:
     found = decode_infer_json(answered(encode_infer_json({"a": first, "b": second})))
     assert list(found) == ["a", "b"]
@@ -98,7 +98,7 @@ def test_numbers_survive_the_way_through_json(first: Array, second: Array) -> No
 
 
 @given(RAW_ARRAYS, RAW_ARRAYS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_numbers_survive_as_binary_data(first: Array, second: Array) -> None:
     found = decode_infer_json(answered(encode_infer_json({"a": first, "b": second}, binary=True)))
     assert same(found["a"], first)
@@ -106,7 +106,7 @@ def test_numbers_survive_as_binary_data(first: Array, second: Array) -> None:
 
 
 @given(RAW_ARRAYS, RAW_ARRAYS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_numbers_survive_grpc(first: Array, second: Array) -> None:
     found = decode_infer_response(echoed(encode_infer_request("m", {"a": first, "b": second})))
     assert same(found["a"], first)

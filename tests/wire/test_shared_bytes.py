@@ -13,8 +13,9 @@ from batchtune.wire.grpc.server import GrpcServer, serve
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.http2.frames import PREFACE
 from batchtune.wire.shared_bytes import SWEEP_S, ClientBytes, SharedLimits
-from tests.server.rest.test_connection import REQUEST, count_answers, wait_until
-from tests.server.server_fakes import FakeServable, running_rest
+from tests.server.rest.test_connection import REQUEST
+from tests.server.server_fakes import FakeServable, count_answers, running_rest
+from tests.waiting import wait_until
 from tests.wire.wire_peers import H2Client, ServerUnderTest, frames_of, grpc_message, raw_frame
 
 LIMITS = SharedLimits(

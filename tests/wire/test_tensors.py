@@ -48,7 +48,7 @@ def strings(values: list[bytes], shape: tuple[int, ...] | None = None) -> np.nda
 
 
 @given(NUMERIC_ARRAYS, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_numeric_array_survives_the_round_trip(array: np.ndarray[Any, Any], as_content: bool) -> None:
     message = tensor_to_proto(array, as_content=as_content).SerializeToString()
     assert same(tensor_from_proto(TensorProto.FromString(message)), array)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -64,6 +63,8 @@ def slope_of(at: list[float], values: list[float], *, blocks: int = 20) -> Slope
     )
     if np.ptp(y) == 0.0:
         return Slope(per_unit=0.0, low=0.0, high=0.0)
+    from scipy import stats  # a second to import
+
     fit = stats.linregress(x, y)
     half = stats.t.ppf(0.975, count - 2) * fit.stderr
     return Slope(per_unit=fit.slope, low=fit.slope - half, high=fit.slope + half)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -20,7 +20,8 @@ from batchtune.server.backends.registry import load_model
 from batchtune.server.models.warmup import WARMUP_FILE, warm_up
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from batchtune.wire.tfserving.messages import PredictionLog, SignatureDefMap
+from batchtune.wire.tfserving.messages import PredictionLog, PredictRequest, SignatureDefMap
+from tests.server.server_process import ServerProcess
 from tests.wire.tensor_protos import tensor_to_proto
 
 CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
@@ -152,21 +153,45 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_tensorflow_loads_quietly(directory: Path) -> None:
-    script = (
-        "from pathlib import Path; from batchtune.server.backends.model import BackendOptions\n"
-        "from batchtune.server.backends.registry import load_model\n"
-        f"load_model(Path({str(directory)!r}), BackendOptions(device='cpu'))\n"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        timeout=120,
-        capture_output=True,
-        text=True,
-        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
-    )
-    assert finished.stderr == ""
+def test_a_server_loads_it_quietly_and_gives_grpcio_and_httpx_its_own_scores(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+    x = np.array([1.0, 2.5, -3.0], np.float32)
+    expected = tf.saved_model.load(str(directory)).signatures["serving_default"](x=tf.constant(x))
+    request = PredictRequest()
+    request.model_spec.name = "m"
+    request.inputs["x"].CopyFrom(tensor_to_proto(x, as_content=True))
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    flags = ("--enable_batching", "--tensorflow_session_parallelism=1")
+    with ServerProcess(directory.parent, *flags) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=20)
+        outputs = server.predict({"inputs": x.tolist()})["outputs"]
+        for name in ("y", "twice"):
+            np.testing.assert_array_equal(tf.make_ndarray(response.outputs[name]), expected[name].numpy())
+            np.testing.assert_array_equal(np.float32(outputs[name]), expected[name].numpy())
+        assert response.model_spec.version.value == 1
+        words = server.predict({"signature_name": "join", "instances": [["a", "bc"], ["", "d"]]})
+        assert words["predictions"] == [
+            {"joined": "abc", "lengths": [1, 2]},
+            {"joined": "d", "lengths": [0, 1]},
+        ]
+        assert server.stop() == 0
+    assert all(line.startswith("batchtune-model-server: ") for line in server.lines), server.lines
+
+
+def test_tensorflow_says_that_it_sees_no_gpu(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("this tensorflow can use a GPU")
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(StatusError, match="--device=cuda:1: TensorFlow sees no GPU") as raised:
+        load_model(tmp_path, BackendOptions(device="cuda:1"))
+    assert raised.value.code == "FAILED_PRECONDITION"
 
 
 class Counted:

@@ -9,7 +9,7 @@ import os
 import signal as signals
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -34,6 +34,7 @@ from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.server.server_fakes import (
     FakeModels,
     FakeServable,
+    RunningRest,
     half_plus_two,
     running_grpc,
     running_rest,
@@ -41,6 +42,7 @@ from tests.server.server_fakes import (
     spec,
 )
 from tests.server.server_process import ServerProcess, write_emulated
+from tests.waiting import wait_until
 
 EXAMPLES = signature(
     "serving_default",
@@ -54,13 +56,6 @@ OF_NO_METHOD = signature("serving_default", [spec("x")], [spec("y")], "explain")
 def classes(inputs: dict[str, Any]) -> dict[str, Any]:
     rows = len(inputs["inputs"])
     return {"classes": np.array([[b"a"]] * rows, object), "scores": np.ones((rows, 1), np.float32)}
-
-
-def wait_until(condition: Callable[[], Any], *, limit_s: float = 20) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"the condition was not met within {limit_s} s"
-        time.sleep(0.01)
 
 
 def over_rest(servable: FakeServable, action: str, body: Any, **options: Any) -> tuple[str, str, str]:
@@ -242,6 +237,15 @@ def test_a_call_that_has_ended_is_freed_without_the_garbage_collector() -> None:
 LARGE = PREDICT_ON_LOOP_BYTES_MAX // 2
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[dict[str, RunningRest]]:
+    """A model for each action; the process that reads its large bodies starts once."""
+    predicting = FakeServable()
+    classifying = FakeServable({"serving_default": (EXAMPLES, classes)})
+    with running_rest(predicting) as predict, running_rest(classifying) as classify:
+        yield {"predict": predict, "classify": classify}
+
+
 @pytest.mark.parametrize(
     ("action", "body"),
     [
@@ -258,20 +262,14 @@ LARGE = PREDICT_ON_LOOP_BYTES_MAX // 2
 )
 @pytest.mark.parametrize("model", ["m", "missing"])
 def test_a_large_body_is_answered_as_a_small_one(
-    monkeypatch: pytest.MonkeyPatch, action: str, body: Any, model: str
+    served: dict[str, RunningRest], monkeypatch: pytest.MonkeyPatch, action: str, body: Any, model: str
 ) -> None:
-    runs = (
-        (EXAMPLES, classes)
-        if action == "classify"
-        else (signature("serving_default", [spec("x")], [spec("y")]), half_plus_two)
-    )
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     assert len(data) > (PREDICT_ON_LOOP_BYTES_MAX if action == "predict" else EXAMPLES_ON_LOOP_BYTES_MAX)
     answers = []
     for _ in range(2):
-        with running_rest(FakeServable({"serving_default": runs})) as rest:
-            answer = requests.post(f"{rest.url}/v1/models/{model}:{action}", data=data, timeout=60)
-            answers.append((answer.status_code, answer.text))
+        answer = requests.post(f"{served[action].url}/v1/models/{model}:{action}", data=data, timeout=60)
+        answers.append((answer.status_code, answer.text))
         monkeypatch.setattr("batchtune.server.rest.calls.PREDICT_ON_LOOP_BYTES_MAX", 1 << 30)
         monkeypatch.setattr("batchtune.server.rest.calls.EXAMPLES_ON_LOOP_BYTES_MAX", 1 << 30)
     assert answers[0] == answers[1]
@@ -308,9 +306,11 @@ def test_a_large_body_runs_on_the_version_that_is_there_once_it_is_read(dtypes: 
 
 def test_a_reader_of_large_bodies_that_dies_is_replaced_and_dies_with_the_server() -> None:
     body = json.dumps({"instances": [1.0] * LARGE}).encode()
+    before = {child.pid for child in psutil.Process().children()}
 
     def readers() -> list[psutil.Process]:
-        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        children = [child for child in psutil.Process().children() if child.pid not in before]
+        alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
         return [child for child in alive if "spawn_main" in " ".join(child.cmdline())]
 
     with running_rest() as rest:
@@ -332,9 +332,7 @@ def test_a_large_body_keeps_nobody_waiting(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{server.rest_port}/v1/models/m"
         slow = b'{"examples":[' + b",".join([b'{"x":1}'] * 125_000) + b"]}"
         requests.post(url + ":classify", data=slow[:200_000], timeout=60)  # starts the process that reads
-        reading = clients.submit(
-            lambda: [requests.post(url + ":classify", data=slow, timeout=60) for _ in range(2)]
-        )
+        reading = clients.submit(lambda: requests.post(url + ":classify", data=slow, timeout=60))
         waits_ms = []
         with requests.Session() as session:
             while not reading.done():

@@ -76,7 +76,7 @@ def same_shaped_requests(draw: st.DrawFn) -> list[bytes]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(messages=same_shaped_requests())
 def test_a_template_gives_what_protobuf_gives(messages: list[bytes]) -> None:
     warm = PredictRequests()
@@ -170,7 +170,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
 
 
 @pytest.mark.parametrize("as_content", [False, True])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_answers_parse_to_the_outputs(as_content: bool, data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(["y", "scores", "é"]), min_size=1, max_size=3, unique=True))

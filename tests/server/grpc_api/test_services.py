@@ -40,6 +40,7 @@ from tests.wire.tensor_protos import tensor_to_proto
 
 # Their message modules are those of wire.protos, so TensorFlow itself is not imported.
 from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc  # isort: skip
+from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
 MANY = {
@@ -117,13 +118,6 @@ def failure(call: Callable[..., Any], request: Any) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call(request, timeout=TIMEOUT_S)
     return caught.value.code().name, caught.value.details()
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met within 10 s"
-        time.sleep(0.005)
 
 
 def test_predict_answers_typed_values_and_the_version(server: RunningGrpc, stub: Any) -> None:

@@ -32,6 +32,7 @@ from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import ModelServerConfig
+from tests.waiting import wait_until
 
 EMULATED = "inputs: {x: {dtype: float32, shape: [1]}}\noutputs: {y: {dtype: float32, shape: [1]}}\n"
 OPTIONS = RepositoryOptions(poll_wait_s=0.005, load_retries_max=2, load_retry_interval_s=0.01)
@@ -46,14 +47,6 @@ def add_version(base_path: Path, version: int, text: str = EMULATED) -> None:
     (staging / "emulated.yaml").write_text(text)
     base_path.mkdir(exist_ok=True)
     staging.rename(base_path / str(version))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("the condition was not met within 10 s")
 
 
 @pytest.fixture

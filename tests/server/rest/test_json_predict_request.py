@@ -371,7 +371,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(value=st.one_of(Nest, Regular), dtype=Dtype, by_row=st.booleans())
 def test_every_nest_gives_the_reference_tensor_or_an_error(value: Any, dtype: str, by_row: bool) -> None:
     if by_row and not (isinstance(value, list) and value):

@@ -267,7 +267,8 @@ def test_no_point_is_hoped_to_do_more_than_its_full_batches_unless_it_was_seen_t
     assert cut.near_best(0) > free.near_best(0)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_where_a_size_that_no_probe_saw_is_the_best_its_own_runs_say_so(seed):
     """Above 32 rows each costs four times as much: the twin, probed at 24 and 64, expects too little of 32, and what it
     was wrong by there says nothing of 24, whose full batches were seen."""
@@ -359,6 +360,7 @@ def test_a_point_that_keeps_the_slo_at_no_rate_is_never_the_best():
     assert found[3].configuration != Configuration(batching=None)
 
 
+@pytest.mark.slow
 def test_a_limit_below_a_lone_request_ends_with_nothing_that_keeps_it():
     """The twin sees no rate that does: rates of 1e-9/s were asked for."""
     scenario = capacity_scenario(time="40s", p95="3ms")

@@ -190,7 +190,8 @@ def test_a_ledger_of_one_or_none_is_enough_to_propose(feasible):
 
 
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-KINDS = ["tpe", pytest.param("gp", marks=NEEDS_TORCH), "qmc", "random", "nsga2"]
+GP = pytest.param("gp", marks=NEEDS_TORCH)
+KINDS = [pytest.param("gp", marks=(NEEDS_TORCH, pytest.mark.slow)), "tpe", "qmc", "random", "nsga2"]
 
 
 def proposed(scenario, kind: str, trials: int, *, seed: int = 1):
@@ -207,7 +208,7 @@ def proposed(scenario, kind: str, trials: int, *, seed: int = 1):
     return ledger
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [GP, *KINDS[1:]])
 def test_every_sampler_proposes_no_point_twice_and_in_the_end_every_point(kind):
     ledger = proposed(scenario_with(SPACE), kind, 100 if kind != "gp" else 7)
     assert len(ledger) == (24 if kind != "gp" else 7)

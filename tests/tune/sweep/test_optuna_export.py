@@ -80,7 +80,9 @@ def postgres():
             control("stop", "-m", "immediate")
 
 
-@pytest.fixture(params=["journal:///", "plain path", "sqlite:///", "postgresql://"])
+@pytest.fixture(
+    params=["journal:///", "plain path", "sqlite:///", pytest.param("postgresql://", marks=pytest.mark.slow)]
+)
 def url(request, tmp_path):
     if request.param == "postgresql://":
         server, name = request.getfixturevalue("postgres"), f"study_{uuid.uuid4().hex}"

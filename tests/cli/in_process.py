@@ -1,0 +1,56 @@
+"""`batchtune …` in this process, for what is not about the process: a second Python takes a second to start.
+
+The host counts as quiet and the client as quick: beside the other half of the tests a run would be called disturbed and
+be run three times.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from batchtune.cli import benches, main
+from batchtune.cli.commands import load, sweep
+from batchtune.load.calibration import Calibration
+from batchtune.measure.validity import host
+from batchtune.measure.validity.host import HostReading
+
+QUIET = HostReading(monotonic_s=0.0, steal_ticks=None, cpu_ticks=None, pressure_s=None, canary_s=0.01)
+QUICK = Calibration(client_max_rps=1e6, reached_rps=1e6, cpu_per_request_s=1e-6, client_cores=1)
+
+
+def undisturbed(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(host, "read_host", _always(QUIET)))
+    for room in (benches, load, sweep):
+        stack.enter_context(patch.object(room, "calibrate", _always(QUICK)))
+
+
+def _always(value: object) -> Callable[..., Any]:
+    return lambda *_words, **_options: value
+
+
+def answered(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """How the command ended and what it printed, called in this folder."""
+    out, err = StringIO(), StringIO()
+    command = ["batchtune", *map(str, words)]
+    with ExitStack() as stack:
+        undisturbed(stack)
+        stack.enter_context(patch.object(sys, "argv", command))
+        for place in (chdir(cwd), redirect_stdout(out), redirect_stderr(err)):
+            stack.enter_context(place)
+        code = _exit_code()
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def _exit_code() -> int:
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)

@@ -19,6 +19,7 @@ from batchtune.target.model_files import resolve_model
 from batchtune.wire.signature import TensorSpec
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # more of them wait for each other beside the other half of the tests
 
 from batchtune.sample_models.torch_models import FORMS, folded, torch_model, write_program  # noqa: E402
 

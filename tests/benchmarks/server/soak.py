@@ -5,20 +5,23 @@
 The server has an emulated device whose limit is 1,000 requests/s. Innocent clients, half REST, half gRPC, ask by a
 Poisson schedule and check each answer; the crowd (soak_crowd.py) connects and disconnects, reads slowly, is refused,
 reloads, swaps versions and puts parameters. The bars: no innocent request fails; after the first fifth resident
-memory grows by no more than 1 MB an hour, threads and descriptors not at all.
+memory grows by no more than 1 MB an hour, threads and descriptors not at all. A line a minute, then the conclusion in
+words and, last, in JSON; also of a run that is interrupted (Ctrl-C) or whose server ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
@@ -27,7 +30,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from tests.benchmarks.server.checked_clients import GIVEN_UP_S, GrpcChannel, RestChannel, Tally, ask_once
 from tests.benchmarks.server.front_ends import process_cpu_s
-from tests.benchmarks.server.server_residue import Residue, residue_of, slope_of
+from tests.benchmarks.server.server_residue import Residue, Slope, residue_of, slope_of
 from tests.benchmarks.server.soak_crowd import TUNED, Crowd
 from tests.server.server_process import ServerProcess
 
@@ -35,6 +38,7 @@ LIMIT_RPS = 1000.0
 """32 rows in 8 ms + 32 × 0.75 ms."""
 WARM_UP_RATIO = 0.2
 SLOPE_MB_AN_HOUR = 1.0
+SAMPLES_MIN = 20
 _EMULATED = """
 service_time: {base_ms: 8.0, per_row_ms: 0.75}
 inputs: {x: {dtype: float32, shape: [1]}}
@@ -95,8 +99,9 @@ class Watch:
 
     def __init__(self, pid: int, innocents: Innocents) -> None:
         self._pid = pid
-        self._innocents = innocents
+        self._tally = innocents.tally
         self.residues: list[Residue] = []
+        self.slowest_s = 0.0
 
     async def watch(self, begin_s: float) -> None:
         print("minute   answers  failed  slowest ms      MB  threads  descriptors  CPU % server, clients")
@@ -111,7 +116,7 @@ class Watch:
 
     def _say(self, server_ratio: float, own_ratio: float) -> None:
         minute = self.residues[-round(60 / _SAMPLE_S) :]
-        tally = self._innocents.tally
+        tally = self._tally
         memory = statistics.median(residue.resident_mb for residue in minute)
         threads = statistics.median(residue.threads for residue in minute)
         descriptors = statistics.median(residue.descriptors for residue in minute)
@@ -120,6 +125,7 @@ class Watch:
             f"{memory:8.1f}{threads:9.0f}{descriptors:13.0f}{server_ratio:14.0f},{own_ratio:8.0f}",
             flush=True,
         )
+        self.slowest_s = max(self.slowest_s, tally.slowest_s)
         tally.slowest_s = 0.0
 
 
@@ -133,49 +139,117 @@ def write_version(directory: Path) -> None:
     (directory / "emulated.yaml").write_text(_EMULATED)
 
 
-async def soak(base: Path, minutes: float, rate_rps: float) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """What a run has shown; `ended` is "in time", or why it was not."""
+
+    ended: str
+    minutes: float
+    tally: Tally
+    acts: Counter[str]
+    slowest_s: float
+    memory_mb: Slope | None
+    threads: Slope | None
+    descriptors: Slope | None
+
+    def __str__(self) -> str:
+        lines = [f"ended {self.ended} after {self.minutes:.1f} minutes", f"innocent: {self.tally}"]
+        lines += [f"  {count} × {fault}" for fault, count in self.tally.faults.most_common()]
+        lines.append("crowd: " + ", ".join(f"{count} {act}" for act, count in sorted(self.acts.items())))
+        lines.append(
+            f"an hour, 95 %, after the first {WARM_UP_RATIO:.0%}: {self.memory_mb} MB (bar: {SLOPE_MB_AN_HOUR:+g}), "
+            f"{self.threads} threads, {self.descriptors} descriptors"
+        )
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """On one line; slopes are by the hour."""
+        slopes = {"memory_mb": self.memory_mb, "threads": self.threads, "descriptors": self.descriptors}
+        return json.dumps(
+            {
+                "ended": self.ended,
+                "minutes": round(self.minutes, 2),
+                "answers": dict(self.tally.counts),
+                "failed": self.tally.failed,
+                "faults": dict(self.tally.faults),
+                "slowest_ms": round(1000 * self.slowest_s, 1),
+                "crowd": dict(self.acts),
+                "an_hour": {name: slope and asdict(slope) for name, slope in slopes.items()},
+            }
+        )
+
+
+async def soak(base: Path, minutes: float, rate_rps: float) -> Conclusion:
     """One run, its conclusion."""
-    write_version(base / "m" / "1")
-    (base / "batching.txt").write_text(
-        "max_batch_size { value: 32 } max_enqueued_batches { value: 100000 } num_batch_threads { value: 1 }"
-    )
-    (base / "monitoring.txt").write_text("prometheus_config { enable: true }")
-    flags = [
-        "--enable_batching",
-        f"--batching_parameters_file={base / 'batching.txt'}",
-        "--enable_tuning_api",
-    ]
-    flags += [f"--monitoring_config_file={base / 'monitoring.txt'}"]
-    with ServerProcess(base / "m", *flags) as server:
+    with ServerProcess(base / "m", *prepare(base)) as server:
         ports = server.grpc_port, server.rest_port
         innocents, crowd = Innocents(ports, rate_rps), Crowd(base, ports, write_version)
         watch = Watch(server.pid, innocents)
         begin_s = time.monotonic()
         crowd.start()
         watching = asyncio.ensure_future(watch.watch(begin_s))
+        asking = asyncio.ensure_future(innocents.ask_until(begin_s + 60 * minutes))
+        ended = "in time"
         try:
-            await innocents.ask_until(begin_s + 60 * minutes)
+            await asyncio.wait([asking, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                ended = "with the server: " + "".join(server.lines[-5:])
+        except asyncio.CancelledError:
+            ended = "by a signal"
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            asking.cancel()
+            _, fault = await asyncio.gather(watching, asking, return_exceptions=True)
+            if isinstance(fault, Exception):
+                ended = f"by {fault!r}"
             await crowd.stop()
-    return conclusion(innocents.tally, crowd, watch.residues)
+    minutes_run = (time.monotonic() - begin_s) / 60
+    return conclude(
+        ended, minutes_run, crowd.acts, innocents.tally, watch.residues, slowest_s=watch.slowest_s
+    )
 
 
-def conclusion(tally: Tally, crowd: Crowd, residues: list[Residue]) -> str:
+def prepare(base: Path) -> list[str]:
+    """The files of the server, its flags."""
+    write_version(base / "m" / "1")
+    (base / "batching.txt").write_text(
+        "max_batch_size { value: 32 } max_enqueued_batches { value: 100000 } num_batch_threads { value: 1 }"
+    )
+    (base / "monitoring.txt").write_text("prometheus_config { enable: true }")
+    return [
+        "--enable_batching",
+        f"--batching_parameters_file={base / 'batching.txt'}",
+        "--enable_tuning_api",
+        f"--monitoring_config_file={base / 'monitoring.txt'}",
+    ]
+
+
+def conclude(
+    ended: str,
+    minutes: float,
+    acts: Counter[str],
+    tally: Tally,
+    residues: list[Residue],
+    *,
+    slowest_s: float,
+) -> Conclusion:
+    """What the samples after the warm-up say; no slopes where they are too few."""
     settled = residues[round(len(residues) * WARM_UP_RATIO) :]
     hours = [residue.at_s / 3600 for residue in settled]
-    memory = slope_of(hours, [residue.resident_mb for residue in settled])
-    threads = slope_of(hours, [float(residue.threads) for residue in settled])
-    descriptors = slope_of(hours, [float(residue.descriptors) for residue in settled])
-    lines = [f"innocent: {tally}"]
-    lines += [f"  {count} × {fault}" for fault, count in tally.faults.most_common()]
-    lines.append("crowd: " + ", ".join(f"{count} {act}" for act, count in sorted(crowd.acts.items())))
-    lines.append(
-        f"an hour, 95 %, after the first {WARM_UP_RATIO:.0%}: {memory} MB (bar: {SLOPE_MB_AN_HOUR:+g}), "
-        f"{threads} threads, {descriptors} descriptors"
+
+    def slope(values: list[float]) -> Slope | None:
+        return slope_of(hours, values) if len(values) >= SAMPLES_MIN else None
+
+    return Conclusion(
+        ended=ended,
+        minutes=minutes,
+        tally=tally,
+        acts=acts,
+        slowest_s=max(slowest_s, tally.slowest_s),
+        memory_mb=slope([residue.resident_mb for residue in settled]),
+        threads=slope([float(residue.threads) for residue in settled]),
+        descriptors=slope([float(residue.descriptors) for residue in settled]),
     )
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -190,7 +264,8 @@ def main() -> None:
         tempfile.TemporaryDirectory() as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        print(runner.run(soak(Path(directory), options.minutes, options.rate)), flush=True)
+        conclusion = runner.run(soak(Path(directory), options.minutes, options.rate))
+        print(conclusion, conclusion.as_json(), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

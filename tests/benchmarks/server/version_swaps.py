@@ -1,6 +1,7 @@
 """Is any answer lost or wrong, and does anything stay behind, while the versions of a model replace each other?
 
     python tests/benchmarks/server/version_swaps.py [--backend onnx] [--batching on] [--swaps 50] [--weights-mb 100]
+    python tests/benchmarks/server/version_swaps.py --all    # TensorFlow, ONNX, PyTorch, batched and not: a line each
 
 A model of 100 MB, 64 clients (REST and gRPC, think time 10 ms), PUTs of batching parameters all the while. A version
 comes as a new folder, by a reload that names it, by a reload back to the one before, or by a reload to the latest.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import logging
 import math
 import multiprocessing
 import shutil
@@ -21,7 +23,6 @@ import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,19 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from batchtune.wire.tfserving.messages import ReloadConfigRequest, ReloadConfigResponse
 from tests.benchmarks.server.checked_clients import ClosedClients, GrpcChannel, Tally
-from tests.benchmarks.server.server_residue import Residue, forget_peak, peak_mb, residue_of, slope_of
+from tests.benchmarks.server.server_residue import Residue, forget_peak, peak_mb, residue_of
 from tests.benchmarks.server.version_models import installed_backends, version_of, write_version
+from tests.benchmarks.server.version_outcome import Case, Outcome, Swap, report, summary
 from tests.server.server_process import ServerProcess
 
-SLACK_MB = 20.0
-"""Beside two versions: what requests, threads and a framework's own caches take while both are there."""
+FRAMEWORKS = ("tensorflow", "onnx", "torch")
 SWAP_LIMIT_S = 600.0
 WAYS = ("folder", "named", "back", "latest")
 _STARTED_WITH = "max_batch_size { value: 16 } max_enqueued_batches { value: 100000 }"
 NO_TIMEOUT = "--rest_api_timeout_in_ms=600000"
 """A machine that pauses both server and clients is not to make answers fail."""
 _POLL_S = 0.03
+_logger = logging.getLogger(__name__)
 _QUEUE = {"max_enqueued_batches": 100_000}
 TUNED: dict[bool, list[dict[str, Any]]] = {
     True: [
@@ -61,47 +63,6 @@ TUNED: dict[bool, list[dict[str, Any]]] = {
     ],
     False: [{"enable_batching": False}],
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One run of the benchmark."""
-
-    backend: str
-    batched: bool
-    swaps: int = 50
-    clients: int = 64
-    think_s: float = 0.01
-    weights_mb: float = 100.0
-    put_every_s: float = 0.1
-    warm_up_s: float = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Swap:
-    """One swap: how the version came, what the server held at rest afterwards, and at most meanwhile."""
-
-    way: str
-    rest: Residue
-    peak_mb: float
-
-
-@dataclass(kw_only=True)
-class Outcome:
-    """What a run has shown; `base`: at rest with one version, before the first swap."""
-
-    case: Case
-    base: Residue
-    swaps: list[Swap] = field(default_factory=list)
-    answers: Tally = field(default_factory=Tally)
-    puts: Tally = field(default_factory=Tally)
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def over_two_versions_mb(self) -> float:
-        """How far the peak was above two versions; negative: below."""
-        weights_mb = self.case.weights_mb if self.case.backend != "emulated" else 0.0
-        return max(swap.peak_mb for swap in self.swaps) - self.base.resident_mb - weights_mb
 
 
 class Availability:
@@ -251,7 +212,13 @@ async def swap_versions(case: Case, base: Path, writers: ProcessPoolExecutor) ->
                 await server.swap(way)
                 peak = peak_mb(server.pid)
                 outcome.swaps.append(Swap(way=way, rest=await server.at_rest(), peak_mb=peak))
-                print(f"{case.backend} {outcome.swaps[-1]}", file=sys.stderr, flush=True)
+                rest = outcome.swaps[-1].rest
+                print(
+                    f"{case}: swap {len(outcome.swaps)} of {case.swaps} ({way}): {rest.resident_mb:.0f} MB at rest, "
+                    f"{peak:.0f} at most, {rest.threads} threads, {outcome.answers.failed} failed",
+                    file=sys.stderr,
+                    flush=True,
+                )
         finally:
             tuner.cancel()
             await asyncio.gather(tuner, return_exceptions=True)
@@ -266,44 +233,19 @@ def new_writers() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def report(outcome: Outcome) -> str:
-    """The table of a run."""
-    case, swaps, base = outcome.case, outcome.swaps, outcome.base
-    settled = swaps[len(swaps) // 5 :]
-    numbers = [float(number) for number in range(len(settled))]
-    lines = [f"{case.backend}, {'batched' if case.batched else 'not batched'}: {len(swaps)} swaps"]
-    lines.append(
-        f"  answers: {outcome.answers}; PUTs: {outcome.puts.counts['good']} good, {outcome.puts.failed} failed"
-    )
-    faults = outcome.answers.faults + outcome.puts.faults
-    lines += [f"  {count} × {fault}" for fault, count in faults.most_common()]
-    lines.append("  swap  way     MB at rest  MB at most  threads  descriptors")
-    lines.append(f"  {0:4}  {'':6}{base.resident_mb:12.0f}{'':12}{base.threads:9}{base.descriptors:13}")
-    for number, swap in enumerate(swaps, 1):
-        if number % max(1, len(swaps) // 10) == 0:
-            rest = swap.rest
-            row = f"{rest.resident_mb:12.0f}{swap.peak_mb:12.0f}{rest.threads:9}{rest.descriptors:13}"
-            lines.append(f"  {number:4}  {swap.way:6}{row}")
-    lines.append(f"  peak: {outcome.over_two_versions_mb:+.1f} MB beside two versions (bar: {SLACK_MB:+g})")
-    if len(settled) >= 5:
-        memory = slope_of(numbers, [swap.rest.resident_mb for swap in settled])
-        threads = slope_of(numbers, [float(swap.rest.threads) for swap in settled])
-        descriptors = slope_of(numbers, [float(swap.rest.descriptors) for swap in settled])
-        lines.append(f"  a swap, 95 %: {memory} MB, {threads} threads, {descriptors} descriptors")
-    return "\n".join(lines)
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--backend", choices=installed_backends(), action="append")
     arguments.add_argument("--batching", choices=("on", "off"), action="append")
+    arguments.add_argument("--all", action="store_true", help=f"{', '.join(FRAMEWORKS)}; a line for each run")
     arguments.add_argument("--swaps", type=int, default=Case.swaps)
     arguments.add_argument("--clients", type=int, default=Case.clients)
     arguments.add_argument("--think-ms", type=float, default=1000 * Case.think_s)
     arguments.add_argument("--weights-mb", type=float, default=Case.weights_mb)
     options = arguments.parse_args()
+    frameworks = [name for name in FRAMEWORKS if name in installed_backends()]
     with new_writers() as writers, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for backend in options.backend or installed_backends():
+        for backend in options.backend or (frameworks if options.all else installed_backends()):
             for batching in options.batching or ("on", "off"):
                 case = Case(
                     backend=backend,
@@ -313,8 +255,19 @@ def main() -> None:
                     think_s=options.think_ms / 1000,
                     weights_mb=options.weights_mb,
                 )
-                with tempfile.TemporaryDirectory() as directory:
-                    print(report(runner.run(swap_versions(case, Path(directory), writers))), flush=True)
+                print(run(case, runner, writers, in_one_line=options.all), flush=True)
+
+
+def run(case: Case, runner: asyncio.Runner, writers: ProcessPoolExecutor, *, in_one_line: bool) -> str:
+    """What one run has to say; of one that fails why, so that the others follow."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            outcome = runner.run(swap_versions(case, Path(directory), writers))
+        except Exception as error:
+            _logger.exception("%s failed", case)
+            return f"{case}: failed: {type(error).__name__}: {error}"
+    return summary(outcome, time.monotonic() - began_s) if in_one_line else report(outcome)
 
 
 if __name__ == "__main__":

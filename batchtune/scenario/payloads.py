@@ -174,9 +174,11 @@ def _recordings(
     if kind.lengths is not None:
         lengths = draw_lengths(kind.lengths, distinct, rng).tolist()
         shapes = [shapes_of_length(signature, given, length) for length in lengths]
+        _check_size(signature, rows, shapes)
     else:
-        shapes = [given] * (1 if kind.inputs == "zeros" else distinct)
-    _check_size(signature, rows, shapes)
+        count = 1 if kind.inputs == "zeros" else distinct
+        _check_size(signature, rows, [given], count_each=count)
+        shapes = [given] * count
     if isinstance(kind.inputs, RandomInputs):
         check_names(signature, kind.inputs.random.by_input, key="request.inputs.random.by_input")
     return [
@@ -192,9 +194,11 @@ def _recordings(
     ]
 
 
-def _check_size(signature: Signature, rows: int, shapes: Sequence[Mapping[str, Sequence[int]]]) -> None:
+def _check_size(
+    signature: Signature, rows: int, shapes: Sequence[Mapping[str, Sequence[int]]], *, count_each: int = 1
+) -> None:
     """Refuse what no protocol carries or this machine cannot hold, before it is made."""
-    distinct = len(shapes)
+    distinct = len(shapes) * count_each
     sizes_bytes = [_request_bytes(signature, rows, own) for own in shapes]
     request_bytes = max(sizes_bytes)
     if request_bytes > MESSAGE_BYTES_MAX:
@@ -203,7 +207,7 @@ def _check_size(signature: Signature, rows: int, shapes: Sequence[Mapping[str, S
             hint="a message holds 2 GiB at most: send fewer rows in a request",
         )
     free_bytes = psutil.virtual_memory().available
-    if sum(sizes_bytes) > FREE_MEMORY_SHARE * free_bytes:
+    if sum(sizes_bytes) * count_each > FREE_MEMORY_SHARE * free_bytes:
         raise UsageError(
             f"request.distinct: {distinct} requests of {request_bytes / 2**20:,.3g} MiB each do not fit in half of "
             f"the {free_bytes / 2**30:,.3g} GiB of free memory",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from batchtune.cli import benches, main
-from batchtune.cli.commands import load, sweep
+from batchtune.cli import main
 from batchtune.load.calibration import Calibration
+from batchtune.load.cluster import choice
 from batchtune.measure.validity import host
 from batchtune.measure.validity.host import HostReading
 
@@ -27,8 +27,7 @@ QUICK = Calibration(client_max_rps=1e6, reached_rps=1e6, cpu_per_request_s=1e-6,
 
 def undisturbed(stack: ExitStack) -> None:
     stack.enter_context(patch.object(host, "read_host", _always(QUIET)))
-    for room in (benches, load, sweep):
-        stack.enter_context(patch.object(room, "calibrate", _always(QUICK)))
+    stack.enter_context(patch.object(choice, "calibrate", _always(QUICK)))
 
 
 def _always(value: object) -> Callable[..., Any]:

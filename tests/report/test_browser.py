@@ -92,10 +92,9 @@ def test_first_screen_shows_the_four_answers(opened: Page, width: int, height: i
     assert opened.waited(f"document.documentElement.scrollWidth <= {width}")  # the plots follow the window
 
 
-def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
-    opened: Page, kind: str
-) -> None:
-    place = opened.evaluate(
+def place_of_a_point(opened: Page, kind: str) -> tuple[float, float]:
+    """In the window, with its plot in the middle."""
+    x, y = opened.evaluate(
         f"(() => {{ const plot = document.querySelector('[data-figure={CLICKABLE[kind]}]');"
         " plot.scrollIntoView({block: 'center'});"
         " const traces = [...plot.querySelectorAll('.scatterlayer .trace')].filter((t) => t.querySelector('.point'));"
@@ -103,10 +102,18 @@ def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
         " const box = trace.querySelector('.point').getBoundingClientRect();"
         " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
     )
-    opened.move(*place)
-    assert opened.waited("document.querySelector('.hovertext')?.textContent")
+    return x, y
+
+
+def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
+    opened: Page, kind: str
+) -> None:
     detail = ""
     for _ in range(CLICKS_MAX):
+        place = place_of_a_point(opened, kind)  # the plots above may have followed the window meanwhile
+        opened.move(0, 0)
+        opened.move(*place)
+        assert opened.waited("document.querySelector('.hovertext')?.textContent")
         opened.click(*place)
         detail = opened.waited(f"document.querySelector('#{CLICKABLE[kind]} .detail').textContent")
         if detail:

@@ -20,7 +20,7 @@ from batchtune.load.worker.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import primary_limit
 from batchtune.measure.validity.caveats import Caveat, caveat
-from batchtune.measure.validity.client import dispensable_worker
+from batchtune.measure.validity.client import SlowWorker, dispensable_worker
 from batchtune.measure.validity.host import HostGuard
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.measure.validity.steady_state import Window, between_answers, whole_run, window_of
@@ -140,6 +140,7 @@ class Loader:
             MeasurementInvalidError: a load generator failed, or too few workers are left.
         """
         losses: list[Caveat] = []
+        suspects: set[str] = set()
         while True:
             try:
                 figures = self._run(load, on_live, losses)
@@ -149,26 +150,34 @@ class Loader:
                 losses.append(caveat("worker_lost", loss=error.message))
                 self._with_fewer(error.left_ratio)
             else:
-                loss = self._retired(figures)
-                if loss is None:
+                slow = self._slow_worker(figures)
+                if slow is None or not self._may_repeat(slow, suspects, figures):
                     return figures
-                losses.append(loss)
-                self._with_fewer(1.0 - 1.0 / len(figures.samples.workers))
+                losses.append(caveat("worker_lost", loss=f"load {slow.name}: {slow.why}; measured again"))
             self._settle(load)
+
+    def _slow_worker(self, figures: Figures) -> SlowWorker | None:
+        """A worker of a cluster that fell short where the others can stand in for it."""
+        if self._scenario.load.fleet is None:
+            return None
+        limit = primary_limit(self._scenario.slo)
+        limit_s = figures.measurement.latency_s["p95"].value if limit is None else limit.seconds
+        limit_s = limit_s if isfinite(limit_s) else 0.0
+        return dispensable_worker(figures.samples, figures.window, limit_s=limit_s)
+
+    def _may_repeat(self, slow: SlowWorker, suspects: set[str], figures: Figures) -> bool:
+        """Once as it was, since any node may have a bad moment; without one that falls short again, if that may be."""
+        if slow.name not in suspects:
+            suspects.add(slow.name)
+            return len(suspects) <= policy.REPEATS_MAX
+        if not self._fleet.retire(slow.name, slow.why):
+            return False
+        self._with_fewer(1.0 - 1.0 / len(figures.samples.workers))
+        return True
 
     def _with_fewer(self, left_ratio: float) -> None:
         if self._client_max_rps is not None:
             self._client_max_rps *= left_ratio
-
-    def _retired(self, figures: Figures) -> Caveat | None:
-        """The loss of a worker that fell short where others did not; None: none did, or the fleet cannot do without."""
-        limit = primary_limit(self._scenario.slo)
-        limit_s = figures.measurement.latency_s["p95"].value if limit is None else limit.seconds
-        limit_s = limit_s if isfinite(limit_s) else 0.0
-        slow = dispensable_worker(figures.samples, figures.window, limit_s=limit_s)
-        if slow is None or not self._fleet.retire(slow.name, slow.why):
-            return None
-        return caveat("worker_lost", loss=f"load {slow.name}: {slow.why}; measured again without it")
 
     def _run(
         self, load: LoadRun, on_live: Callable[[LiveAggregate], None], losses: Sequence[Caveat]

@@ -23,7 +23,7 @@ def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: 
     """
     if load.fleet is None:
         return LoadFleet(processes=load.processes, cpus=load.cpus)
-    return ClusterFleet(RayCluster(load.fleet), cpus=load.cpus, on_event=on_event)
+    return ClusterFleet(RayCluster(load.fleet, on_event=on_event), cpus=load.cpus, on_event=on_event)
 
 
 def client_max_rps(

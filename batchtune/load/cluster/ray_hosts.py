@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -23,12 +23,14 @@ from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import WorkerJob
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.load import FleetSpec
+from batchtune.scenario.units import counted
 
 CALL_LIMIT_S: Final = 10.0
 """A call that only hands over a message; an idle actor answers in 1 ms."""
 LONG_CALL_LIMIT_S: Final = 60.0
 """Starting a worker, calibrating, and moving 25 MB."""
 PLACE_LIMIT_S: Final = 60.0
+SOON_S: Final = 1.0
 REACH_LIMIT_S: Final = 5.0
 NAMESPACE: Final = "batchtune"
 _REASON_MAX_CHARS: Final = 300
@@ -43,9 +45,10 @@ def require_ray() -> None:
 class RayCluster:
     """A context manager: connects to a cluster and starts an actor for each worker; all of it ends with it."""
 
-    def __init__(self, spec: FleetSpec) -> None:
+    def __init__(self, spec: FleetSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
         require_ray()
         self._spec = spec
+        self._on_event = on_event
         self._ray: Any = None
         self._connected = False
         self._group: Any = None
@@ -59,6 +62,7 @@ class RayCluster:
         import ray
 
         self._ray = ray
+        self._on_event(f"starting the load fleet on the Ray cluster: {self._spec.ray}")
         if not ray.is_initialized():
             _connect(ray, self._spec.ray)
             self._connected = True
@@ -79,14 +83,23 @@ class RayCluster:
 
         spec = self._spec
         bundle = {"CPU": spec.cpus_per_worker, **spec.resources}
-        count = spec.workers or self._nodes_with(bundle)
-        self._group = placement_group([bundle] * count, strategy=spec.placement.upper())
-        if not self._group.wait(PLACE_LIMIT_S):
+        rooms = [_room(node["Resources"], bundle) for node in self._ray.nodes() if node["Alive"]]
+        count = spec.workers or sum(room > 0 for room in rooms) or 1
+        if count > sum(rooms):
             raise UsageError(
-                f"load.fleet: the cluster has no room for {count} workers with {_listed(bundle)} each; "
-                f"free are {_listed(self._ray.available_resources())}",
-                hint="lower load.fleet.workers or cpus_per_worker, or wait until others are done",
+                f"load.fleet: the cluster's {counted(len(rooms), 'node')} can take {counted(sum(rooms), 'worker')} "
+                f"with {_listed(bundle)} each, not {count}",
+                hint="lower load.fleet.workers, cpus_per_worker or resources",
             )
+        self._group = placement_group([bundle] * count, strategy=spec.placement.upper())
+        if not self._group.wait(SOON_S):
+            self._on_event(f"waiting up to {PLACE_LIMIT_S:g} s until others leave room on the cluster")
+            if not self._group.wait(PLACE_LIMIT_S):
+                raise UsageError(
+                    f"load.fleet: no room for {count} workers with {_listed(bundle)} each; free are "
+                    f"{_listed(self._ray.available_resources())}",
+                    hint="wait until others are done, or lower load.fleet.workers",
+                )
         remote = self._ray.remote(_Actor)
         for number in range(count):
             strategy = PlacementGroupSchedulingStrategy(
@@ -96,12 +109,6 @@ class RayCluster:
                 num_cpus=spec.cpus_per_worker, resources=spec.resources, scheduling_strategy=strategy
             ).remote()
             yield RayHost(self._ray, actor)
-
-    def _nodes_with(self, bundle: dict[str, float]) -> int:
-        """How many nodes can take a worker at all; 1 where none can, so that the lack of room is told."""
-        nodes = (node["Resources"] for node in self._ray.nodes() if node["Alive"])
-        able = [own for own in nodes if all(own.get(name, 0.0) >= need for name, need in bundle.items())]
-        return max(1, len(able))
 
     def _end(self) -> None:
         if self._group is not None:
@@ -243,6 +250,11 @@ def _signals_kept() -> Iterator[None]:
         with contextlib.suppress(ValueError):  # off the main thread neither can be set
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _room(resources: Mapping[str, float], bundle: Mapping[str, float]) -> int:
+    """How many workers a node can take when nothing else runs on it."""
+    return min(int(resources.get(name, 0.0) / need + 1e-9) for name, need in bundle.items())
 
 
 def _reason(error: Exception) -> str:

@@ -22,6 +22,7 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
+from batchtune.errors import UsageError
 from batchtune.load.cluster.choice import AnyFleet, fleet_of
 from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
 from batchtune.load.fleet import LoadFleet
@@ -64,12 +65,23 @@ def main(runs: int) -> dict[str, Any]:
             with LoadFleet(processes=2) as local:
                 found["local"] = [_figures(local, job) for _ in range(runs)]
             found["ray"] = [_of_one(load, job) for _ in range(runs)]
+            found["too_many"] = _refused(load)
             found["killed"] = _killed(load, job, cluster, other)
         found["left"] = _left()
     finally:
         ray.shutdown()
         cluster.shutdown()
     return found
+
+
+def _refused(load: LoadSpec) -> str:
+    assert load.fleet is not None
+    many = load.model_copy(update={"fleet": load.fleet.model_copy(update={"workers": 9})})
+    try:
+        with fleet_of(many):
+            return ""
+    except UsageError as error:
+        return error.message
 
 
 def _free_port() -> int:

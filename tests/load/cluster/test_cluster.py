@@ -247,53 +247,68 @@ def test_ctrl_c_stops_every_worker_and_keeps_what_was_measured() -> None:
 
 
 class LosingFleet(FakeFleet):
-    """Loses a worker under its first load; `slow`: instead one of its two workers is late."""
+    """Loses a worker under its first load, or the second of its two is late in the first `late` loads."""
 
-    slow = False
+    late = 0
+    retired: tuple[str, ...] = ()
 
     def run(self, job: LoadJob, **watchers: Any) -> Samples:
         samples = super().run(job, **watchers)
-        if self.slow:
-            parts = [samples.between(0, len(samples) // 2), samples.between(len(samples) // 2, len(samples))]
-            late = replace(parts[1], sent_ns=parts[1].sent_ns + 50 * MS)
-            return merge([parts[0], late])
-        if len(self.jobs) == 1:
+        if not self.late and len(self.jobs) == 1:
             raise WorkerLostError("load worker 1 on node-1: its node is gone", left=3, before=4)
-        return samples
+        if not self.late or self.retired:
+            return samples
+        half = len(samples) // 2
+        first, second = samples.between(0, half), samples.between(half, len(samples))
+        is_late = len(self.jobs) <= self.late
+        return merge([first, replace(second, sent_ns=second.sent_ns + 50 * MS) if is_late else second])
 
     def retire(self, name: str, _why: str) -> bool:
-        assert name == "worker 1"
-        self.slow = False
-        self.jobs.clear()
-        self.jobs.append(None)  # type: ignore[arg-type]
+        self.retired = (*self.retired, name)
         return True
 
 
 @pytest.mark.parametrize(
-    ("slow", "code", "told", "client_max_rps"),
+    ("late", "loads", "retired", "told", "client_max_rps"),
     [
-        (False, "worker_lost", "load worker 1 on node-1: its node is gone", 75.0),
-        (True, "worker_lost", "load worker 1: the load generator sent requests late", 50.0),
+        (0, 2, (), "load worker 1 on node-1: its node is gone", 75.0),
+        (1, 2, (), "load worker 1: the load generator sent requests late", 100.0),
+        (2, 3, ("worker 1",), "load worker 1: the load generator sent requests late", 50.0),
     ],
+    ids=["lost", "late once", "late again"],
 )
-def test_a_load_that_lost_a_worker_is_sent_again_and_says_so(
-    slow: bool, code: str, told: str, client_max_rps: float
+def test_a_load_is_sent_again_without_a_worker_that_was_lost_or_slow_twice(
+    late: int, loads: int, retired: tuple[str, ...], told: str, client_max_rps: float
 ) -> None:
     clock = FakeClock()
     target = FakeTarget(clock)
     fleet = LosingFleet(target)
-    fleet.slow = slow
+    fleet.late = late
     target.apply(Configuration(batching=None))
-    scenario = scenario_of(load={"arrivals": "poisson", "rate": 50}, objective="latency")
-    loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=lambda _requests: 100.0)
+    scenario = scenario_of(
+        load={"arrivals": "poisson", "rate": 50, "fleet": {"ray": "auto"}}, objective="latency"
+    )
+    loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=lambda _requests: 90.0)
     run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
     figures = loader.run(run, on_live=lambda _live: None)
-    losses = [each.text for each in figures.measurement.caveats if each.code == code]
+    losses = [each.text for each in figures.measurement.caveats if each.code == "worker_lost"]
     assert losses
     assert losses[0].startswith(told)
-    near = [each.text for each in figures.measurement.caveats if each.code == "client_near_limit"]
-    assert near
-    assert f"({client_max_rps:.0f}/s)" in near[0]
+    assert (len(fleet.jobs), fleet.retired) == (loads, retired)
+    assert loader._client_max_rps == pytest.approx(0.9 * client_max_rps)
+
+
+def test_processes_of_one_machine_are_not_sent_again_for() -> None:
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    fleet = LosingFleet(target)
+    fleet.late = 9
+    target.apply(Configuration(batching=None))
+    scenario = scenario_of(load={"arrivals": "poisson", "rate": 50}, objective="latency")
+    loader = Loader(scenario, target, fleet, sleep=clock.sleep)
+    figures = loader.run(LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0), on_live=lambda _live: None)
+    assert len(fleet.jobs) == 1
+    assert "worker_slow" in {each.code for each in figures.measurement.caveats}
 
 
 def test_samples_of_several_workers_survive_their_file(tmp_path: Path) -> None:
@@ -394,6 +409,13 @@ def test_a_launched_server_is_told_of_workers_beside_it() -> None:
 def test_a_cluster_that_nobody_answers_for_is_told_at_once() -> None:
     with pytest.raises(UsageError, match=r"nobody answers at ray://127\.0\.0\.1:1"):
         ray_hosts._require_listener("ray://127.0.0.1:1")
+
+
+def test_a_node_has_room_for_as_many_workers_as_its_scarcest_resource() -> None:
+    bundle = {"CPU": 0.1, "load_generator": 1.0}
+    assert ray_hosts._room({"CPU": 0.3, "load_generator": 9.0}, bundle) == 3
+    assert ray_hosts._room({"CPU": 8.0, "load_generator": 2.0}, bundle) == 2
+    assert ray_hosts._room({"CPU": 8.0}, bundle) == 0
 
 
 def test_without_a_fleet_the_workers_are_processes_of_this_machine() -> None:

@@ -60,7 +60,7 @@ def test_each_command_asks_for_the_fleet_that_its_options_name(
 ) -> None:
     asked: list[Any] = []
 
-    def refuse(spec: Any) -> None:
+    def refuse(spec: Any, **_events: Any) -> None:
         asked.append((spec.ray, spec.workers))
         raise UsageError("seen")
 

@@ -324,6 +324,20 @@ def test_each_block_of_a_noise_floor_shows_by_how_much_a_configuration_differs_f
     assert (across["y0"], across["y1"], along["x0"], along["x1"]) == (0, 0, 0, 0)
 
 
+def test_an_interval_without_ends_is_not_told_under_the_mouse(noise):
+    """Of too few blocks: no infinity, no `at least`."""
+    trials = [trial for trial in noise.ledger() if trial.block <= 3]
+    arms = arms_of_runs(ARMS, trials)
+    over_all = [
+        trace
+        for trace in figure_of(differences(noise_floor(trials, arms_of(SCENARIO)), *arms)).data
+        if "xaxis" in trace
+    ]
+    assert over_all
+    for trace in over_all:
+        assert re.fullmatch(r"\w+: ×[\d.]+<extra></extra>", trace["hovertemplate"])
+
+
 def test_a_noise_floor_without_a_pair_says_so(tmp_path):
     run = two_arms_run(tmp_path, ARMS, blocks=1, gain=1.0, kind="noise")
     first = (run.path / LEDGER).read_text().splitlines(keepends=True)[0]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from batchtune.measure.statistics.paired import detectable_shift
 from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report.comparison import bounded
 from batchtune.report.html.comparison_figures import Arm
 from batchtune.report.html.shell.drawing import (
     Figure,
@@ -166,7 +167,7 @@ def _over_all(floor: NoiseFloor, names: Sequence[str]) -> list[Trace]:
                 "mode": "markers",
                 "showlegend": False,
                 "marker": {"symbol": looks[name].symbol, "size": 11, "color": looks[name].colour},
-                "hovertemplate": f"{safe(name)}: {safe(ratio(shown))}<extra></extra>",
+                "hovertemplate": f"{safe(name)}: {safe(ratio(bounded(shown)))}<extra></extra>",
                 "xaxis": "x2",
                 "yaxis": "y2",
             }

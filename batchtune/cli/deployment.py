@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import shlex
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def _base_path(scenario: Scenario) -> str:
     """As a word of the shell."""
     model, framework = Path(scenario.target.model), scenario.target.framework
     if model.is_dir():
-        return shlex.quote(str(model.resolve()))
+        return shlex.quote(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
     if model.name != scenario.target.model:
         return shlex.quote(str(Path("PATH") / model.name))
     chosen = "" if framework is None else f" --framework {framework}"

@@ -230,6 +230,15 @@ def test_a_model_without_version_directory_is_copied_into_one_by_the_command(tmp
     assert f"cp -r {tmp_path}/bare/. served/bare/1 && tensorflow_model_server" in line
 
 
+def test_a_linked_model_is_deployed_by_the_name_of_its_link(tmp_path):
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    (tmp_path / "v7" / "1").mkdir(parents=True)
+    (tmp_path / "v7" / "1" / "saved_model.pb").touch()
+    (tmp_path / "net").symlink_to(tmp_path / "v7", target_is_directory=True)
+    line = deployment(alone, scenario_of(target={"model": str(tmp_path / "net")}), Path("FILE"))
+    assert f"--model_base_path={tmp_path}/net --model_name=net" in line
+
+
 def test_no_batching_has_no_parameters_file(tmp_path):
     run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
     run.append(planted(1, batching=None, throughput=900, p95_s=0.01, source="no_batching"), None)

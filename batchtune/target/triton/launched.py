@@ -5,6 +5,7 @@ In explicit model control with that model loaded, on free ports of the loopback.
 
 from __future__ import annotations
 
+import os.path
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,8 +103,8 @@ class LaunchedTriton:
     def cpu_s(self) -> float | None:
         return None if self._process is None else self._process.cpu_s()
 
-    def memory_bytes(self) -> int | None:
-        return None if self._process is None else self._process.memory_bytes()
+    def memory_peak_bytes(self) -> int | None:
+        return None if self._process is None else self._process.memory_peak_bytes()
 
     def keep_log(self, path: Path) -> None:
         """From now on keep what the server says in this file too, bounded in size."""
@@ -149,7 +150,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
     Raises:
         UsageError: it is no folder with a version.
     """
-    path = Path(model).expanduser().resolve()
+    path = Path(os.path.abspath(Path(model).expanduser()))  # noqa: PTH100 - a link keeps its own name
     if not path.is_dir():
         raise UsageError(
             f"target.model: {model!r} does not exist",

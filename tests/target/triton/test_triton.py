@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.triton.launched import model_in_repository
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
@@ -142,3 +144,9 @@ def test_a_document_that_is_no_original_is_refused() -> None:
         OriginalModel.from_dict({"models": 3})
     with pytest.raises(ValueError, match="unexpected keyword"):
         OriginalModel.from_dict({"rest_url": "", "config": {}, "models": 3})
+
+
+def test_a_linked_folder_of_a_repository_keeps_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "v7" / "1").mkdir(parents=True)
+    (tmp_path / "net").symlink_to(tmp_path / "v7", target_is_directory=True)
+    assert model_in_repository(str(tmp_path / "net")) == (tmp_path, "net")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import shlex
 import sys
 from pathlib import Path
@@ -51,6 +52,6 @@ def _model_of(path: Path) -> str:
     model = target.get("model") if isinstance(target, dict) else None
     if not isinstance(model, str) or not (path.parent / model).is_dir():
         return "model"
-    folder = (path.parent / model).resolve()
+    folder = Path(os.path.abspath(path.parent / model))  # noqa: PTH100 - a link keeps its own name
     here = Path.cwd()
     return folder.relative_to(here).as_posix() if folder.is_relative_to(here) else "model"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import yaml
 
 from batchtune.cli.commands.gate.ci import run_init_ci
 from batchtune.errors import UsageError
-from batchtune.report.gate.ci_jobs import JOB_FILES
+from batchtune.report.gate.ci_jobs import JOB_FILES, job_text
 
 
 @pytest.fixture
@@ -63,3 +66,40 @@ def test_a_scenario_that_is_not_there_and_a_file_that_is_are_refused(here):
     assert "--candidate-model model" in Path("x.yml").read_text()
     with pytest.raises(UsageError, match="is there already"):
         run_init_ci("github", None, output=Path("x.yml"))
+
+
+def test_the_gitlab_job_finds_the_target_branch_on_a_runner_that_was_used_before(here):
+    script = yaml.safe_load(job_text("gitlab", path="s", scenario="s", model="m"))["batchtune-check"][
+        "script"
+    ]
+    lines = [line for line in script if "worktree" in line]
+    quiet = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x"
+    subprocess.run(["bash", "-ec", f"git init -q . && {quiet}"], cwd=here, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=here, check=True, capture_output=True, text=True
+    ).stdout
+    environment = {**os.environ, "CI_MERGE_REQUEST_DIFF_BASE_SHA": head.strip()}
+    for leftover in (None, "worktree", "folder alone", "registered alone"):
+        if leftover == "folder alone":
+            shutil.rmtree(here / ".git/worktrees")
+        if leftover == "registered alone":
+            shutil.rmtree(here / "base")
+        for line in lines:
+            subprocess.run(["bash", "-ec", line], cwd=here, check=True, env=environment, capture_output=True)
+        assert (here / "base/.git").is_file()
+
+
+def test_a_linked_model_is_named_by_its_link(here):
+    (here / "linked").symlink_to(here / "scenarios/my model", target_is_directory=True)
+    Path("linked.yaml").write_text("target: {model: ./linked}\n")
+    run_init_ci("github", "linked.yaml", output=Path("x.yml"))
+    assert "--candidate-model linked" in Path("x.yml").read_text()
+
+
+@pytest.mark.parametrize(("host", "schema"), [("github", "github-workflows"), ("gitlab", "gitlab-ci")])
+def test_the_job_is_valid_by_its_runners_own_schema(here, host, schema):
+    """Of schemastore, as check-jsonschema brings it; no network is asked."""
+    run_init_ci(host, "scenarios/a b.yaml", output=Path("job.yml"))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", "job.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from lxml import etree
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired import judge_fixed
@@ -37,6 +39,34 @@ def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():
     )
     (suite,) = ET.fromstring(junit_xml(account(void, attribution=None)))
     assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+
+
+@pytest.fixture(scope="module")
+def junit_schema() -> etree.XMLSchema:
+    """That of Jenkins' xunit plugin, which most readers of JUnit follow."""
+    return etree.XMLSchema(etree.parse(Path(__file__).with_name("junit-10.xsd")))
+
+
+VOID = replace(
+    regressed(), verdict="INVALID", findings=(), reason="ended by signal 9\x00\x1b", target_failed=True
+)
+
+
+@pytest.mark.parametrize(
+    "conclusion",
+    [
+        regressed(),
+        OPEN,
+        replace(regressed(), verdict="OK"),
+        VOID,
+        replace(VOID, verdict="INCOMPARABLE", reason="of another host"),
+        replace(regressed(), verdict="SLO MISSED", reason="p95 60 ms of 50 ms"),
+    ],
+    ids=lambda conclusion: conclusion.verdict,
+)
+def test_junit_is_valid_by_the_common_schema(junit_schema, conclusion):
+    checked = account(conclusion, scenario="<a> & \x07 'b' \ud800", candidate="\ufffe")
+    junit_schema.assertValid(etree.fromstring(junit_xml(checked).encode()))
 
 
 def test_markdown_is_a_table_with_the_verdict_at_its_head():

@@ -122,7 +122,9 @@ batchtune-check:
   rules:
     - if: $CI_PIPELINE_SOURCE == "merge_request_event"
   script:
-    - git worktree add base "$CI_MERGE_REQUEST_DIFF_BASE_SHA"
+    - git worktree remove --force base 2>/dev/null || rm -rf base
+    - git worktree prune
+    - git worktree add --detach base "$CI_MERGE_REQUEST_DIFF_BASE_SHA"
     # Build or fetch both models here, where they are not in git: @model and base/@model.
     - >-
       batchtune check @scenario --paired --baseline-model base/@model --candidate-model @model

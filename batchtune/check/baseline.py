@@ -67,14 +67,18 @@ class Baseline:
 
 
 def baseline_of(scenario: Scenario, trials: Sequence[Trial], provenance: Mapping[str, Any]) -> Baseline:
-    """The figures of the runs of one variant that count."""
+    """The figures of the runs of one variant that count; a capacity only where they searched one."""
+    left_out: frozenset[Metric] = frozenset() if scenario.objective == "capacity" else frozenset({"capacity"})
     return Baseline(
         scenario=scenario.name,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=workload_of(scenario),
         host={key: provenance.get(key) for key in _HOST_KEYS},
         commit=(provenance.get("git") or {}).get("commit"),
-        runs=tuple(_figures_of_blocks(trials)),
+        runs=tuple(
+            {metric: value for metric, value in run.items() if metric not in left_out}
+            for run in _figures_of_blocks(trials)
+        ),
     )
 
 

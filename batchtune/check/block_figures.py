@@ -38,7 +38,9 @@ def run_figures(trial: Trial) -> Mapping[Metric, float]:
         "errors": measured.error_ratio,
         "cpu": _per_request(measured, None if measured.server is None else measured.server.server_cpu_s),
         "gpu": _per_request(measured, _gpu_s(measured)),
-        "memory": _memory_bytes(measured),
+        "memory": _told(None if measured.server is None else measured.server.memory_peak_bytes),
+        "gpu_memory": _told(None if measured.server is None else measured.server.gpu_memory_used_bytes),
+        "startup": _told(trial.startup_s),
     }
 
 
@@ -49,9 +51,8 @@ def _gpu_s(measured: Measurement) -> float | None:
     return server.gpu_busy_ratio * server.duration_s
 
 
-def _memory_bytes(measured: Measurement) -> float:
-    server = measured.server
-    return math.nan if server is None or server.memory_bytes is None else float(server.memory_bytes)
+def _told(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _per_request(measured: Measurement, seconds: float | None) -> float:

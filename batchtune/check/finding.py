@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 from batchtune.check.gate import Gate
 from batchtune.check.looks import Look, bounds
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.spec.check import Metric
 
 State = Literal["regressed", "improved", "ok", "open", "not measured"]
@@ -52,19 +51,25 @@ class Finding:
 
     @property
     def change(self) -> Estimate:
-        """The change of the figure itself with its bounds in order: 0.05 is 5 % more (of errors: 5 points)."""
+        """The change of the figure itself with its bounds in order: 0.05 is 5 % more (of errors: 5 points). A bound
+        that the blocks do not give is infinite."""
         ends = sorted((self.gate.change(self.worsening.low), self.gate.change(self.worsening.high)))
         return Estimate(value=self.gate.change(self.worsening.value), low=ends[0], high=ends[1])
 
     def to_dict(self) -> dict[str, Any]:
-        plain = fields_to_plain(self)
-        del plain["worsening"], plain["gate"]
-        change = {name: getattr(self.change, name) for name in ("value", "low", "high")}
+        """Safe for JSON: null for a bound that the blocks do not give, and for what was not measured."""
+        change = {name: _known(getattr(self.change, name)) for name in ("value", "low", "high")}
         return {
             "metric": self.gate.metric,
             "margin_asked": self.gate.margin,
-            "change": {name: end if math.isfinite(end) else None for name, end in change.items()},
-            **plain,
+            "is_default": self.gate.is_default,
+            "change": change,
+            "state": self.state,
+            "blocks": self.blocks,
+            "margin": _known(self.margin),
+            "before": _known(self.before),
+            "after": _known(self.after),
+            "confirmed": self.confirmed,
         }
 
 
@@ -104,6 +109,10 @@ def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
     if math.isinf(above) or not worsenings:
         return 0.0
     return FLOOR_ERRORS * (above - value) * math.sqrt(len(worsenings) / blocks_max)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _median(values: Iterable[float]) -> float:

@@ -22,6 +22,8 @@ DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
     "cpu": 0.02,
     "gpu": 0.02,
     "memory": 0.05,
+    "gpu_memory": 0.05,
+    "startup": 0.10,
 }
 """From which change on it counts where nobody says so. The rarer what a figure is made of, the more it varies between
 runs of one server (tests/benchmarks/check/simulated_check.py: what each margin lets through)."""
@@ -79,10 +81,19 @@ class Gate:
         return max(-_FARTHEST, min(worse, _FARTHEST))
 
     def change(self, worsening: float) -> float:
-        """The change of the figure itself, as a share of what it was; of errors in shares of all requests."""
+        """The change of the figure itself, as a share of what it was; of errors in shares of all requests. An end
+        without a bound stays infinite."""
         if self.is_absolute:
             return worsening
+        if math.isinf(worsening):
+            return -worsening if self.metric in _LOWER_IS_WORSE else worsening
         return math.expm1(-worsening if self.metric in _LOWER_IS_WORSE else worsening)
+
+    def worsening_of(self, change: float) -> float:
+        """The inverse of `change`."""
+        if math.isinf(change):
+            return -change if self.metric in _LOWER_IS_WORSE else change
+        return self.limit_of(-change if self.metric in _LOWER_IS_WORSE else change)
 
 
 def default_gates(objective: str) -> tuple[Gate, ...]:
@@ -97,10 +108,15 @@ def gates_of(margins: Mapping[str, float], *, objective: str) -> tuple[Gate, ...
     """The gates named, in their order; none named: those of the objective.
 
     Raises:
-        UsageError: no such figure, or a margin that says nothing.
+        UsageError: no such figure, a margin that says nothing, or a capacity that no run searches.
     """
     if not margins:
         return default_gates(objective)
+    if "capacity" in margins and objective != "capacity":
+        raise UsageError(
+            f"capacity: no run searches it under objective: {objective}",
+            hint="add --set objective=capacity (the scenario needs an slo and arrivals at a rate), or gate throughput",
+        )
     return tuple(_gate(name, margin) for name, margin in margins.items())
 
 

@@ -83,6 +83,10 @@ class Benches:
         except TargetError as error:
             raise TargetError(f"{variant.name}: {error.message}", hint=error.hint) from error
 
+    def stop_server(self, variant: Variant) -> None:
+        """End the server of a variant; its next trial launches it anew."""
+        self._target(variant).stop()
+
     def stop_servers(self) -> None:
         """Stop every server; the next use launches it anew."""
         self._launched.close()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from batchtune.errors import TargetError
-from batchtune.target.launch.container import Container, tree_cpu_s, tree_listens, tree_memory_bytes
+from batchtune.target.launch.container import Container, tree_cpu_s, tree_listens, tree_memory_peak_bytes
 
 _TAIL_BYTES = 16_384
 _FIRST_PORT = 10_000
@@ -131,11 +131,13 @@ class ServerProcess:
         inside_s = self._container.cpu_s()
         return None if inside_s is None else own_s + inside_s
 
-    def memory_bytes(self) -> int | None:
-        """Resident memory of the process and its children now; None when not known, as of a container."""
-        if self._process is None or self._container is not None or self._serves_elsewhere:
+    def memory_peak_bytes(self) -> int | None:
+        """The most memory that the process and its children, or its container, held so far; None when not known."""
+        if self._process is None or self._serves_elsewhere:
             return None
-        return tree_memory_bytes(self._process.pid)
+        if self._container is not None:
+            return self._container.memory_peak_bytes()
+        return tree_memory_peak_bytes(self._process.pid)
 
     def look_for_listener(self, port: int) -> None:
         """Note whether it is the process, or a child, that listens on this port, now that somebody does.

@@ -25,11 +25,12 @@ _Series = dict[tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """One reading: metric name -> label pairs -> value; time, server's CPU time and memory at that moment."""
+    """One reading: metric name -> label pairs -> value; time, the server's CPU time until then and the most memory that
+    it held so far."""
 
     monotonic_s: float
     server_cpu_s: float | None
-    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
     series: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
 
 
@@ -40,7 +41,7 @@ class ServerActivity:
     `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
     `event_loop_lag_p99_s` is a floor: the lower edge of the histogram's bucket.
-    `memory_bytes` is what the server and its children hold at the second reading.
+    `memory_peak_bytes` is the most that the server and its children held since their launch.
     `bucket_rows`, `bucket_sent_elements` and `bucket_padding_elements` tell by length bucket ("" without buckets) of
     inputs that may differ in length: rows, elements that the requests brought, elements that filled them up.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
@@ -60,7 +61,7 @@ class ServerActivity:
     padding_ratio: float | None = None
     device_busy_ratio: float | None = None
     server_cpu_s: float | None = None
-    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
     event_loop_lag_p99_s: float | None = None
     emulated: bool = False
     device_parallel: bool | None = None
@@ -90,7 +91,7 @@ def read_counters(
     endpoint: Endpoint,
     *,
     server_cpu_s: Callable[[], float | None] = lambda: None,
-    memory_bytes: Callable[[], int | None] = lambda: None,
+    memory_peak_bytes: Callable[[], int | None] = lambda: None,
 ) -> Counters:
     """Read the metrics page; a server without one gives a reading without series.
 
@@ -101,7 +102,7 @@ def read_counters(
 
     if endpoint.rest_port is None:
         return Counters(
-            monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_bytes=memory_bytes()
+            monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_peak_bytes=memory_peak_bytes()
         )
     try:
         with control_client(endpoint) as client:
@@ -110,7 +111,10 @@ def read_counters(
         raise TargetError(f"{endpoint.rest_url}{endpoint.monitoring_path}: {in_words(error)}") from error
     series = parse_prometheus(answer.text) if answer.status_code == 200 else {}
     return Counters(
-        monotonic_s=time.monotonic(), server_cpu_s=server_cpu_s(), memory_bytes=memory_bytes(), series=series
+        monotonic_s=time.monotonic(),
+        server_cpu_s=server_cpu_s(),
+        memory_peak_bytes=memory_peak_bytes(),
+        series=series,
     )
 
 
@@ -156,7 +160,7 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         padding_ratio=padding / rows if rows else None,
         device_busy_ratio=busy_micros / 1e6 / duration_s if busy_micros else None,
         server_cpu_s=cpu,
-        memory_bytes=after.memory_bytes,
+        memory_peak_bytes=after.memory_peak_bytes,
         event_loop_lag_p99_s=change.histogram_quantile_s(f"{_OURS}event_loop_lag_bucket", 0.99),
         emulated=any(value > 0 for value in after.series.get(f"{_OURS}emulated_device", {}).values()),
         device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,

@@ -89,15 +89,16 @@ class TfServingTarget:
         running = self._process is not None and self._process.running
         if running and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
+        startup_s: float | None = None
         if running and self._spec.runs == "bundled" and self._takes_hot(configuration):
             self._apply_hot(configuration)
             how: Literal["hot", "restart"] = "hot"
         else:
-            self._restart(configuration)
+            startup_s = self._restart(configuration)
             how = "restart"
         self._in_force = configuration
         self._log.copy()
-        return ApplyRecord(how=how, seconds=time.monotonic() - started)
+        return ApplyRecord(how=how, seconds=time.monotonic() - started, startup_s=startup_s)
 
     def counters(self) -> Counters:
         """One reading of the server's metrics. A server that does not answer is started anew by the next `apply`.
@@ -108,7 +109,9 @@ class TfServingTarget:
         process = self._running_process()
         process.raise_if_dead()
         try:
-            return read_counters(self.endpoint, server_cpu_s=process.cpu_s, memory_bytes=process.memory_bytes)
+            return read_counters(
+                self.endpoint, server_cpu_s=process.cpu_s, memory_peak_bytes=process.memory_peak_bytes
+            )
         except TargetError:
             self._in_force = None
             process.raise_if_dead(within_s=DYING_S)
@@ -126,6 +129,12 @@ class TfServingTarget:
 
     def log_tail(self) -> str:
         return self._process.log_tail() if self._process else "  (not started)"
+
+    def stop(self) -> None:
+        """End the server; the next `apply` launches it anew."""
+        self._in_force = None
+        if self._process is not None:
+            self._process.stop()
 
     def close(self) -> None:
         """Stop the server and remove its scratch files; more than once is fine."""
@@ -179,10 +188,9 @@ class TfServingTarget:
         if answer.status_code != 200:
             raise TargetError(f"the server refused {configuration.label()}: {_error_text(answer.text)}")
 
-    def _restart(self, configuration: Configuration) -> None:
-        self._in_force = None
-        if self._process is not None:
-            self._process.stop()
+    def _restart(self, configuration: Configuration) -> float:
+        """Seconds from the launch until the model was AVAILABLE, in steps of 20 ms."""
+        self.stop()
         asked = {**self._flags, **dict(configuration.flags)}
         flags = {"max_num_load_retries": "0", **self._thread_limits(), **asked}
         self._tell_of_threads(configuration, flags)
@@ -210,11 +218,13 @@ class TfServingTarget:
             log_path=self._log.path,
             cpus=self._spec.cpus,
         )
+        launched_s = time.monotonic()
         self._process.start()
         try:
             wait_until_ready(
                 self._endpoint, limit_s=self._spec.ready_timeout_s, still_alive=self._process.raise_if_dead
             )
+            startup_s = time.monotonic() - launched_s
             if self._spec.runs != "bundled":
                 self._process.look_for_listener(rest_port)
         except TargetError as error:
@@ -227,6 +237,7 @@ class TfServingTarget:
         except BaseException:
             self._process.stop()
             raise
+        return startup_s
 
     def _program(self, model_name: str, ports: tuple[int, ...]) -> list[str]:
         match self._spec.runs:

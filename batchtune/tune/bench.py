@@ -87,8 +87,9 @@ class Bench:
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
         outcome: _Outcome | None = None
         failure: str | None = None
+        startup_s: float | None = None
         try:
-            self._target.apply(plan.configuration)
+            startup_s = self._target.apply(plan.configuration).startup_s
             outcome = self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
             failure = self._defect(outcome)
         except (TargetError, BatchingParametersError) as error:
@@ -117,6 +118,7 @@ class Bench:
             asked_duration_s=plan.duration_s,
             repeat_of=plan.repeat_of,
             error_texts={} if outcome is None else _texts_by_class(outcome.figures.samples),
+            startup_s=startup_s,
             seconds=self._now_s() - started_s,
             started_utc=started_utc,
         )

@@ -25,7 +25,7 @@ SERVER = ServerActivity(
     queue_wait_mean_s=0.001,
     requests_by_status={"OK": 1600},
     server_cpu_s=0.32,
-    memory_bytes=300 * 2**20,
+    memory_peak_bytes=300 * 2**20,
 )
 
 

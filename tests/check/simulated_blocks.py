@@ -22,6 +22,17 @@ Host = Literal["steady", "drifting", "two-speed"]
 
 TYPICAL: Mapping[Metric, float] = {"throughput": 2000.0, "p95": 0.012, "p99": 0.015, "cpu": 0.0002}
 NOISE: Mapping[Metric, float] = {"throughput": 1.0, "p95": 1.5, "p99": 3.0, "cpu": 0.5}
+FURTHER: Mapping[Metric, float] = {
+    "capacity": 1800.0,
+    "p50": 0.008,
+    "gpu": 0.0001,
+    "memory": 3e8,
+    "gpu_memory": 2e9,
+    "startup": 1.5,
+}
+"""What no objective guards of itself, drawn apart: as noisy as throughput, and the host's speed has no part in it."""
+
+ERRORS = 0.05
 """Standard deviations relative to that of throughput."""
 
 HOST_SHARE: Mapping[Metric, float] = {"throughput": -1.0, "p95": 1.0, "p99": 1.0, "cpu": 0.5}
@@ -67,6 +78,7 @@ class SimulatedPair:
             for metric in TYPICAL
         }
         blocks: list[BlockFigures] = []
+        chance = np.random.default_rng([self.seed, phase == "confirmation"])
         for block, order in enumerate(orders):
             figures: dict[Metric, list[float]] = {metric: [0.0, 0.0] for metric in TYPICAL}
             for place, arm in enumerate(order):
@@ -78,8 +90,17 @@ class SimulatedPair:
             pairs: dict[Metric, tuple[float, float]] = {
                 metric: (values[0], values[1]) for metric, values in figures.items()
             }
-            blocks.append({**pairs, "errors": (0.0, 0.0)})
+            blocks.append({**pairs, **self._further(chance)})
         return blocks
+
+    def _further(self, chance: np.random.Generator) -> dict[Metric, tuple[float, float]]:
+        planted = self.change.get
+        errors = ERRORS if "errors" in self.change else 0.0
+        figures: dict[Metric, tuple[float, float]] = {"errors": (errors, errors * planted("errors", 1.0))}
+        for metric, typical in FURTHER.items():
+            before, after = typical * np.exp(chance.normal(0.0, self.sd / math.sqrt(2.0), 2))
+            figures[metric] = (float(before), float(after) * planted(metric, 1.0))
+        return figures
 
     def _slowness(self, runs: int) -> np.ndarray:
         match self.host:

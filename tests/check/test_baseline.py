@@ -56,6 +56,31 @@ def test_it_is_read_as_it_was_written_from_the_file_or_its_folder(kept):
     assert kept.stat().st_size < 50_000
 
 
+def test_a_capacity_is_kept_only_where_runs_searched_one():
+    assert "capacity" not in KEPT.runs[0]
+    searched = baseline_of(SCENARIO.model_copy(update={"objective": "capacity"}), TRIALS, HOST)
+    assert "capacity" in searched.runs[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (None, 4),
+        ("{", 2),
+        ('{"verdict": "OK"}', 2),
+        ('{"kind": "batchtune baseline", "schema_version": 99}', 4),
+    ],
+    ids=["none", "cut short", "foreign", "future"],
+)
+def test_a_baseline_that_is_none_ends_with_its_own_exit_code(tmp_path, text, code):
+    path = tmp_path / "baseline.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises((ArchiveError, BaselineError)) as raised:
+        read_baseline(path)
+    assert raised.value.exit_code == code
+
+
 def test_none_and_one_of_the_future_are_no_baselines(kept):
     with pytest.raises(BaselineError, match=r"NO BASELINE: .*does not exist; nothing was compared"):
         read_baseline(kept.with_name("none.json"))

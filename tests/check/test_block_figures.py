@@ -29,6 +29,12 @@ def test_a_server_that_counts_rows_only_is_divided_by_the_rows_of_a_request():
     assert run_figures(trial("main", 1, twice))["cpu"] == pytest.approx(0.32 / 1600)
 
 
+def test_memory_of_the_gpu_and_the_start_of_a_server_launched_for_the_run():
+    figures = run_figures(trial("main", 1, moved(gpu_memory_used_bytes=5e9), startup_s=1.4))
+    assert (figures["gpu_memory"], figures["startup"]) == (5e9, 1.4)
+    assert math.isnan(run_figures(trial("main", 1))["startup"])
+
+
 def test_what_a_server_does_not_tell_is_not_known():
     figures = run_figures(trial("main", 1, measurement(None)))
     assert math.isnan(figures["cpu"])

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from batchtune.check.gate import OBJECTIVE_METRICS, Gate, default_gates, gates_of, parse_margins
+from batchtune.check.gate import (
+    DEFAULT_MARGINS,
+    OBJECTIVE_METRICS,
+    Gate,
+    default_gates,
+    gates_of,
+    parse_margins,
+)
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.check import METRICS
 
@@ -42,6 +49,25 @@ def test_a_rate_that_none_holds_is_the_farthest_change_and_two_of_them_tell_noth
     assert gate.worsening(0.0, 500.0) == pytest.approx(-math.log(1000.0))
     assert math.isnan(gate.worsening(0.0, 0.0))
     assert math.isnan(gate.worsening(math.nan, 0.0))
+
+
+@pytest.mark.parametrize("metric", ["throughput", "p95", "errors"])
+def test_an_end_without_a_bound_stays_infinite(metric):
+    gate = Gate(metric=metric, margin=0.05)
+    sign = -1.0 if metric == "throughput" else 1.0
+    assert [gate.change(end) for end in (-math.inf, math.inf)] == [-sign * math.inf, sign * math.inf]
+
+
+def test_a_capacity_is_guarded_only_where_runs_search_one():
+    assert gates_of({"capacity": 0.05}, objective="capacity")[0].margin == 0.05
+    with pytest.raises(UsageError, match="capacity: no run searches it under objective: throughput"):
+        gates_of({"capacity": 0.05}, objective="throughput")
+
+
+def test_every_figure_has_a_margin_and_is_read_as_a_gate():
+    assert set(DEFAULT_MARGINS) == set(METRICS)
+    named = parse_margins([f"{metric}=5%" for metric in METRICS])
+    assert [gate.metric for gate in gates_of(named, objective="capacity")] == list(METRICS)
 
 
 def test_margins_are_read_from_one_text_or_several():

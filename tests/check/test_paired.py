@@ -13,6 +13,7 @@ import pytest
 
 from batchtune.check.gate import Gate, default_gates
 from batchtune.check.paired import judge_fixed, run_check
+from batchtune.scenario.spec.check import METRICS
 from tests.check.simulated_blocks import FASTER_10, MORE_CPU, P99_ONLY, SLOWER_5, SLOWER_10, SimulatedPair
 
 GATES = default_gates("throughput")
@@ -78,7 +79,8 @@ def test_noise_far_beyond_the_margin_leaves_the_check_open():
 
 
 def test_a_figure_that_somebody_asked_for_must_be_measured():
-    blocks = SimulatedPair(seed=1, sd=0.01).measure("screen", 10)
+    measured = SimulatedPair(seed=1, sd=0.01).measure("screen", 10)
+    blocks = [{metric: pair for metric, pair in block.items() if metric != "gpu"} for block in measured]
     asked = (*GATES, Gate(metric="gpu", margin=0.02))
     assert judge_fixed(asked, blocks).verdict == "INCONCLUSIVE"
     unasked = (*GATES, Gate(metric="gpu", margin=0.02, is_default=True))
@@ -89,3 +91,30 @@ def test_a_conclusion_goes_to_json_without_infinities():
     blocks = [{"p99": (0.01, math.inf)}, {"p99": (0.01, 0.01)}]
     document = judge_fixed([Gate(metric="p99", margin=0.1)], blocks).to_dict()
     assert json.loads(json.dumps(document, allow_nan=False))["gates"][0]["change"]["high"] is None
+
+
+def test_a_bound_that_the_blocks_do_not_give_is_null_whichever_way_is_worse():
+    blocks = [{"throughput": (100.0, 99.0), "p95": (1.0, 1.0)}] * 3
+    gates = [Gate(metric="throughput", margin=0.05), Gate(metric="p95", margin=0.05)]
+    for gate in judge_fixed(gates, blocks).to_dict()["gates"]:
+        assert (gate["change"]["low"], gate["change"]["high"]) == (None, None)
+        assert gate["change"]["value"] is not None
+
+
+def test_what_was_not_measured_is_null():
+    (gate,) = judge_fixed([Gate(metric="gpu", margin=0.05)], [{}] * 6).to_dict()["gates"]
+    assert (gate["state"], gate["before"], gate["after"], gate["change"]["value"]) == (
+        "not measured",
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_planted_regression_of_every_figure_is_caught_by_its_gate_and_equal_servers_pass(metric):
+    gates = [Gate(metric=metric, margin=0.01 if metric == "errors" else 0.05)]
+    change = {metric: 0.8 if metric in ("throughput", "capacity") else 1.25}
+    worse = run_check(gates, SimulatedPair(seed=1, sd=0.01, change=change).measure)
+    assert (worse.verdict, worse.findings[0].confirmed) == ("REGRESSED", True)
+    assert run_check(gates, SimulatedPair(seed=1, sd=0.01).measure).verdict == "OK"

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from batchtune.target.launch.container import Container, container_of, group_cpu_s
+from batchtune.target.launch.container import (
+    Container,
+    container_of,
+    group_cpu_s,
+    group_memory_peak_bytes,
+    tree_memory_peak_bytes,
+)
 from batchtune.target.process import ServerProcess
 
 DOCKER = """#!/bin/sh
@@ -126,3 +134,27 @@ def test_a_group_that_is_ours_too_does_not_tell_the_servers_time(tmp_path: Path)
         write(tmp_path / f"proc/{process}/cgroup", "0::/user.slice\n")
     write(tmp_path / "sys/fs/cgroup/user.slice/cpu.stat", "usage_usec 2500000\n")
     assert group_cpu_s(77, root=tmp_path) is None
+
+
+def test_a_control_group_tells_the_most_memory_that_it_held(tmp_path: Path) -> None:
+    write(tmp_path / "proc/77/cgroup", "5:memory:/docker/4f2a\n0::/docker-4f2a\n")
+    write(tmp_path / "sys/fs/cgroup/docker-4f2a/memory.peak", "1000\n")
+    assert group_memory_peak_bytes(77, root=tmp_path) == 1000
+    write(tmp_path / "sys/fs/cgroup/memory/docker/4f2a/memory.max_usage_in_bytes", "2000\n")
+    assert group_memory_peak_bytes(77, root=tmp_path) == 2000
+    write(tmp_path / "proc/self/cgroup", "5:memory:/docker/4f2a\n0::/docker-4f2a\n")
+    assert group_memory_peak_bytes(77, root=tmp_path) is None
+
+
+def test_a_process_tells_the_most_memory_that_it_held_not_what_it_holds() -> None:
+    """A child that touches 64 MB and gives them back."""
+    program = "import sys; x = bytearray(64 << 20); del x; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        peak = tree_memory_peak_bytes(child.pid)
+        assert peak is not None
+        assert peak > psutil.Process(child.pid).memory_info().rss + (48 << 20)
+        child.kill()
+    assert tree_memory_peak_bytes(child.pid) is None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 pytestmark = pytest.mark.smoke
@@ -127,3 +130,15 @@ def test_a_run_that_waits_only_as_long_as_the_slo_cares_calls_silence_overload()
     found, _, _ = run(open_loop(10), plan_for(NO_BATCHING), law=Law(fixed_s=30.0))
     assert found.trial.state == "complete"
     assert not found.trial.feasible
+
+
+def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():
+    clock = FakeClock()
+    target = FakeTarget(clock, apply_s=0.7)
+    fleet = FakeFleet(target)
+    bench = Bench(
+        scenario_of(), target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep
+    )
+    first, second = (bench.run(plan_for(NO_BATCHING)).trial for _ in range(2))
+    assert (first.startup_s, second.startup_s) == (0.7, None)
+    assert Trial.from_dict(json.loads(json.dumps(first.to_dict()))).startup_s == 0.7

@@ -95,7 +95,8 @@ class FakeTarget:
             raise TargetError(why)
         how = "hot" if self.running else "restart"
         self.running, self.in_force = True, configuration
-        return ApplyRecord(how=how, seconds=self.apply_s)
+        startup_s = self.apply_s if how == "restart" else None
+        return ApplyRecord(how=how, seconds=self.apply_s, startup_s=startup_s)
 
     def counters(self) -> Counters:
         if not self.running:

@@ -140,7 +140,7 @@ MaxRegressOption = Annotated[
         "--max-regression",
         metavar="FIGURE=MARGIN,…",
         help="From which change for the worse on a figure fails: throughput, capacity, p50, p95, p99, errors, cpu, "
-        "gpu, memory; e.g. p95=5%,throughput=3%. Those given replace the scenario's.",
+        "gpu, memory, gpu_memory, startup; e.g. p95=5%,throughput=3%. Those given replace the scenario's.",
     ),
 ]
 

@@ -23,6 +23,7 @@ from batchtune.errors import (
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
     TargetError,
+    UsageError,
 )
 from batchtune.report.comparison import print_comparison, variant_line
 from batchtune.report.gate.statement import print_check
@@ -65,6 +66,10 @@ def run_compare(
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
     margins = parse_margins(max_regress)
     gates = gates_of(margins, objective=scenario.objective) if margins else ()
+    if "startup" in margins:
+        raise UsageError(
+            "startup: compare launches each server once", hint="`batchtune check` launches them for every run"
+        )
     started_s = time.monotonic()
     done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:

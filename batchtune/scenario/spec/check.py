@@ -9,9 +9,22 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from batchtune.scenario.spec.section import Spec
 from batchtune.scenario.units import Ratio, problem
 
-Metric = Literal["throughput", "capacity", "p50", "p95", "p99", "errors", "cpu", "gpu", "memory"]
-"""Requests/s, the highest rate within the SLO, latency quantiles in seconds, the share of failed requests, seconds
-of the server's CPUs or of its GPU for each request, and bytes of its memory."""
+Metric = Literal[
+    "throughput",
+    "capacity",
+    "p50",
+    "p95",
+    "p99",
+    "errors",
+    "cpu",
+    "gpu",
+    "memory",
+    "gpu_memory",
+    "startup",
+]
+"""Requests/s, the highest rate within the SLO, latency quantiles in seconds, the share of failed requests, seconds of
+the server's CPUs or of its GPU for each request, the most bytes of memory that it held, those of its GPU, and seconds
+from its launch until the model is AVAILABLE."""
 
 METRICS: Final[tuple[Metric, ...]] = get_args(Metric)
 

@@ -1,4 +1,4 @@
-"""Where is a server that a container program started, and how much CPU time has it used?
+"""Where is a server that a container program started, and how much CPU time and memory has it used?
 
 `docker run` only talks to an engine, whose child the server is: neither our child nor a child of ours. The container
 tells its first process, and that process its control group, which counts the time of all that runs in it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,14 @@ class Container:
             return None
         group_s = group_cpu_s(pid, root=root)
         return tree_cpu_s(pid) if group_s is None else group_s
+
+    def memory_peak_bytes(self, *, root: Path = Path("/")) -> int | None:
+        """The most that all that runs in it held so far; None where the engine, or the kernel, does not tell."""
+        pid = self._first_process()
+        if pid is None:
+            return None
+        group_bytes = group_memory_peak_bytes(pid, root=root)
+        return tree_memory_peak_bytes(pid) if group_bytes is None else group_bytes
 
     def remove(self) -> None:
         """Remove it with what runs in it, where the engine still has it.
@@ -102,24 +110,41 @@ def _own_id_file(command: Sequence[str]) -> Path | None:
 
 def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
     """CPU seconds of the control group of a process; None where it has none of its own (it shares ours)."""
-    groups = text_of(root / "proc" / str(pid) / "cgroup").splitlines()
-    ours = text_of(root / "proc" / "self" / "cgroup").splitlines()
     mount = root / "sys/fs/cgroup"
-    for line in groups:
-        _, controllers, group = line.split(":", 2)
-        if group == "/" or line in ours:
-            continue
+    for controllers, group in _groups(pid, root):
         if not controllers:
-            for entry in text_of(mount / group.lstrip("/") / "cpu.stat").splitlines():
+            for entry in text_of(mount / group / "cpu.stat").splitlines():
                 name, _, value = entry.partition(" ")
                 if name == "usage_usec":
                     return int(value) / 1e6
         elif "cpuacct" in controllers.split(","):
             for folder in (mount / controllers, mount / "cpuacct"):
-                used_ns = text_of(folder / group.lstrip("/") / "cpuacct.usage")
+                used_ns = text_of(folder / group / "cpuacct.usage")
                 if used_ns.isdigit():
                     return int(used_ns) / 1e9
     return None
+
+
+def group_memory_peak_bytes(pid: int, *, root: Path = Path("/")) -> int | None:
+    """The most that the control group of a process held, file cache included; None where it has none of its own."""
+    mount = root / "sys/fs/cgroup"
+    for controllers, group in _groups(pid, root):
+        unified = mount / group / "memory.peak"
+        apart = mount / "memory" / group / "memory.max_usage_in_bytes"
+        if not controllers or "memory" in controllers.split(","):
+            text = text_of(apart if controllers else unified)
+            if text.isdigit():
+                return int(text)
+    return None
+
+
+def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
+    """The controllers (none of the unified hierarchy) and the path of each group of a process that is not ours too."""
+    ours = text_of(root / "proc" / "self" / "cgroup").splitlines()
+    for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if group != "/" and line not in ours:
+            yield controllers, group.lstrip("/")
 
 
 def tree_cpu_s(pid: int) -> float | None:
@@ -132,13 +157,24 @@ def tree_cpu_s(pid: int) -> float | None:
     return float(sum(used.user + used.system for used in times))
 
 
-def tree_memory_bytes(pid: int) -> int | None:
-    """Resident bytes of a process and its children; None when it is gone."""
+def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | None:
+    """The most that a process and its children held resident, summed; None when it is gone or nothing tells."""
     try:
         root = psutil.Process(pid)
-        return sum(process.memory_info().rss for process in (root, *root.children(recursive=True)))
+        processes = [root.pid, *(child.pid for child in root.children(recursive=True))]
     except psutil.Error:
         return None
+    peaks = [_peak_bytes(text_of(proc / str(process) / "status")) for process in processes]
+    return sum(peaks) if peaks[0] else None
+
+
+def _peak_bytes(status: str) -> int:
+    """VmHWM of a process's status; 0: it has ended."""
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) * 1024
+    return 0
 
 
 def tree_listens(pid: int, port: int) -> bool:

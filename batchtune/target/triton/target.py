@@ -149,7 +149,9 @@ class TritonTarget:
         if self._launched is None:
             return counters
         return replace(
-            counters, server_cpu_s=self._launched.cpu_s(), memory_bytes=self._launched.memory_bytes()
+            counters,
+            server_cpu_s=self._launched.cpu_s(),
+            memory_peak_bytes=self._launched.memory_peak_bytes(),
         )
 
     def signature(self, name: str) -> Signature:

@@ -65,10 +65,11 @@ class Trial:
     configuration lies outside it. `objective` is throughput in requests/s, p95 in seconds or capacity in requests/s,
     as the scenario asks. `constraints` are relative violations in a fixed order, at most 0 when met. `block`
     numbers the round of runs made side by side under one seed. `seconds` is everything it took, from applying the
-    parameters to the measurement. The `asked_` values are those that replaced the scenario's; `repeat_of` is the number
-    of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's words, one for
-    each class of error. `elapsed_s` is what its sweep had spent of the budget when it ended, thinking included; None: a
-    ledger of before, or no sweep.
+    parameters to the measurement. The `asked_` values are those that replaced the scenario's; `repeat_of` is the
+    number of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's
+    words, one for each class of error. `startup_s` is what a server launched for this trial took until its model was
+    AVAILABLE; None: none was launched, or it does not tell. `elapsed_s` is what its sweep had spent of the budget
+    when it ended, thinking included; None: a ledger of before, or no sweep.
     """
 
     number: int
@@ -94,6 +95,7 @@ class Trial:
     asked_duration_s: float | None = None
     repeat_of: int | None = None
     error_texts: dict[str, str] = field(default_factory=dict)
+    startup_s: float | None = None
     elapsed_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:

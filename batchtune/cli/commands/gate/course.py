@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Course:
-    """The runs of one check. `figures` makes blocks of the trials of a phase."""
+    """The runs of one check. `figures` makes blocks of the trials of a phase. `relaunches`: every run has a server of
+    its own, so that each block has two start-up times."""
 
     variants: Sequence[Variant]
     benches: Benches
     run: Run
     view: View
     figures: Callable[[Sequence[Trial], Phase], Sequence[BlockFigures]]
+    relaunches: bool = False
     paces: dict[str, Pace] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
@@ -101,8 +103,16 @@ class Course:
             )
 
     def _begin(self, turn: Turn) -> None:
-        self.benches.require_running(turn.variant)
+        if self.relaunches:
+            self.benches.stop_server(turn.variant)
+        else:
+            self.benches.require_running(turn.variant)
         self.benches.turn(turn)
+
+
+def needs_relaunches(gates: Iterable[Gate]) -> bool:
+    """Whether one of them is of the launch itself."""
+    return any(gate.metric == "startup" for gate in gates)
 
 
 def look_text(blocks: int, findings: Sequence[Finding]) -> str:

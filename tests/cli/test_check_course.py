@@ -1,0 +1,88 @@
+"""How the runs of a check are made: whose servers are launched anew, and when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from batchtune.check.block_figures import paired_figures
+from batchtune.check.gate import Gate
+from batchtune.cli.commands.gate.course import Course, needs_relaunches
+from batchtune.errors import TargetError
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.trials.trial import FinishedTrial
+from tests.check.check_fakes import trial
+from tests.tune.tune_fakes import scenario_of
+
+SIDES = [Variant(name=name, scenario=scenario_of()) for name in ("main", "new")]
+GATES = [Gate(metric="startup", margin=0.1), Gate(metric="p95", margin=0.1)]
+
+
+class FakeBenches:
+    """Servers that start in one second, those of `new` in `slower` of them; `dead` is one that was killed."""
+
+    def __init__(self, *, slower: float = 1.0, dead: str | None = None) -> None:
+        self.slower, self.dead, self.blocks = slower, dead, 24
+        self.running: set[str] = set()
+        self.launches: list[str] = []
+
+    def turn(self, _turn) -> None: ...
+
+    def of(self, variant):
+        def run(plan):
+            startup_s = None
+            if variant.name not in self.running:
+                self.running.add(variant.name)
+                self.launches.append(variant.name)
+                startup_s = (1.0 + 0.001 * plan.number) * (self.slower if variant.name == "new" else 1.0)
+            return FinishedTrial(
+                trial=trial(variant.name, plan.block or 0, startup_s=startup_s), samples=None
+            )
+
+        return SimpleNamespace(run=run)
+
+    def require_running(self, variant) -> None:
+        if variant.name == self.dead:
+            raise TargetError(f"{variant.name}: ended by signal 9")
+
+    def stop_server(self, variant) -> None:
+        self.running.discard(variant.name)
+
+    def stop_servers(self) -> None:
+        self.running.clear()
+
+
+def course_of(benches: FakeBenches, gates) -> Course:
+    silent = SimpleNamespace(event=lambda _text: None)
+    run = SimpleNamespace(append=lambda _trial, _samples: None, path="RUN")
+    return Course(
+        variants=SIDES,
+        benches=benches,  # type: ignore[arg-type]
+        run=run,  # type: ignore[arg-type]
+        view=silent,  # type: ignore[arg-type]
+        figures=lambda trials, _phase: paired_figures(trials, baseline="main", candidate="new"),
+        relaunches=needs_relaunches(gates),
+    )
+
+
+def test_a_gate_of_the_start_up_launches_a_server_for_every_run_and_catches_a_slower_one():
+    benches = FakeBenches(slower=1.3)
+    conclusion = course_of(benches, GATES).conclude(GATES, 24)
+    assert conclusion.verdict == "REGRESSED"
+    assert [finding.state for finding in conclusion.findings] == ["regressed", "ok"]
+    runs = 2 * (conclusion.blocks + conclusion.fresh_blocks)
+    assert len(benches.launches) >= runs
+
+
+def test_without_one_each_side_is_launched_once_a_phase():
+    benches = FakeBenches()
+    assert course_of(benches, GATES[1:]).conclude(GATES[1:], 24).verdict == "OK"
+    assert sorted(benches.launches) == ["main", "new"]
+
+
+@pytest.mark.parametrize("dead", ["main", "new"])
+def test_a_server_that_was_killed_between_two_runs_makes_it_invalid(dead):
+    conclusion = course_of(FakeBenches(dead=dead), GATES[1:]).conclude(GATES[1:], 24)
+    assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 7)
+    assert conclusion.reason == f"{dead}: ended by signal 9"

@@ -14,7 +14,7 @@ from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of, runs_of
 from batchtune.tune.trials.trial import Trial
 
-_WITHOUT_TIME: Final[frozenset[Metric]] = frozenset({"errors", "memory"})
+_WITHOUT_TIME: Final[frozenset[Metric]] = frozenset({"errors", "memory", "gpu_memory", "startup"})
 """What the parts of a request's way do not explain."""
 
 
@@ -35,7 +35,7 @@ class Account:
     stored: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON."""
+        """Safe for JSON; without an error rate where the baseline was stored."""
         return {
             **self.conclusion.to_dict(),
             "schema_version": SCHEMA_VERSION,

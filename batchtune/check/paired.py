@@ -73,6 +73,8 @@ class Conclusion:
             "exit_code": self.exit_code,
             "reason": self.reason,
             "error_rate": self.error_rate,
+            "confirms": self.confirms,
+            "target_failed": self.target_failed,
             "blocks": self.blocks,
             "fresh_blocks": self.fresh_blocks,
             "blocks_max": self.blocks_max,

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.archive.run import Run, create_run
+from batchtune.archive.run import CHECK, Run, create_run
+from batchtune.check.account import Account
+from batchtune.check.attribution import attribute
+from batchtune.check.block_figures import paired_figures
+from batchtune.check.gate import default_gates
+from batchtune.check.history import append_history, history_line
+from batchtune.check.paired import judge_fixed
 from batchtune.load.record.samples import Samples, Status
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
@@ -84,6 +90,45 @@ def two_arms_run(
                 noisy = (STEAL,) if (block, at) == (NOISY_BLOCK, 0) else ()
                 measured = replace(trial.measurement, caveats=noisy)
                 run.append(replace(trial, reason=name, measurement=measured), latencies([1.0, 2.0, 4.0]))
+    return run
+
+
+def checked_run(
+    root: Path,
+    *,
+    names: tuple[str, str] = ("baseline", "candidate"),
+    blocks: int = 10,
+    gain: float = 0.8,
+    earlier: int = 9,
+) -> Run:
+    """A check whose candidate is `gain` times as fast, after so many that were a third faster, the last one apart."""
+    run = two_arms_run(root, names, blocks=blocks, gain=gain, kind="compare")
+    trials = run.ledger()
+    figures = paired_figures(trials, baseline=names[0], candidate=names[1])
+    conclusion = replace(judge_fixed(default_gates("throughput"), figures), fresh_blocks=6, confirms=True)
+    account = Account(
+        scenario=SCENARIO.name,
+        baseline=names[0],
+        candidate=names[1],
+        conclusion=conclusion,
+        attribution=attribute(
+            *([trial.measurement for trial in trials if trial.reason == name] for name in names)
+        ),
+        seconds=42.0,
+        run=str(run.path),
+        note=f"baseline: net at {EVIL} (1a2b3c4d5)",
+    )
+    (run.path / CHECK).write_text(json.dumps(account.to_dict()))
+    line = history_line(account, {})
+    for number in range(earlier):
+        faster = 1.33 if number < earlier - 4 else 1.0
+        gates = {
+            name: {**gate, "after": faster * (1.0 + 0.001 * number) * (gate["after"] or 0.0)}
+            for name, gate in line["gates"].items()
+        }
+        utc = f"2026-11-{number + 1:02}T12:00:00+00:00"
+        append_history(root, {**line, "utc": utc, "run": None, "commit": EVIL, "gates": gates})
+    append_history(root, line)
     return run
 
 

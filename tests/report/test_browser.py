@@ -12,6 +12,7 @@ from batchtune.cli.commands.report import write_report
 from tests.report.chromium import CHROMIUM, Page, chromium_page
 from tests.report.pages import (
     EVIL,
+    checked_run,
     compared_run,
     evil_page,
     loaded_run,
@@ -25,6 +26,7 @@ PLOTS = {
     "compare": 5,
     "load": 5,
     "noise": 4,
+    "check": 4,
 }
 """Drawn of each kind; the timeline of the sweep is left out, for its requests are not kept."""
 RUNS: dict[str, Callable[[Path], Run]] = {
@@ -32,11 +34,18 @@ RUNS: dict[str, Callable[[Path], Run]] = {
     "compare": compared_run,
     "load": lambda root: loaded_run(root, rising_rates()),
     "noise": lambda root: two_arms_run(root, ("A", "A again"), blocks=6, gain=1.0, kind="noise"),
+    "check": lambda root: checked_run(root, names=("baseline", EVIL)),
 }
 ROWS = "JSON.parse(document.getElementById('document').textContent).rows"
 CLICKS_MAX = 4
 """A busy browser may forget the point under the mouse between a move and a click; people click again."""
-CLICKABLE = {"sweep": "pareto", "compare": "blocks", "load": "load", "noise": "differences"}
+CLICKABLE = {
+    "sweep": "pareto",
+    "compare": "blocks",
+    "load": "load",
+    "noise": "differences",
+    "check": "blocks",
+}
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +128,13 @@ def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
         if detail:
             break
     assert "p95 ms" in detail
-    assert {"sweep": "confirm", "compare": "block 1", "load": "500 requests/s", "noise": "block 1"}[
-        kind
-    ] in detail
+    assert {
+        "sweep": "confirm",
+        "compare": "block 1",
+        "load": "500 requests/s",
+        "noise": "block 1",
+        "check": "block 1",
+    }[kind] in detail
 
 
 def test_on_paper_every_plot_is_light_and_within_the_page_and_nothing_stays_folded(opened: Page) -> None:

@@ -27,6 +27,8 @@ UNITS: Final = {
     "cpu": ("CPU µs/request", 1e6),
     "gpu": ("GPU µs/request", 1e6),
     "memory": ("memory MiB", 2.0**-20),
+    "gpu_memory": ("GPU memory MiB", 2.0**-20),
+    "startup": ("start-up s", 1.0),
 }
 HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "change", "margin", "verdict")
 
@@ -128,7 +130,7 @@ def change_text(finding: Finding, *, ends: bool = True) -> str:
     value = f"{_signed(change.value)} {unit}"
     if not ends or not (math.isfinite(finding.worsening.low) or math.isfinite(finding.worsening.high)):
         return value
-    return f"{value} [{_end(finding, change.low)}, {_end(finding, change.high)}]"
+    return f"{value} [{_end(change.low)}, {_end(change.high)}]"
 
 
 def _settling(account: Account) -> str:
@@ -153,9 +155,8 @@ def _wider(finding: Finding) -> str:
     return f"{gate.metric}={rounded(margin * 100)}%"
 
 
-def _end(finding: Finding, share: float) -> str:
-    is_open = math.isinf(share) or (not finding.gate.is_absolute and share <= -1.0)
-    return "…" if is_open else _signed(share)
+def _end(share: float) -> str:
+    return "…" if math.isinf(share) else _signed(share)
 
 
 def _row(finding: Finding) -> list[str]:

@@ -1,22 +1,24 @@
-"""Which page does a run get: that of a sweep, a comparison, a load test or a noise floor?"""
+"""Which page does a run get: that of a sweep, a comparison, a check, a load test or a noise floor?"""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from batchtune.archive.listing import kind_by_name
-from batchtune.archive.run import Run
+from batchtune.archive.run import CHECK, Run
+from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.load_page import load_document
 from batchtune.report.html.noise_page import noise_document
 from batchtune.report.html.shell.document import Document
 from batchtune.tune.compare.noise_floor import ARMS
 
-Kind = Literal["sweep", "compare", "load", "noise"]
+Kind = Literal["sweep", "compare", "check", "load", "noise"]
 
 
 def kind_of(run: Run) -> Kind:
-    """By what its trials are, whatever its folder is called; without any, by the end of that name.
+    """By what its trials are, whatever its folder is called; without any, by the end of that name. A check that was
+    interrupted is a comparison.
 
     Raises:
         ArchiveError: the ledger cannot be read.
@@ -29,12 +31,14 @@ def kind_of(run: Run) -> Kind:
         case "load":
             return "load"
         case "variant":
+            if (run.path / CHECK).is_file():
+                return "check"
             return "noise" if all(trial.reason in ARMS for trial in trials) else "compare"
         case _:
             return "sweep"
 
 
-def measured_document(run: Run, kind: Literal["compare", "load", "noise"]) -> Document:
+def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise"]) -> Document:
     """The page of a run that chooses nothing.
 
     Raises:
@@ -43,6 +47,8 @@ def measured_document(run: Run, kind: Literal["compare", "load", "noise"]) -> Do
     match kind:
         case "compare":
             return comparison_document(run)
+        case "check":
+            return check_document(run)
         case "load":
             return load_document(run)
         case "noise":

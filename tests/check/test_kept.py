@@ -1,0 +1,60 @@
+"""A check that is kept is read again as the account that it was."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchtune.archive.run import CHECK
+from batchtune.check.gate import default_gates
+from batchtune.check.kept import account_from, read_account
+from batchtune.check.paired import judge_fixed
+from batchtune.errors import ArchiveError
+from batchtune.report.gate.statement import closing_lines, gate_rows, headline
+from tests.check.check_fakes import account, regressed
+
+BOUNDLESS = judge_fixed(
+    default_gates("throughput"), [{"throughput": (100.0, 99.0), "p99": (1.0, math.inf)}] * 3
+)
+VOID = replace(regressed(), verdict="INVALID", findings=(), reason="ended by signal 9", target_failed=True)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        account(),
+        account(BOUNDLESS, attribution=None, stored=True, note="another host"),
+        account(VOID, attribution=None, run=None),
+    ],
+    ids=["regressed", "boundless", "void"],
+)
+def test_it_says_the_same_after_a_journey_through_json(kept):
+    read = account_from(json.loads(json.dumps(kept.to_dict(), allow_nan=False)))
+    assert headline(read) == headline(kept)
+    assert gate_rows(read.conclusion) == gate_rows(kept.conclusion)
+    assert closing_lines(read) == closing_lines(kept)
+    assert read.conclusion.exit_code == kept.conclusion.exit_code
+    for ours, theirs in zip(read.conclusion.findings, kept.conclusion.findings, strict=True):
+        assert ours.worsening.low == pytest.approx(theirs.worsening.low)
+        assert ours.worsening.high == pytest.approx(theirs.worsening.high)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "not a whole check"),
+        ("{", "not a whole check"),
+        ("[]", "not a whole check"),
+        ('{"schema_version": 99}', "schema_version 99"),
+        ('{"schema_version": 1}', "not a whole check"),
+    ],
+)
+def test_what_is_none_or_half_of_one_says_so(tmp_path: Path, text, words):
+    if text is not None:
+        (tmp_path / CHECK).write_text(text)
+    with pytest.raises(ArchiveError, match=words):
+        read_account(tmp_path)

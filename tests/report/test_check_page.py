@@ -1,0 +1,108 @@
+"""The page of a check: its verdict, its gates, and how they moved from check to check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from batchtune.archive.run import CHECK, Run
+from batchtune.check.gate import Gate
+from batchtune.check.kept import read_account
+from batchtune.check.paired import judge_fixed
+from batchtune.report.gate.statement import gate_rows
+from batchtune.report.html.check_figures import gate_changes
+from batchtune.report.html.check_page import check_document
+from batchtune.report.html.page import kind_of
+from batchtune.report.html.shell.document import render
+from tests.report.pages import EVIL, checked_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return checked_run(tmp_path_factory.mktemp("check"), names=("baseline", EVIL))
+
+
+@pytest.fixture(scope="module")
+def document(run: Run):
+    return check_document(run)
+
+
+def section(document, anchor: str):
+    return next(part for part in document.sections if part.anchor == anchor)
+
+
+def test_a_check_has_a_page_of_its_own_and_one_without_a_verdict_is_a_comparison(run, tmp_path):
+    assert kind_of(run) == "check"
+    interrupted = checked_run(tmp_path, earlier=0)
+    (interrupted.path / CHECK).unlink()
+    assert kind_of(interrupted) == "compare"
+
+
+def test_the_answers_are_the_verdict_what_moved_why_and_how_sure(document):
+    assert [answer.headline for answer in document.answers][:2] == ["No: regressed", "throughput −19.9 %"]
+    assert document.answers[0].tone == "bad"
+    assert document.answers[3].headline == "Seen twice, on fresh blocks too"
+
+
+def test_the_table_is_that_of_the_terminal(run, document):
+    assert section(document, "table").table.rows == gate_rows(read_account(run.path).conclusion)
+
+
+def test_the_figure_shows_each_gate_with_its_interval_and_margin(document):
+    traces = {trace["name"]: trace for trace in section(document, "gates").figure.data}
+    assert "throughput" in traces["regressed"]["y"]
+    at = traces["regressed"]["y"].index("throughput")
+    assert -22 < traces["regressed"]["x"][at] < -18
+    assert traces["regressed"]["error_x"]["array"][at] > 0.0
+    margins = dict(zip(traces["margin"]["y"], traces["margin"]["x"], strict=True))
+    assert margins["throughput"] < 0.0 < margins["p95"]
+
+
+def test_an_end_that_the_blocks_do_not_give_is_not_drawn():
+    conclusion = judge_fixed([Gate(metric="throughput", margin=0.05)], [{"throughput": (100.0, 99.0)}] * 3)
+    trace = gate_changes(conclusion.findings).figure.data[0]
+    assert (trace["error_x"]["array"], trace["error_x"]["arrayminus"]) == ([0.0], [0.0])
+    assert "[" not in trace["text"][0]
+
+
+def test_the_history_marks_this_check_and_the_change_that_lasted(document):
+    history = section(document, "history")
+    points = history.figure.data[0]
+    assert points["marker"]["symbol"] == ["circle"] * 9 + ["star"]
+    assert history.figure.layout["shapes"][0]["x0"] == 5.5
+    assert "throughput /s" in history.lead
+
+
+def test_a_first_check_says_that_there_is_no_other(tmp_path):
+    assert "no other check" in section(check_document(checked_run(tmp_path, earlier=0)), "history").missing
+
+
+def test_names_are_escaped_where_html_and_plotly_read_them(document):
+    page = render(document)
+    assert EVIL not in page
+    texts = [
+        text
+        for part in document.sections
+        if part.figure
+        for trace in part.figure.data
+        for text in trace.get("text", ())
+    ]
+    assert texts
+    assert not any("<script" in text for text in texts)
+
+
+def test_a_check_against_a_stored_baseline_has_one_side_to_show(tmp_path: Path):
+    run = checked_run(tmp_path)
+    scenario = run.path / "scenario.yaml"
+    scenario.write_text(scenario.read_text().partition("variants:")[0])
+    ledger = run.path / "trials.jsonl"
+    kept = [
+        line
+        for line in ledger.read_text().splitlines(keepends=True)
+        if json.loads(line)["reason"] == "candidate"
+    ]
+    ledger.write_text("".join(kept))
+    blocks = section(check_document(Run(run.path)), "blocks")
+    assert {trace["name"] for trace in blocks.figure.data} == {"candidate"}

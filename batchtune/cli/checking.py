@@ -18,6 +18,7 @@ from batchtune.cli.arguments.options import (
     takes_fleet,
     takes_slo,
 )
+from batchtune.cli.arguments.sides import SideWords, takes_sides
 from batchtune.errors import UsageError
 
 checking = typer.Typer()
@@ -27,33 +28,23 @@ checking = typer.Typer()
     epilog=examples(
         "check scenario.yaml",
         "check scenario.yaml --baseline-model models/main --candidate-model models/new",
-        "check scenario.yaml --candidate-set target.flags.tensorflow_intra_op_parallelism=2",
+        "check scenario.yaml --baseline-ref main --candidate-ref HEAD",
+        "check scenario.yaml --candidate-flag tensorflow_intra_op_parallelism=2",
+        "check scenario.yaml --baseline-image serving:1.0 --candidate-image serving:1.1",
         "check scenario.yaml --max-regress p95=5%,cpu=3% --json",
         "check scenario.yaml --baseline baseline.json --update-baseline",
         "check scenario.yaml --baseline baseline.json --junit junit.xml",
     )
 )
+@takes_sides
 @takes_slo
 @takes_fleet
 def check(
     *,
     slo: dict[str, str],
     workers: list[str],
+    sides: dict[str, SideWords],
     scenario: ScenarioArgument,
-    baseline_model: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The model of the baseline. Default: the scenario's.")
-    ] = None,
-    candidate_model: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The model of the candidate. Default: the scenario's.")
-    ] = None,
-    baseline_set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A key of the scenario, for the baseline only."),
-    ] = None,
-    candidate_set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A key of the scenario, for the candidate only."),
-    ] = None,
     candidate: Annotated[
         str | None, typer.Option(metavar="NAME", help="The variant to check. Default: the second of two.")
     ] = None,
@@ -115,32 +106,39 @@ def check(
     generator or the host spoilt it, 7 a server failed.
     """
     from batchtune.cli.arguments.slo import slo_overrides
-    from batchtune.cli.commands.gate.check import CheckRequest, model_override, run_paired_check
+    from batchtune.cli.commands.gate.check import CheckRequest, run_paired_check
     from batchtune.cli.commands.gate.files import CheckFiles
+    from batchtune.cli.commands.gate.sides import resolved_sides
+    from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
 
-    wanted = CheckRequest(
-        scenario=scenario,
-        overrides=[*(set_ or []), *slo_overrides(slo), *workers],
-        baseline_set=[*model_override(baseline_model), *(baseline_set or [])],
-        candidate_set=[*model_override(candidate_model), *(candidate_set or [])],
-        candidate=candidate,
-        max_regress=max_regress or [],
-        blocks=blocks,
-    )
     if baseline is not None and paired:
         raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
     if baseline is None and (update_baseline or allow_missing or allow_mismatch):
         raise UsageError("a stored baseline has a file", hint="add --baseline baseline.json")
     files = CheckFiles(junit=junit, markdown=markdown, comment=comment, code_quality=code_quality)
-    if baseline is not None:
-        from batchtune.cli.commands.gate.stored import StoredRequest, run_stored_check
-
-        stored = StoredRequest(
-            path=baseline, update=update_baseline, allow_missing=allow_missing, allow_mismatch=allow_mismatch
+    overrides = [*(set_ or []), *slo_overrides(slo), *workers]
+    with resolved_sides(scenario, sides, overrides=overrides) as resolved:
+        wanted = CheckRequest(
+            scenario=scenario,
+            overrides=overrides,
+            baseline_set=resolved.overrides["baseline"],
+            candidate_set=resolved.overrides["candidate"],
+            candidate=candidate,
+            max_regress=max_regress or [],
+            blocks=blocks,
+            note=resolved.note,
         )
-        code = run_stored_check(wanted, stored, files=files, results=results, json=json, quiet=quiet)
-        raise typer.Exit(code)
-    raise typer.Exit(run_paired_check(wanted, files=files, results=results, json=json, quiet=quiet))
+        if baseline is None:
+            code = run_paired_check(wanted, files=files, results=results, json=json, quiet=quiet)
+        else:
+            stored = StoredRequest(
+                path=baseline,
+                update=update_baseline,
+                allow_missing=allow_missing,
+                allow_mismatch=allow_mismatch,
+            )
+            code = run_stored_check(wanted, stored, files=files, results=results, json=json, quiet=quiet)
+    raise typer.Exit(code)
 
 
 @checking.command(epilog=examples("history", "history --scenario quickstart --json"))

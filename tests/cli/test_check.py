@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
@@ -14,7 +13,6 @@ import pytest
 from batchtune.cli.commands.gate.check import (
     CheckRequest,
     asked_pair,
-    model_override,
     run_paired_check,
     with_sides,
 )
@@ -62,6 +60,7 @@ def asked(scenario: Path, **changes) -> int:
         ("variants: {a: {}, b: {}}", {"candidate": "d"}, "compares one candidate with 'a'"),
         ("variants: {a: {}, b: {}}", {"max_regress": ["p96=5%"]}, "no figure is called 'p96'"),
         ("", {"candidate_set": ["target.model=/no/such/model"]}, "/no/such/model"),
+        ("variants: {a: {}, b: {}}", {"max_regress": ["capacity=5%"]}, "capacity: no run searches it"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused_before_anything_runs(scenario, variants, changes, words):
@@ -70,14 +69,6 @@ def test_a_question_that_cannot_be_asked_is_refused_before_anything_runs(scenari
         asked(scenario, **changes)
     assert words in raised.value.message
     assert not (scenario.parent / "results").exists()
-
-
-def test_a_folder_of_a_model_is_meant_from_where_the_command_is_called(tmp_path, monkeypatch):
-    (tmp_path / "new model").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert model_override("new model") == [f'target.model="{tmp_path / "new model"}"']
-    assert model_override("imdb_transformer") == ['target.model="imdb_transformer"']
-    assert model_override(None) == []
 
 
 def test_the_kept_scenario_holds_both_sides(scenario: Path, tmp_path: Path) -> None:
@@ -115,12 +106,15 @@ def test_a_device_many_times_slower_is_a_regression_that_a_job_is_told_of(scenar
     assert servers_of(scenario.parent) == []
 
 
-def test_a_killed_server_ends_it_at_once_and_leaves_nothing(scenario: Path) -> None:
+@pytest.mark.parametrize("side", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_killed_server_of_either_side_makes_it_invalid_and_leaves_nothing(
+    scenario: Path, side: int
+) -> None:
     def kill() -> None:
         _until_a_trial_is_kept(scenario.parent)
-        servers = servers_of(scenario.parent)
+        servers = sorted(servers_of(scenario.parent), key=lambda server: server.create_time())
         counts.append(len(servers))
-        os.kill(servers[-1].pid, signal.SIGKILL)
+        servers[side].kill()
 
     counts: list[int] = []
     killer = threading.Thread(target=kill)
@@ -134,10 +128,13 @@ def test_a_killed_server_ends_it_at_once_and_leaves_nothing(scenario: Path) -> N
     assert servers_of(scenario.parent) == []
     assert done.stdout.startswith("INVALID  candidate against baseline:")
     assert "the server was ended by signal 9" in " ".join(done.stdout.split())
+    (kept,) = scenario.parent.glob("results/gate/*-check/check.json")
+    document = json.loads(kept.read_text())
+    assert (document["verdict"], document["exit_code"]) == ("INVALID", 7)
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_it_at_once_and_leaves_nothing(scenario: Path) -> None:
+def test_an_interrupt_ends_it_at_once_keeps_what_was_measured_and_leaves_nothing(scenario: Path) -> None:
     check = start("check", scenario, "--candidate-set", "load.seed=2", "--blocks", "200", cwd=scenario.parent)
     ledger = _until_a_trial_is_kept(scenario.parent)
     assert len(servers_of(scenario.parent)) == 2

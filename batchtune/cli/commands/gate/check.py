@@ -17,8 +17,9 @@ from batchtune.check.account import Account, attributed, judged
 from batchtune.check.block_figures import paired_figures
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, history_line
+from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.course import Course
+from batchtune.cli.commands.gate.course import Course, needs_relaunches
 from batchtune.cli.commands.gate.files import CheckFiles, hand_on
 from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import ArchiveError, UsageError
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from batchtune.scenario.spec.scenario import Scenario
 
 INTERRUPTED = 130
-BASELINE, CANDIDATE = "baseline", "candidate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class CheckRequest:
     """What the command line asked for; None or empty: as the scenario says.
 
     `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
+    `note` is what to know of the sides: the commits that they are of.
     """
 
     scenario: Path
@@ -51,6 +52,7 @@ class CheckRequest:
     candidate: str | None = None
     max_regress: Sequence[str] = ()
     blocks: int | None = None
+    note: str = ""
 
 
 def run_paired_check(
@@ -64,7 +66,8 @@ def run_paired_check(
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
     pair = asked_pair(wanted, scenario)
     baseline, candidate = (variant.name for variant in pair)
-    gates = gates_of(parse_margins(wanted.max_regress) or scenario.check.gates, objective=scenario.objective)
+    margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates
+    gates = gates_of(margins, objective=pair[0].scenario.objective)
     course: Course | None = None
     started_s = time.monotonic()
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
@@ -80,6 +83,7 @@ def run_paired_check(
                 run=run,
                 view=view,
                 figures=lambda trials, _phase: paired_figures(trials, baseline=baseline, candidate=candidate),
+                relaunches=needs_relaunches(gates),
             )
             conclusion = course.conclude(gates, blocks_max)
         except KeyboardInterrupt:
@@ -93,6 +97,7 @@ def run_paired_check(
         attribution=attributed(conclusion, course.trials, baseline=baseline, candidate=candidate),
         seconds=time.monotonic() - started_s,
         run=str(run.path),
+        note=wanted.note,
     )
     code = tell(account, run, files=files, scenario=wanted.scenario, results=results, json=json)
     if course.trials:
@@ -112,7 +117,7 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
     if not scenario.variants:
         raise UsageError(
             f"{wanted.scenario}: nothing to compare: no variants",
-            hint="add variants: {baseline: {}, candidate: {target: {model: ./new}}}, or give --candidate-model DIR",
+            hint="add variants: {baseline: {}, candidate: {target: {model: ./new}}}, or give --candidate-model PATH",
         )
     variants = chosen_variants(read_variants(wanted.scenario, overrides=wanted.overrides))
     if wanted.candidate is not None:
@@ -140,14 +145,6 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
         for side in pair
     }
     return scenario.model_copy(update={"variants": sides})
-
-
-def model_override(model: str | None) -> list[str]:
-    """The override of a model: a folder is meant from where the command was called, a sample model by its name."""
-    if model is None:
-        return []
-    folder = Path(model).expanduser()
-    return [f"target.model={json_text.dumps(str(folder.resolve()) if folder.is_dir() else model)}"]
 
 
 def interrupted(course: Course | None) -> int:

@@ -26,10 +26,12 @@ from batchtune.check.baseline import (
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.paired import Conclusion
+from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.check import CANDIDATE, CheckRequest, interrupted, tell
-from batchtune.cli.commands.gate.course import Course
+from batchtune.cli.commands.gate.check import CheckRequest, interrupted, tell
+from batchtune.cli.commands.gate.course import Course, needs_relaunches
 from batchtune.cli.commands.gate.files import CheckFiles
+from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.provenance import collect
 from batchtune.report.live import View, sweep_view
@@ -64,7 +66,10 @@ def run_stored_check(
         UsageError: no such scenario or gate, or a file that is no baseline.
     """
     if wanted.baseline_set:
-        raise UsageError("--baseline: a stored baseline has no settings", hint="leave --baseline-… out")
+        raise UsageError(
+            "--baseline: a stored baseline has no model, flags or settings",
+            hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
+        )
     arms = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)
     gates = gates_of(
         parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective
@@ -91,6 +96,7 @@ def run_stored_check(
                 refusal, note = comparability(baseline, variant, provenance, stored)
                 blocks_max = min(blocks_max, len(baseline.runs))
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
+            course.relaunches = needs_relaunches(gates)
             if baseline is None:
                 return _update(course, stored.path, provenance, blocks_max)
             if refusal:
@@ -110,10 +116,17 @@ def run_stored_check(
         seconds=time.monotonic() - started_s,
         run=str(course.run.path),
         stored=True,
-        note=note
-        or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}.",
+        note=_note(note, baseline, wanted),
     )
-    return tell(account, course.run, files=files, scenario=wanted.scenario, results=results, json=json)
+    code = tell(account, course.run, files=files, scenario=wanted.scenario, results=results, json=json)
+    if course.trials:
+        report_at_end(course.run, quiet=quiet)
+    return code
+
+
+def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
+    told = note or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}."
+    return f"{told} {wanted.note}".strip()
 
 
 def comparability(

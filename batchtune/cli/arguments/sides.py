@@ -1,0 +1,69 @@
+"""Which words say how the two sides of a check differ?"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+BASELINE, CANDIDATE = "baseline", "candidate"
+SIDES: Final = (BASELINE, CANDIDATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideWords:
+    """What the command line says of one side; None or empty: as the scenario says."""
+
+    model: str | None = None
+    ref: str | None = None
+    image: str | None = None
+    command: str | None = None
+    batching: str | None = None
+    flag: Sequence[str] = ()
+    set: Sequence[str] = ()
+
+
+_WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
+    "model": (str | None, "PATH", "The model of the {side}. Default: the scenario's."),
+    "ref": (str | None, "GIT_REF", "That model as it is in a git commit, e.g. {ref}."),
+    "image": (str | None, "IMAGE", "The container image that serves the {side}."),
+    "command": (str | None, "COMMAND", "The server of the {side}, as target.command, in one word."),
+    "batching": (
+        str | None,
+        "FILE",
+        "Batching parameters file of the {side}, in TensorFlow Serving's format.",
+    ),
+    "flag": (list[str] | None, "NAME=VALUE", "A flag of the {side}'s server; may be repeated."),
+    "set": (list[str] | None, "KEY=VALUE", "A key of the scenario, for the {side} only; may be repeated."),
+}
+_REFS: Final = {BASELINE: "main", CANDIDATE: "HEAD"}
+
+
+def takes_sides(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--baseline-model` to `--candidate-set`; as `sides` it gets the words of each side."""
+
+    @functools.wraps(command)
+    def with_sides(**given: Any) -> None:
+        sides = {
+            side: SideWords(**{word: value for word in _WORDS if (value := given.pop(f"{side}_{word}"))})
+            for side in SIDES
+        }
+        command(**given, sides=sides)
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "sides"]
+    for side in SIDES:
+        for word, (kind, metavar, text) in _WORDS.items():
+            help_text = text.format(side=side, ref=_REFS[side])
+            spelt = typer.Option(f"--{side}-{word}", metavar=metavar, help=help_text)
+            option = Annotated[kind, spelt]  # type: ignore[valid-type]
+            name = f"{side}_{word}"
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+            )
+    with_sides.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_sides

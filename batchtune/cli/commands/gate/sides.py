@@ -1,0 +1,140 @@
+"""What do the words of one side change in the scenario: its model, a git commit's, an image, a command, flags?
+
+Paths are relative to where the command is called, as flags are; those in the scenario to the scenario.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.batching.parameters import PARAMETER_NAMES, to_dict, validate
+from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.cli.arguments.sides import SideWords
+from batchtune.errors import UsageError
+from batchtune.scenario.reader import unchecked_scenario
+from batchtune.scratch import ScratchFolder
+from batchtune.target.model_in_git import export_model
+
+_MODEL_SUFFIXES: Final = (".onnx", ".pt2", ".pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """The overrides of each side by its name; `note` says which commits they are of."""
+
+    overrides: Mapping[str, Sequence[str]]
+    note: str = ""
+
+
+@contextmanager
+def resolved_sides(
+    scenario: Path, words: Mapping[str, SideWords], *, overrides: Sequence[str] = ()
+) -> Iterator[Sides]:
+    """The sides as changes to the scenario; models of git commits are exported, and removed at the end.
+
+    Raises:
+        UsageError: a model, a commit, or a file that is not there, or no batching parameters in it.
+    """
+    with ScratchFolder() as scratch:
+        found: dict[str, list[str]] = {}
+        notes = []
+        for side, said in words.items():
+            model = _model(scenario, said)
+            if said.ref is not None:
+                exported = export_model(_model_path(scenario, said, overrides), said.ref, scratch.path / side)
+                model = [_override("target.model", str(exported.path))]
+                notes.append(f"{side}: {exported.text}")
+            found[side] = [*model, *_server(said), *_batching(scenario, said, overrides), *said.set]
+        yield Sides(overrides=found, note="; ".join(notes))
+
+
+def _model(scenario: Path, said: SideWords) -> list[str]:
+    if said.model is None or said.ref is not None:
+        return []
+    if not _is_path(said.model) and not Path(said.model).exists():
+        beside = scenario.parent / said.model
+        if beside.exists():
+            raise UsageError(f"{said.model}: no such model here", hint=f"did you mean {beside}?")
+        return [_override("target.model", said.model)]
+    return [_override("target.model", _absolute(said.model))]
+
+
+def _model_path(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Path:
+    """Where the model of a commit lies: as the side says, else as the scenario does."""
+    if said.model is not None:
+        return Path(_absolute(said.model))
+    target = _section(scenario, "target", overrides)
+    model = target.get("model")
+    if not isinstance(model, str) or not model:
+        raise UsageError(f"{scenario}: target.model: missing: a ref is of a model's folder")
+    path = scenario.parent / Path(model).expanduser()
+    if not path.exists() and not _is_path(model):
+        raise UsageError(
+            f"target.model: {model!r} is no folder in git, so it has no ref",
+            hint="give --baseline-model PATH too",
+        )
+    return path
+
+
+def _server(said: SideWords) -> Iterator[str]:
+    if said.image is not None:
+        yield _override("target.server", "docker")
+        yield _override("target.docker.image", said.image)
+    if said.command is not None:
+        try:
+            yield _override("target.command", shlex.split(said.command))
+        except ValueError as error:
+            raise UsageError(f"{said.command!r} is no command line: {error}") from error
+    for flag in said.flag:
+        name, equals, value = flag.lstrip("-").partition("=")
+        if not name or not equals:
+            raise UsageError(f"expected NAME=VALUE, such as tensorflow_intra_op_parallelism=2; was {flag!r}")
+        yield f"target.flags.{name}={value}"
+
+
+def _batching(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Iterator[str]:
+    """The parameters of a file in place of the scenario's own."""
+    if said.batching is None:
+        return
+    path = Path(said.batching).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: no batching parameters file: {error}") from error
+    parameters = parse_tfserving_text(text, source=str(path))
+    validate(parameters)
+    values = to_dict(parameters)
+    fixed = _section(scenario, "fixed", overrides)
+    unnamed = sorted(name for name in fixed if name in PARAMETER_NAMES and name not in values)
+    if unnamed:
+        raise UsageError(
+            f"{path}: the scenario fixes {', '.join(unnamed)}, and the file does not say it",
+            hint="write it into the file, or take it out of the scenario's fixed",
+        )
+    yield "fixed.enable_batching=true"
+    yield from (_override(f"fixed.{name}", value) for name, value in values.items())
+
+
+def _section(scenario: Path, name: str, overrides: Sequence[str]) -> Mapping[str, Any]:
+    section = unchecked_scenario(scenario, overrides=overrides).get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _is_path(model: str) -> bool:
+    """Whether it can only be meant as a path; else a sample model may have that name."""
+    return "/" in model or model.endswith(_MODEL_SUFFIXES) or model in (".", "..", "~")
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - a link keeps its own name
+
+
+def _override(key: str, value: Any) -> str:
+    return f"{key}={json.dumps(value)}"

@@ -1,0 +1,232 @@
+"""How the two sides of a check are said: models, git refs, images, commands, batching files, flags."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from batchtune.cli.app import app
+from batchtune.cli.arguments.sides import SideWords
+from batchtune.cli.commands.gate.check import CheckRequest, asked_pair
+from batchtune.cli.commands.gate.sides import resolved_sides
+from batchtune.errors import BatchtuneError, UsageError
+from batchtune.scenario.reader import read_scenario
+from batchtune.target.launch.docker import tfservings_container
+from batchtune.target.model_in_git import export_model
+from batchtune.target.tfserving import TfServingTarget
+from tests.cli.test_cli import EMULATED
+from tests.target.stand_in_docker import StandInDocker
+
+SCENARIO = """\
+name: sides
+target: {model: ./models/net}
+request: {protocol: grpc, rows: 1}
+load: {arrivals: closed, concurrency: 8, warm_up: 50ms, duration: 200ms, seed: 1}
+objective: throughput
+fixed: {max_batch_size: 8, batch_timeout_micros: 0}
+"""
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def emulated(folder: Path, text: str = EMULATED) -> Path:
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "emulated.yaml").write_text(text)
+    return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    quiet = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *quiet, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Called beside `scenarios/`, where a scenario and its model lie."""
+    emulated(tmp_path / "scenarios/models/net")
+    (tmp_path / "scenarios/sides.yaml").write_text(SCENARIO)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def repository(here: Path) -> Path:
+    """Two commits: `old`, and HEAD with a slower model."""
+    git(here, "init", "-q", "-b", "main")
+    git(here, "add", ".")
+    git(here, "commit", "-qm", "old")
+    git(here, "tag", "old")
+    emulated(here / "scenarios/models/net", EMULATED.replace("2.0", "3.0"))
+    git(here, "commit", "-qam", "new")
+    return here
+
+
+SCENARIO_PATH = Path("scenarios/sides.yaml")
+
+
+def overrides(**candidate) -> list[str]:
+    words = {"baseline": SideWords(), "candidate": SideWords(**candidate)}
+    with resolved_sides(SCENARIO_PATH, words) as sides:
+        assert sides.overrides["baseline"] == []
+        return list(sides.overrides["candidate"])
+
+
+def candidate(**words):
+    given = {"candidate_set": overrides(**words), "scenario": SCENARIO_PATH}
+    return asked_pair(CheckRequest(**given), read_scenario(SCENARIO_PATH))[1].scenario
+
+
+@pytest.mark.parametrize("name", ["new model", "new.onnx", "not/there"])
+def test_a_model_is_meant_from_where_the_command_is_called(here: Path, name: str) -> None:
+    if name == "new model":
+        (here / name).mkdir()
+    (here / "scenarios" / name).mkdir(parents=True)
+    assert overrides(model=name) == [f'target.model="{here / name}"']
+
+
+def test_a_sample_model_is_meant_by_its_name_and_none_that_only_the_scenario_sees(here: Path) -> None:
+    assert overrides(model="imdb_transformer") == ['target.model="imdb_transformer"']
+    with pytest.raises(UsageError, match="models: no such model here") as raised:
+        overrides(model="models")
+    assert raised.value.hint == "did you mean scenarios/models?"
+
+
+def test_a_linked_model_keeps_its_own_name(here: Path) -> None:
+    (here / "stable").symlink_to(here / "scenarios/models/net", target_is_directory=True)
+    assert overrides(model="stable") == [f'target.model="{here / "stable"}"']
+
+
+def test_both_sides_may_be_commits_of_the_scenarios_model_and_are_removed_at_the_end(
+    repository: Path,
+) -> None:
+    words = {"baseline": SideWords(ref="old"), "candidate": SideWords(ref="HEAD")}
+    with resolved_sides(SCENARIO_PATH, words) as sides:
+        request = CheckRequest(
+            scenario=SCENARIO_PATH,
+            baseline_set=sides.overrides["baseline"],
+            candidate_set=sides.overrides["candidate"],
+        )
+        pair = asked_pair(request, read_scenario(SCENARIO_PATH))
+        paths = [Path(side.scenario.target.model) for side in pair]
+        texts = [(path / "1/emulated.yaml").read_text() for path in paths]
+        assert [path.name for path in paths] == ["net", "net"]
+        assert texts == [EMULATED, EMULATED.replace("2.0", "3.0")]
+        commit = git(repository, "rev-parse", "old")[:9]
+        assert sides.note.startswith(f"baseline: scenarios/models/net at old ({commit}); candidate: ")
+    assert not any(path.exists() for path in paths)
+
+
+def test_a_commit_may_hold_a_model_that_is_gone_from_the_working_tree(repository: Path) -> None:
+    git(repository, "rm", "-qr", "scenarios/models")
+    with resolved_sides(
+        SCENARIO_PATH, {"baseline": SideWords(ref="old", model="scenarios/models/net")}
+    ) as sides:
+        (override,) = sides.overrides["baseline"]
+        assert override.endswith('/baseline/scenarios/models/net"')
+
+
+def test_a_repository_may_be_the_model(tmp_path: Path) -> None:
+    model = emulated(tmp_path / "net")
+    git(model, "init", "-q")
+    git(model, "add", ".")
+    git(model, "commit", "-qm", "x")
+    exported = export_model(model, "HEAD", tmp_path / "out")
+    assert exported.path == tmp_path / "out/net"
+    assert (exported.path / "1/emulated.yaml").is_file()
+
+
+def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) -> None:
+    for name in ("net.onnx", "net.onnx.data", "other.onnx"):
+        (repository / name).write_text("x")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "file")
+    exported = export_model(repository / "net.onnx", "HEAD", tmp_path / "out")
+    assert sorted(path.name for path in exported.path.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        ({"ref": "no-such"}, "'no-such' is no commit", "git fetch origin no-such"),
+        ({"ref": "--upload-pack=x"}, "is no commit", "git fetch"),
+        ({"ref": "old", "model": "scenarios/models/later"}, "not in old", "--baseline-model"),
+        ({"ref": "old", "model": "/"}, "no git repository holds it", ""),
+        ({"flag": ["intra"]}, "expected NAME=VALUE", ""),
+        ({"command": "serve 'x"}, "is no command line", ""),
+        ({"batching": "none.txt"}, "no batching parameters file", ""),
+    ],
+)
+def test_a_side_that_cannot_be_had_says_why_and_what_to_do(repository: Path, words, what, hint) -> None:
+    with pytest.raises(UsageError) as raised:
+        overrides(**words)
+    assert what in raised.value.message
+    assert hint in (raised.value.hint or "")
+
+
+def test_a_pointer_of_git_lfs_is_named(repository: Path) -> None:
+    emulated(repository / "scenarios/models/net", POINTER)
+    git(repository, "commit", "-qam", "lfs")
+    with pytest.raises(UsageError, match=r"net/1/emulated.yaml at HEAD: a Git LFS pointer") as raised:
+        overrides(ref="HEAD")
+    assert "git lfs fetch origin HEAD" in raised.value.hint
+
+
+def test_a_sample_model_has_no_ref(repository: Path) -> None:
+    SCENARIO_PATH.write_text(SCENARIO.replace("./models/net", "imdb_transformer"))
+    with pytest.raises(UsageError, match="'imdb_transformer' is no folder in git"):
+        overrides(ref="HEAD")
+
+
+def test_flags_a_command_and_an_image_are_the_sides_own(here: Path) -> None:
+    target = candidate(
+        flag=["tensorflow_intra_op_parallelism=2", "--x=a.b=c"], command="serve --fast 'a b'"
+    ).target
+    assert target.flags == {"tensorflow_intra_op_parallelism": 2, "x": "a.b=c"}
+    assert target.command == ("serve", "--fast", "a b")
+    target = candidate(image="serving:1.1").target
+    assert target.runs == "docker"
+    assert tfservings_container(target, ports=(), mounts={})[-1] == "serving:1.1"
+    with pytest.raises(BatchtuneError, match="docker starts its own program"):
+        candidate(image="serving:1.1", command="serve")
+
+
+def test_a_batching_file_replaces_the_parameters_and_must_name_what_the_scenario_fixes(here: Path) -> None:
+    file = here / "batching.txt"
+    file.write_text("max_batch_size { value: 4 }\nallowed_batch_sizes: 2\nallowed_batch_sizes: 4\n")
+    with pytest.raises(UsageError, match="the scenario fixes batch_timeout_micros, and the file does not"):
+        overrides(batching="batching.txt")
+    file.write_text(f"{file.read_text()}batch_timeout_micros {{ value: 500 }}\n")
+    batching = candidate(batching="batching.txt").configuration({}).batching
+    assert (batching.max_batch_size, batching.batch_timeout_micros) == (4, 500)
+    assert batching.allowed_batch_sizes == (2, 4)
+
+
+def test_the_image_of_a_side_is_what_the_engine_is_asked_to_run(here: Path) -> None:
+    docker = StandInDocker(here)
+    scenario = candidate(image="serving:1.1", set=[f"target.docker.program={docker.program}"])
+    with TfServingTarget(scenario.target) as target:
+        record = target.apply(scenario.configuration({}))
+        assert record.startup_s is not None
+        assert 0.0 < record.startup_s <= record.seconds
+        target.stop()
+        assert not target.alive()
+    assert "serving:1.1" in docker.command_lines[0]
+
+
+def test_the_help_names_every_word_of_both_sides() -> None:
+    text = CliRunner().invoke(app, ["check", "--help"], env={"COLUMNS": "160", "NO_COLOR": "1"}).output
+    for side in ("baseline", "candidate"):
+        for word in ("model", "ref", "image", "command", "batching", "flag", "set"):
+            assert f"--{side}-{word}" in text
+
+
+def test_a_stored_baseline_has_no_sides_of_its_own(here: Path) -> None:
+    words = ["check", str(SCENARIO_PATH), "--baseline", "b.json", "--baseline-image", "x"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UsageError)
+    assert "a stored baseline has no model, flags or settings" in result.exception.message
+    assert [path.name for path in here.iterdir()] == ["scenarios"]

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from batchtune.check.gate import Gate
 from batchtune.check.looks import Look, bounds
 from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import Metric
 
 State = Literal["regressed", "improved", "ok", "open", "not measured"]
@@ -67,8 +68,8 @@ class Finding:
             "state": self.state,
             "blocks": self.blocks,
             "margin": _known(self.margin),
-            "before": _known(self.before),
-            "after": _known(self.after),
+            "before": None if math.isnan(self.before) else to_plain(self.before),
+            "after": None if math.isnan(self.after) else to_plain(self.after),
             "confirmed": self.confirmed,
         }
 

@@ -99,7 +99,7 @@ def checked_run(
     names: tuple[str, str] = ("baseline", "candidate"),
     blocks: int = 10,
     gain: float = 0.8,
-    earlier: int = 9,
+    earlier: int = 13,
 ) -> Run:
     """A check whose candidate is `gain` times as fast, after so many that were a third faster, the last one apart."""
     run = two_arms_run(root, names, blocks=blocks, gain=gain, kind="compare")

@@ -111,7 +111,7 @@ def _sections(
     return [
         gate_changes(account.conclusion.findings),
         *(
-            [Section(anchor="table", title="The gates", table=Table(headings=headings, rows=rows))]
+            [Section(anchor="verdicts", title="The gates", table=Table(headings=headings, rows=rows))]
             if rows
             else []
         ),

@@ -68,7 +68,9 @@ def checked(folder: Path, case: str, *, number: int, blocks: int, cpu_of_request
     """The document of one check, with the seconds that its runs took in all."""
     device(folder / "candidate", planted(case, cpu_of_request_s))
     objective = "latency" if LOADS[case] == OPEN else "throughput"
-    (folder / "scenario.yaml").write_text(SCENARIO.replace("LOAD", LOADS[case]).replace("OBJECTIVE", objective))
+    (folder / "scenario.yaml").write_text(
+        SCENARIO.replace("LOAD", LOADS[case]).replace("OBJECTIVE", objective)
+    )
     command = [
         sys.executable, "-m", "batchtune", "check", "scenario.yaml", "--candidate-model", "candidate",
         "--blocks", str(blocks), "--set", f"load.seed={number}", "--json", "--quiet",

@@ -2,13 +2,14 @@
 
 layer: the transformer of the examples, and the same with one more layer between its block and its classes; intra: one thread
 within an operation of TensorFlow, and two; inter: one over operations, and two. For each: the check (exit code, seconds,
-blocks), then `compare` of ten blocks of runs of LONG_S under the same gates. A gate agrees when both call it the same, or
+blocks), then `compare` of ten blocks of runs of SECONDS (6) under the same gates. A gate agrees when both call it the same, or
 the check's interval and that of the long runs overlap where one of them is open.
-Run: python tests/benchmarks/check/real_change.py [layer] [intra] [inter]
+Run: python tests/benchmarks/check/real_change.py [layer] [intra] [inter] [--long SECONDS]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -17,7 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-LONG_S = 6
 BLOCKS = 10
 GATES = "throughput=3%,p95=10%,cpu=5%"
 SCENARIO = """\
@@ -86,13 +86,17 @@ def agrees(check: dict[str, Any], long: dict[str, Any]) -> bool:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("changes", nargs="*", metavar="CHANGE", help=", ".join(CHANGES))
+    parser.add_argument("--long", type=int, default=6, metavar="SECONDS")
+    given = parser.parse_args()
     os.environ["NO_COLOR"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for model, layers in (("one_layer", "1"), ("two_layers", "2")):
             build = [sys.executable, "-c", BUILD, str(folder / model / "1"), layers]
             subprocess.run(build, check=True, capture_output=True)
-        for change in sys.argv[1:] or CHANGES:
+        for change in given.changes or CHANGES:
             text = SCENARIO
             for word, value in CHANGES[change].items():
                 text = text.replace(word, value)
@@ -103,7 +107,7 @@ def main() -> None:
                 f"{check['blocks']} + {check['fresh_blocks']} blocks; {check['reason']}",
                 flush=True,
             )
-            scenario = text.replace("duration: 1500ms", f"duration: {LONG_S}s")
+            scenario = text.replace("duration: 1500ms", f"duration: {given.long}s")
             (folder / "scenario.yaml").write_text(scenario)
             compared = batchtune(
                 folder, "compare", "scenario.yaml", "--max-regress", GATES, "--blocks", str(BLOCKS)
@@ -117,7 +121,7 @@ def main() -> None:
                     flush=True,
                 )
             print(
-                f"  long runs: {long['verdict']} ({BLOCKS} of {LONG_S} s each); check: {check['verdict']}",
+                f"  long runs: {long['verdict']} ({BLOCKS} of {given.long} s each); check: {check['verdict']}",
                 flush=True,
             )
 

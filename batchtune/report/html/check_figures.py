@@ -96,10 +96,9 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
         layout[f"yaxis{panel}"] = axis("")
         layout["annotations"].append(panel_title(UNITS[figure.metric][0], panel))
         layout["shapes"] += [_change_mark(change.at, panel) for change in figure.changes]
-    told = change_lines(shown)
     return replace(
         section,
-        lead=" ".join(told),
+        lead=" ".join(change_lines(shown)),
         figure=Figure(data=data, layout=layout, height_px=90 + _PANEL_PX * len(shown)),
         how=(
             "The candidate's median of each check of this scenario on this kind of CPU; the star is this one. Dashed: "

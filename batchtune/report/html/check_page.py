@@ -71,11 +71,11 @@ def check_document(run: Run) -> Document:
     scenario, trials = run.scenario(), run.ledger()
     variants = _variants(run, scenario, trials)
     scenarios = {variant.name: variant.scenario for variant in variants}
-    said = [served_name(scenario.target.model), traffic_text(scenario), slo_text(scenario)]
+    workload = [served_name(scenario.target.model), traffic_text(scenario), slo_text(scenario)]
     blocks = counted(account.conclusion.blocks + account.conclusion.fresh_blocks, "block")
     return Document(
         title=scenario.name,
-        subtitle=" · ".join([f"Check of {account.candidate} against {account.baseline}", *said, blocks]),
+        subtitle=" · ".join([f"Check of {account.candidate} against {account.baseline}", *workload, blocks]),
         emulated=is_emulated(trials),
         answers=_answers(account),
         sections=_sections(run, account, variants, trials),

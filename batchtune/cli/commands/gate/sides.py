@@ -43,7 +43,7 @@ def resolved_sides(
         UsageError: a model, a commit, or a file that is not there, or no batching parameters in it.
     """
     with ScratchFolder() as scratch:
-        found: dict[str, list[str]] = {}
+        changes: dict[str, list[str]] = {}
         notes = []
         for side, said in words.items():
             model = _model(scenario, said)
@@ -51,8 +51,8 @@ def resolved_sides(
                 exported = export_model(_model_path(scenario, said, overrides), said.ref, scratch.path / side)
                 model = [_override("target.model", str(exported.path))]
                 notes.append(f"{side}: {exported.text}")
-            found[side] = [*model, *_server(said), *_batching(scenario, said, overrides), *said.set]
-        yield Sides(overrides=found, note="; ".join(notes))
+            changes[side] = [*model, *_server(said), *_batching(scenario, said, overrides), *said.set]
+        yield Sides(overrides=changes, note="; ".join(notes))
 
 
 def _model(scenario: Path, said: SideWords) -> list[str]:

@@ -125,8 +125,10 @@ def run_stored_check(
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
-    told = note or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}."
-    return f"{told} {wanted.note}".strip()
+    session = (
+        note or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}."
+    )
+    return f"{session} {wanted.note}".strip()
 
 
 def comparability(

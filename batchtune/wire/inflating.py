@@ -1,8 +1,9 @@
 """How is what comes compressed inflated, without holding up the event loop or filling memory?
 
 16 kB of gzip may hold 16 MB, which take 100 ms. What turns out small is inflated on the event loop; the rest on one
-thread, in the order of arrival, for zlib lets go of the interpreter, and only while the inflated requests that are not
-answered yet leave room for it.
+thread, in the order of arrival, for zlib lets go of the interpreter, and only where there is room: inflated requests
+that are not answered, and answers that clients have not taken, share ROOM_BYTES. How much a request will take is known
+before the work, from the length at the end of a gzip.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from batchtune.wire.shared_bytes import SharedBytes
 from batchtune.wire.status import StatusError
 
 GZIP = 31
 """zlib's wbits; those of "deflate" are 15."""
 WAITING_BYTES_MAX = 1 << 26
 """Of compressed requests that wait for the thread; a lone one may be larger."""
-HELD_BYTES_MAX = 1 << 28
-"""Of requests that were inflated and are not answered: four of the largest."""
+ROOM_BYTES = 1 << 26
+"""For requests that were inflated and are not answered, and answers that are not taken; a lone request may be more."""
+BYTES_FOR_EACH = 4
+"""Taken for each inflated byte: the request, the tensors made of it, those of the answer, and its bytes."""
+_TOLD_BYTES = 4  # the length at the end of a gzip
 _QUICK_PACKED_BYTES_MAX = 1 << 10
 _QUICK_BYTES_MAX = 1 << 16  # 0.1 ms of the event loop
 
@@ -42,23 +47,34 @@ Outcome = bytes | InflateError | StatusError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A compressed request. `go_on` is called once, with the outcome and a function to be called when the request is
-    answered. `is_gone`: nobody waits for the answer; asked on the thread."""
+    answered. `is_gone`: nobody waits for the answer; asked on the thread. `put_off`, asked before the work: whether its
+    client has to take answers first, and brings it again then."""
 
     content: bytes
     wbits: int
     bytes_max: int
     go_on: Callable[[Outcome, Callable[[], None]], None]
     is_gone: Callable[[], bool] = lambda: False
+    put_off: Callable[[], bool] = lambda: False
+
+    @property
+    def plain_bytes_max(self) -> int:
+        """The bytes that come out; of a gzip what it says of itself, for it is broken where there are more."""
+        if self.wbits != GZIP:
+            return self.bytes_max
+        return min(self.bytes_max, int.from_bytes(self.content[-_TOLD_BYTES:], "little"))
 
 
 class Inflating:
     """Inflates the requests of a port; only for the thread of one event loop.
 
-    `waiting_bytes`: compressed, of those that wait. `held_bytes`: inflated, of those that are not answered.
+    `waiting_bytes`: compressed, of those that wait. `held_bytes`: inflated, or about to be, of those that are not
+    answered. `unsent`: the answers that clients have not taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unsent: SharedBytes | None = None) -> None:
         self.waiting_bytes = self.held_bytes = 0
+        self.unsent = unsent
         self._waiting: deque[Packed] = deque()
         self._is_busy = False
         self._thread: ThreadPoolExecutor | None = None
@@ -71,9 +87,9 @@ class Inflating:
         """
         size = len(packed.content)
         if size <= _QUICK_PACKED_BYTES_MAX and not self._waiting and self._has_room(packed):
-            outcome = _outcome(packed, min(packed.bytes_max, _QUICK_BYTES_MAX))
+            outcome = _outcome(packed, min(packed.plain_bytes_max, _QUICK_BYTES_MAX))
             if not isinstance(outcome, TooLargeError):
-                self._hand_on(packed, outcome)
+                self._hand_on(packed, 0, outcome)
                 return
         if self.waiting_bytes and self.waiting_bytes + size > WAITING_BYTES_MAX:
             raise StatusError("RESOURCE_EXHAUSTED", "too many compressed requests wait to be inflated")
@@ -82,35 +98,46 @@ class Inflating:
         self._go_on()
 
     def _has_room(self, packed: Packed) -> bool:
-        return not self.held_bytes or self.held_bytes + packed.bytes_max <= HELD_BYTES_MAX
+        if not self.held_bytes:  # whoever is next is not kept waiting by clients that take nothing
+            return True
+        unsent_bytes = self.unsent.held_bytes if self.unsent else 0
+        return BYTES_FOR_EACH * (self.held_bytes + packed.plain_bytes_max) + unsent_bytes <= ROOM_BYTES
 
     def _go_on(self) -> None:
-        if self._waiting and not self._is_busy and self._has_room(self._waiting[0]):
-            self._is_busy = True
+        if self.unsent is not None:
+            self.unsent.make_room()
+        while self._waiting and not self._is_busy and self._has_room(self._waiting[0]):
             packed = self._waiting.popleft()
+            if packed.put_off():
+                self.waiting_bytes -= len(packed.content)
+                continue
+            self._is_busy = True
+            expected_bytes = packed.plain_bytes_max
+            self.held_bytes += expected_bytes
             self._thread = self._thread or ThreadPoolExecutor(1, "inflate")
             loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._thread, _outcome, packed, packed.bytes_max)
-            future.add_done_callback(partial(self._take, packed))
+            future = loop.run_in_executor(self._thread, _outcome, packed, expected_bytes)
+            future.add_done_callback(partial(self._take, packed, expected_bytes))
 
-    def _take(self, packed: Packed, future: asyncio.Future[Outcome]) -> None:
+    def _take(self, packed: Packed, expected_bytes: int, future: asyncio.Future[Outcome]) -> None:
         self._is_busy = False
         self.waiting_bytes -= len(packed.content)
         try:
-            self._hand_on(packed, future.result())
+            self._hand_on(packed, expected_bytes, future.result())
         finally:
             self._go_on()
 
-    def _hand_on(self, packed: Packed, outcome: Outcome) -> None:
+    def _hand_on(self, packed: Packed, expected_bytes: int, outcome: Outcome) -> None:
         held = [len(outcome) if isinstance(outcome, bytes) else 0]
-        self.held_bytes += held[0]
+        self.held_bytes += held[0] - expected_bytes
         packed.go_on(outcome, partial(self._release, held))
 
     def _release(self, held: list[int]) -> None:
-        """Take note of an answer, the first one only."""
+        """Take note of an answer, the first one only; the next request waits until it is on its way."""
         if held:
             self.held_bytes -= held.pop()
-            self._go_on()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._go_on)
 
 
 def inflate(content: bytes, wbits: int, bytes_max: int) -> bytes:
@@ -133,6 +160,10 @@ def _outcome(packed: Packed, bytes_max: int) -> Outcome:
         return b""
     try:
         return inflate(packed.content, packed.wbits, bytes_max)
+    except TooLargeError as error:
+        if bytes_max == packed.plain_bytes_max < packed.bytes_max:
+            return InflateError(f"it holds more than the {bytes_max} bytes of which its end tells")
+        return TooLargeError(str(error))
     except InflateError as error:
         return type(error)(str(error))
     except MemoryError:

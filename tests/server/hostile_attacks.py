@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,25 @@ def rss_mb(pid: int) -> float:
     except OSError:  # a child that has ended meanwhile
         return 0.0
     return own_mb + sum(map(rss_mb, children))
+
+
+class Peak:
+    """The most memory of a process, looked at every 20 ms until `stop` gives it."""
+
+    def __init__(self, pid: int) -> None:
+        self._highest_mb = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(pid,))
+        self._thread.start()
+
+    def stop(self) -> float:
+        self._stop.set()
+        self._thread.join()
+        return self._highest_mb
+
+    def _watch(self, pid: int) -> None:
+        while not self._stop.wait(0.02):
+            self._highest_mb = max(self._highest_mb, rss_mb(pid))
 
 
 # A client of gRPC
@@ -262,6 +282,28 @@ def gzip_bombs(ports: Ports) -> list[socket.socket]:
     return []
 
 
+def unread_inflated(ports: Ports) -> list[socket.socket]:
+    """10 clients with 20 gzip requests each, of 16 MB once inflated, and as much to answer, that read nothing."""
+    rows = np.zeros((2_000_000, 2), np.float32)
+    message = gzip.compress(encode_predict_request("m", "", {"x": rows}), 1)
+    body = gzip.compress(b'{"instances": [%b]}' % b",".join([b"[0,0]"] * 2_700_000), 1)
+    clients = []
+    for number in range(10):
+        if number % 2:
+            request = post("/v1/models/m:predict", body, "content-encoding: gzip")
+            client, requests = connect(ports.rest, receive_bytes=4_096), request * 20
+        else:
+            client = connect_grpc(ports.grpc, receive_bytes=4_096)
+            requests = b"".join(
+                head(stream_id, PREDICT, ("grpc-encoding", "gzip")) + data(stream_id, b"", compressed=message)
+                for stream_id in range(1, 41, 2)
+            )
+        _send_on(client, requests)
+        clients.append(client)
+    clients[1].recv(1, socket.MSG_PEEK)  # the first answer is there
+    return clients
+
+
 def floods(ports: Ports) -> list[socket.socket]:
     """SETTINGS, PING, RST, CONTINUATION, endless heads, empty DATA: each until the server ends the connection."""
     block = encode_block([("a", "x" * 30_000)])
@@ -383,6 +425,7 @@ ATTACKS: list[Attack] = [
     unread_grpc,
     unread_rest,
     gzip_bombs,
+    unread_inflated,
     floods,
     cut_bodies,
     idle_streams,

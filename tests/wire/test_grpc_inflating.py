@@ -13,6 +13,7 @@ import pytest
 from batchtune.wire import inflating
 from batchtune.wire.grpc.server_limits import ServerLimits
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed
+from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import H2Client, ServerUnderTest, grpc_message
 
@@ -71,7 +72,7 @@ def test_nothing_is_inflated_while_what_was_and_is_not_answered_leaves_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(inflating, "HELD_BYTES_MAX", 5_000_000)
+        monkeypatch.setattr(inflating, "ROOM_BYTES", 5_000_000 * inflating.BYTES_FOR_EACH)
         pool = Inflating()
         server = ServerUnderTest(limits=ServerLimits(max_inflated_bytes=2_000_000), inflating=pool)
         client = H2Client(server)
@@ -85,6 +86,59 @@ def test_nothing_is_inflated_while_what_was_and_is_not_answered_leaves_no_room(
             assert pool.held_bytes <= 4_000_000
             server.calls[answered].reply(b"")
         assert pool.held_bytes == pool.waiting_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_nothing_more_is_inflated_while_answers_that_nobody_takes_fill_the_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(inflating, "ROOM_BYTES", 3_000_000 * inflating.BYTES_FOR_EACH)
+        shared = ClientBytes(SharedLimits())
+        pool = Inflating(shared.unsent)
+        fills, asks = (ServerUnderTest(client_bytes=shared, inflating=pool) for _ in range(2))
+        filling, asking = H2Client(fills, {4: 0}), H2Client(asks)
+        filling.request()
+        await filling.exchange()
+        fills.calls[0].reply(bytes(8_000_000))
+        await filling.exchange()
+        for _ in range(2):
+            asking.request(raw=grpc_message(bytes(1_000_000), compress=True), extra=GZIPPED)
+        await asking.exchange()
+        while not asks.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert (pool.held_bytes, pool.waiting_bytes > 0) == (1_000_000, True)
+        fills.connection.connection_lost(None)
+        asks.calls[0].reply(b"")
+        while len(asks.calls) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_takes_nothing_has_its_next_calls_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(inflating, "ROOM_BYTES", 0)
+        pool = Inflating()
+        server = ServerUnderTest(limits=ServerLimits(max_unsent_bytes=0), inflating=pool)
+        client = H2Client(server, {4: 0})
+        body = grpc_message(bytes(100_000), compress=True)
+        first, _, cancelled = (client.request(raw=body, extra=GZIPPED) for _ in range(3))
+        await client.exchange()
+        while not server.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        server.calls[0].reply(b"an answer that is not taken")
+        client.h2.reset_stream(cancelled)
+        await client.exchange()
+        await inflated(pool)
+        assert (len(server.calls), pool.held_bytes) == (1, 0)
+        client.h2.increment_flow_control_window(1_000, first)
+        await client.exchange()
+        while len(server.calls) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert server.calls[1].message == bytes(100_000)
+        assert server.connection.arriving_bytes == 0
 
     asyncio.run(scenario())
 
@@ -155,9 +209,16 @@ def test_an_answer_counts_once() -> None:
     assert pool.held_bytes == 0
 
 
+LIE = gzip.compress(b"abcd", mtime=0)[:-4] + b"\2\0\0\0"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(gzip.compress(b"abc", mtime=0)[:-1], "cut short"), (b"no gzip", "incorrect header")],
+    [
+        (LIE, "more than the 2 bytes of which its end tells"),
+        (gzip.compress(b"abc", mtime=0)[:-1], "cut short"),
+        (b"no gzip", "incorrect header"),
+    ],
 )
 def test_what_is_no_gzip_says_why(content: bytes, said: str) -> None:
     outcomes: list[Outcome] = []

@@ -810,14 +810,61 @@ async def test_where_there_is_little_room_only_clients_that_take_answers_get_man
             client.request()
         client.server.connection.data_received(client.h2.data_to_send())
     assert (len(new.calls), len(takes.calls)) == (0, 40)
-    await asyncio.sleep(0)
-    assert 0 < len(new.calls) < 40
-    for call in list(new.calls):
-        call.reply(b"x" * 20_000)
-    answered = len(new.calls)
     await turns()
-    assert len(new.calls) < 40, "the others are begun once the client has taken these"
-    assert new.connection.unsent_bytes == answered * 20_005
+    assert len(new.calls) == 2, "under way at a time"
+    for number in range(3):
+        new.calls[number].reply(b"x" * 30_000)
+        await turns()
+    assert (len(new.calls), new.connection.unsent_bytes) == (4, 3 * 30_005), (
+        "no more until the client takes these"
+    )
+
+
+@in_loop
+@pytest.mark.parametrize("ends", ["answered", "cancelled", "refused"])
+async def test_the_next_call_of_a_client_on_trial_is_begun_however_the_one_before_ends(ends: str) -> None:
+    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=0))
+    fills, server = (ServerUnderTest(client_bytes=shared) for _ in range(2))
+    crowd = H2Client(fills, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    crowd.request()
+    await crowd.exchange()
+    fills.calls.pop().reply(b"x")
+    await crowd.exchange()
+    client = H2Client(server)
+    sent = [client.request() for _ in range(6)]
+    await client.exchange()
+    await turns()
+    while len(server.calls) < 6:
+        call = server.calls[-1]
+        if ends == "cancelled":
+            client.h2.reset_stream(call.stream_id)
+            await client.exchange()
+        begun = len(server.calls)
+        call.fail("UNAVAILABLE", "closing") if ends == "refused" else call.reply(b"x")
+        await turns()
+        assert len(server.calls) == begun + 1
+    assert [call.stream_id for call in server.calls] == sent
+
+
+@in_loop
+async def test_requests_that_are_not_whole_are_refused_beyond_their_number() -> None:
+    server = ServerUnderTest(limits=ServerLimits(max_begun_streams=3))
+    client = H2Client(server)
+    begun = [client.request(raw=b"", end_stream=False) for _ in range(5)]
+    await client.exchange()
+    refused = [event.stream_id for event in client.events if isinstance(event, h2.events.StreamReset)]
+    assert refused == begun[3:]
+    client.h2.send_data(begun[0], grpc_message(b"x"), end_stream=True)
+    client.h2.reset_stream(begun[1])
+    client.request()
+    whole = client.request()
+    await client.exchange()
+    assert [call.stream_id for call in server.calls] == [begun[0], whole - 2, whole]
+    server.calls[0].reply(b"")
+    server.connection.refuse_arriving()
+    await client.exchange()
+    assert server.connection._writer is not None
+    assert server.connection._writer.begun_streams == 0
 
 
 @in_loop

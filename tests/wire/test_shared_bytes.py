@@ -63,6 +63,18 @@ def test_a_lone_client_may_hold_more_than_all_together() -> None:
     assert not client.ended
 
 
+def test_a_lone_client_that_takes_nothing_is_cut_off_in_half_the_time_where_it_holds_much() -> None:
+    shared, (much, little) = clients(2)
+    much.hold(unsent=101)
+    for _ in range(3):  # the first sees that it is new
+        shared.sweep([much])
+    assert much.ended == "aborted"
+    little.hold(unsent=100)
+    for _ in range(3):
+        shared.sweep([little])
+    assert not little.ended
+
+
 def test_who_brought_the_least_gives_way_to_the_others() -> None:
     shared, (slow, fast, lone) = clients(3)
     slow.hold(arriving=300)
@@ -139,6 +151,50 @@ def test_who_takes_nothing_gives_way_at_once_where_idle_clients_hold_too_much() 
     new.hold(unsent=20_000)
     assert [client.ended for client in idle] == ["aborted"] * 6 + [""] * 4
     assert shared.unsent.held_bytes == 100_000
+
+
+def test_who_never_took_anything_gives_way_before_those_that_did() -> None:
+    clock = Clock()
+    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=100_000, untried_unsent_bytes_max=30_000), clock)
+    takes, (*never, new) = Client(shared), (Client(shared) for _ in range(4))
+    takes.hold(unsent=20_000)
+    takes.hold(unsent=10_000)
+    for client in never:
+        client.hold(unsent=10_000)
+    clock.now_s = 0.3
+    new.hold(unsent=10_000)
+    assert [client.ended for client in (takes, *never, new)] == ["", "aborted", "aborted", "", ""]
+    new.hold(unsent=60_000)
+    assert [client.ended for client in (takes, *never, new)] == ["", "aborted", "aborted", "aborted", ""]
+    assert shared.unsent.held_bytes == 70_000
+    new.hold(unsent=100_000)
+    assert (takes.ended, new.ended) == ("aborted", "")
+
+
+def test_a_sweep_makes_room_where_no_answer_has_come_since_clients_were_busy() -> None:
+    clock, shared, idle = idle_clients(10)
+    for client in idle:
+        client.hold(unsent=20_000)
+    clock.now_s = 0.3
+    shared.sweep(idle)
+    assert [client.ended for client in idle] == ["aborted"] * 5 + [""] * 5
+
+
+def test_many_slow_clients_are_cut_off_in_several_turns_of_the_loop() -> None:
+    async def scenario() -> None:
+        shared, slow = clients(100)
+        for client in slow:
+            client.hold(unsent=9)
+        ended = []
+        shared.sweep(slow)  # sees that they are new
+        shared.sweep(slow)
+        for _ in range(50):
+            ended.append(sum(client.ended == "aborted" for client in slow))
+            await asyncio.sleep(0)
+        assert ended == [*range(2, 90, 2), *[89] * 6]
+        assert shared.unsent.held_bytes == 99
+
+    asyncio.run(scenario())
 
 
 def test_who_takes_its_answers_may_hold_more_than_idle_clients() -> None:

@@ -24,6 +24,7 @@ from batchtune.server.rest.message import Head, KnownHeads, Request
 from batchtune.server.rest.routes import TUNING_PATH, Route, find_route, is_api_path
 from batchtune.server.rest.tuning_api import check_client, in_force, tune
 from batchtune.wire.inflating import GZIP, Inflating, Outcome, Packed
+from batchtune.wire.shared_bytes import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
 _JSON_TYPE = b"content-type: application/json\r\n"
@@ -81,6 +82,10 @@ class RestApi:
         self._inflating = Inflating()
         self._metrics = metrics
         self._monitoring_path = (options.monitoring_path or "").encode()
+
+    def share(self, unsent: SharedBytes) -> None:
+        """Count the answers that clients have not taken with what is kept for them."""
+        self._inflating.unsent = unsent
 
     def close(self) -> None:
         """Let go of what serves large bodies."""
@@ -199,8 +204,10 @@ async def _deflate_and_respond(
 
 
 def _release_and_respond(release: Callable[[], None], respond: Respond, *answer: Any) -> None:
-    release()
-    respond(*answer)
+    try:
+        respond(*answer)
+    finally:
+        release()
 
 
 def _failure(error: BaseException) -> tuple[int, bytes]:

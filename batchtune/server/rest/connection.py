@@ -15,7 +15,7 @@ from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.message import CONTINUE, STATUS_LINES, Head, KnownHeads, Request
 from batchtune.server.rest.parser import RequestParser, RestLimits
 from batchtune.server.rest.routes import Route
-from batchtune.wire.shared_bytes import ClientBytes
+from batchtune.wire.shared_bytes import ClientBytes, SharedBytes
 
 _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our answers
 _ANSWERS_PER_TURN = 16  # of pipelined requests, before other connections have their turn
@@ -33,6 +33,10 @@ class RestService(Protocol):
     @property
     def header_lines(self) -> bytes:
         """Those of every answer that brings none of its own."""
+        ...
+
+    def share(self, unsent: SharedBytes) -> None:
+        """Take note of the answers that the clients of the port have not taken."""
         ...
 
     def close(self) -> None:

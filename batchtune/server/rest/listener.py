@@ -21,6 +21,7 @@ class RestServer:
         self._all_closed = asyncio.Event()
         self._port = 0
         self._client_bytes = ClientBytes(limits.shared)
+        service.share(self._client_bytes.unsent)
 
     @property
     def port(self) -> int:

@@ -1,8 +1,8 @@
 """Which calls wait until their client has taken answers? Those of a client that has too many of them to take.
 
 The connection is read on meanwhile: the windows that let answers go arrive on it too. While answers for all clients
-together fill much of what they may, a client that has never taken any that waited gets a few calls at a time: one that
-reads nothing is known by them.
+together fill much of what they may, a client that has never taken any that waited has a few calls under way at a time:
+one that reads nothing is known by their answers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from batchtune.wire.status import StatusError
 _CALL_BYTES = 1_000  # of a call beside its message
 _CALLS_PER_TURN = 8  # begun before other connections have their turn
 _TIGHT_UNSENT_BYTES_MAX = 2**16  # of a client, while there is little room for all
+_TRIED_CALLS_MAX = 2  # under way, of such a client
 _TOO_MANY = "too many calls wait for the client to read its answers"
 
 
@@ -31,6 +32,7 @@ class HeldCalls:
         "_is_behind",
         "_is_due",
         "_limits",
+        "_tried",
         "_unsent",
         "_unsent_bytes",
         "dispatch",
@@ -49,6 +51,7 @@ class HeldCalls:
         self._is_due = False  # that we go on
         self._unsent_bytes = 0
         self._has_taken = False  # answers that had to wait
+        self._tried: list[GrpcCall] = []  # under way, begun while there was little room for all
 
     def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
         """Start a call whose message is whole, now or once the client has taken answers; by default, hand it over.
@@ -66,8 +69,20 @@ class HeldCalls:
         self._calls.append((call, start))
         self._go_on_soon()
 
-    def note_unsent(self, unsent_bytes: int) -> None:
-        """Take note of how much the client has to take; go on with its calls where it is little."""
+    def put_off(self, call: GrpcCall, message: bytes, start: Callable[[GrpcCall], None]) -> bool:
+        """Let a call that was begun, and not handed over, wait again if its client has fallen behind since."""
+        if not self._is_behind or call.cancelled:
+            return False
+        call.message = message
+        self.held_bytes += len(message) + _CALL_BYTES
+        self._calls.append((call, start))
+        return True
+
+    def note_unsent(self, unsent_bytes: int) -> bool:
+        """Take note of how much the client has to take; go on with its calls where it is little.
+
+        True: calls wait, so that each answer matters.
+        """
         bytes_max = self._limits.max_unsent_bytes
         if unsent_bytes < self._unsent_bytes:
             self._has_taken = True
@@ -75,7 +90,9 @@ class HeldCalls:
             bytes_max = min(bytes_max, _TIGHT_UNSENT_BYTES_MAX)
         self._unsent_bytes = unsent_bytes
         self._is_behind = unsent_bytes > bytes_max
+        self._tried = [call for call in self._tried if not call.answered]
         self._go_on_soon()
+        return bool(self._calls or self._tried)
 
     def refuse(self, message: str) -> None:
         """Fail every call that waits."""
@@ -87,6 +104,7 @@ class HeldCalls:
     def forget(self) -> None:
         """Drop every call that waits: the client is gone."""
         self._calls.clear()
+        self._tried.clear()
         self.held_bytes = 0
 
     def _go_on_soon(self) -> None:
@@ -97,9 +115,12 @@ class HeldCalls:
     def _go_on(self) -> None:
         self._is_due = False
         for _ in range(min(_CALLS_PER_TURN, len(self._calls))):
-            if self._is_behind:
+            is_tried = self._unsent.is_tight and not self._has_taken
+            if self._is_behind or (is_tried and len(self._tried) >= _TRIED_CALLS_MAX):
                 return
             call, start = self._calls.popleft()
             self.held_bytes -= len(call.message) + _CALL_BYTES
+            if is_tried:
+                self._tried.append(call)
             hand_over(call, start or self.dispatch)
         self._go_on_soon()

@@ -6,25 +6,28 @@ from collections.abc import Callable
 from functools import partial
 
 from batchtune.wire.grpc.framing import inflate_failure, wbits_of
+from batchtune.wire.grpc.held_calls import HeldCalls
 from batchtune.wire.grpc.server_call import CallSink, GrpcCall, GrpcStream, hand_over
 from batchtune.wire.inflating import InflateError, Inflating, Outcome, Packed
 from batchtune.wire.status import StatusError
 
 
-def inflate_call(
-    call: GrpcCall, inflating: Inflating, inflated_bytes_max: int, dispatch: Callable[[GrpcCall], None]
-) -> None:
-    """Inflate a call's message and dispatch it, now or later.
+def inflate_call(call: GrpcCall, inflating: Inflating, inflated_bytes_max: int, held: HeldCalls) -> None:
+    """Inflate a call's message and dispatch it, now or later; one whose client has fallen behind waits in `held` again.
 
     Raises:
         StatusError: an unknown encoding, or too many wait.
     """
+    content = call.message
     packed = Packed(
-        content=call.message,
+        content=content,
         wbits=wbits_of(call.head.encoding),
         bytes_max=inflated_bytes_max,
-        go_on=partial(_go_on, call, inflated_bytes_max, dispatch),
+        go_on=partial(_go_on, call, inflated_bytes_max, held.dispatch),
         is_gone=lambda: call.cancelled,
+        put_off=lambda: held.put_off(
+            call, content, lambda call: inflate_call(call, inflating, inflated_bytes_max, held)
+        ),
     )
     call.message = b""
     inflating.start(packed)
@@ -57,9 +60,9 @@ class _ReleasingSink:
         self._release = release
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
-        self._release()
         self._sink.send_reply(call, message)
+        self._release()
 
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
-        self._release()
         self._sink.send_failure(call, code, message)
+        self._release()

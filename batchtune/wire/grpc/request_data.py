@@ -33,7 +33,7 @@ def take_data(
             _take_unary(writer, stream, buffer, messages)
             if stream.half_closed and buffer.compressed:
                 bytes_max = min(limits.max_inflated_bytes, limits.max_message_bytes)
-                held.begin(stream, lambda call: inflate_call(call, inflating, bytes_max, held.dispatch))
+                held.begin(stream, lambda call: inflate_call(call, inflating, bytes_max, held))
             elif stream.half_closed:
                 held.begin(stream)
     except StatusError as error:

@@ -26,7 +26,7 @@ class GrpcServer:
         self._all_closed = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._client_bytes = ClientBytes(limits.shared)
-        self._inflating = Inflating()
+        self._inflating = Inflating(self._client_bytes.unsent)
 
     @property
     def port(self) -> int:

@@ -66,7 +66,7 @@ class GrpcServerConnection(asyncio.Protocol):
         self._streams = streams or {}
         self._on_closed = on_closed
         self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
-        self._inflating = inflating or Inflating()
+        self._inflating = inflating or Inflating(self._client_bytes.unsent)
         self._held = HeldCalls(dispatch, self._limits, self._client_bytes.unsent)
         self._dispatch = self._held.begin
         self._arriving_noted = False
@@ -142,6 +142,7 @@ class GrpcServerConnection(asyncio.Protocol):
             used = self._read_frames(writer, data)
             if used < len(data):
                 self._partial.keep(data, used)
+            writer.tells_flushes |= self._held.held_bytes > 0
             if self._partial.held or writer.held_bytes or self._held.held_bytes or self._arriving_noted:
                 self._note_arriving()
         except PeerError as error:
@@ -172,18 +173,17 @@ class GrpcServerConnection(asyncio.Protocol):
             return
         begun = [stream for stream in writer.streams.values() if not stream.half_closed]
         self._held.refuse(_TOO_MUCH)
-        are_few = len(begun) <= FEW_STREAMS
-        for stream in begun if are_few else ():
+        for stream in begun if len(begun) <= FEW_STREAMS else ():
             if isinstance(stream, GrpcCall):
                 stream.fail("RESOURCE_EXHAUSTED", _TOO_MUCH)
             elif stream.buffer is not None and stream.buffer.held_bytes:
                 stream.finish("RESOURCE_EXHAUSTED", _TOO_MUCH)
-        if not are_few or self._partial.held or self._block.held_bytes:
+        if len(begun) > FEW_STREAMS or self._partial.held or self._block.held_bytes:
             self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
 
-    def _note_unsent(self, unsent_bytes: int) -> None:
+    def _note_unsent(self, unsent_bytes: int) -> bool:
         self._client_bytes.unsent.note(self, unsent_bytes)
-        self._held.note_unsent(unsent_bytes)
+        return self._held.note_unsent(unsent_bytes)
 
     def _note_arriving(self) -> None:
         arriving_bytes = self.arriving_bytes
@@ -240,6 +240,7 @@ class GrpcServerConnection(asyncio.Protocol):
                         and prefix[4] == (word >> 8) - 5 <= message_bytes_max
                     ):
                         call.message = data[position + 14 : after]
+                        writer.begun_streams -= 1
                         self._deliver(call)
                         position = after
                         continue
@@ -286,23 +287,21 @@ class GrpcServerConnection(asyncio.Protocol):
             self._read_trailers(writer, flags, stream_id)
             return
         self._last_id = stream_id
-        streams = writer.streams
         if head.malformed:
             writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
-        elif self._draining or len(streams) + writer.zombies >= self._limits.max_concurrent_streams:
+        elif self._draining or writer.is_full:
             writer.reset(stream_id, ErrorCode.REFUSED_STREAM)
         elif head.http_status:
             refuse(writer, stream_id, head)
-        elif self._streams and head.path in self._streams:
-            stream = GrpcStream(writer, stream_id, head, _STREAM_MESSAGE_BYTES_MAX)
-            streams[stream_id] = stream
-            self._streams[head.path](stream)
-            if flags & h2.END_STREAM:
-                self._read_data(writer, flags, stream_id, b"")
         else:
-            timeout_ns = head.timeout_ns
-            deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-            streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
+            writer.begun_streams += 1
+            if self._streams and head.path in self._streams:
+                stream = GrpcStream(writer, stream_id, head, _STREAM_MESSAGE_BYTES_MAX)
+                writer.streams[stream_id] = stream
+                self._streams[head.path](stream)
+            else:
+                deadline_ns = None if head.timeout_ns is None else time.monotonic_ns() + head.timeout_ns
+                writer.streams[stream_id] = GrpcCall(writer, stream_id, head, deadline_ns)
             if flags & h2.END_STREAM:
                 self._read_data(writer, flags, stream_id, b"")
 
@@ -329,6 +328,7 @@ class GrpcServerConnection(asyncio.Protocol):
             return
         if flags & h2.END_STREAM:
             stream.half_closed = True
+            writer.begun_streams -= 1
         elif not payload:
             self._count_control_frame()
         take_data(writer, stream, payload, self._limits, self._inflating, self._held)

@@ -15,7 +15,8 @@ class ServerLimits:
     """Bounds per connection. What exceeds one ends in a status, a reset stream or a GOAWAY, never in growth.
 
     `max_concurrent_streams` also counts cancelled calls that the service has not finished, so that opening and
-    resetting streams quickly (CVE-2023-44487) gains nothing. `max_buffered_bytes` bounds the incomplete requests
+    resetting streams quickly (CVE-2023-44487) gains nothing. Of requests that are not whole there may be
+    `max_begun_streams`; further ones are refused unread. `max_buffered_bytes` bounds the incomplete requests
     of a connection together; one request alone may use `max_message_bytes`, one that comes compressed
     `max_inflated_bytes`. `stall_s`: a client that takes no
     data for so long, though answers wait for it, is cut off. While answers of `max_queued_bytes` wait for the client's
@@ -27,6 +28,7 @@ class ServerLimits:
     """
 
     max_concurrent_streams: int = 65_536
+    max_begun_streams: int = 4_096
     max_message_bytes: int = 2**31 - 1
     max_inflated_bytes: int = 2**26
     max_buffered_bytes: int = 2**28

@@ -27,7 +27,10 @@ _TOO_SLOW = "too many answers wait for the client to read them"
 
 
 class AnswerWriter:
-    """The writing half of a server connection: its open streams, their windows and everything not yet sent."""
+    """The writing half of a server connection: its open streams, their windows and everything not yet sent.
+
+    `note_unsent` is told how much waits, and says whether it wants to know of the next answers even if nothing does.
+    """
 
     __slots__ = (
         "_flow",
@@ -35,25 +38,27 @@ class AnswerWriter:
         "_limits",
         "_loop",
         "_note_unsent",
-        "_noted",
         "_paused",
         "_progress",
         "_stall_timer",
+        "begun_streams",
         "close_when_idle",
         "flush_due",
         "held_bytes",
         "out",
         "streams",
+        "tells_flushes",
         "transport",
         "zombies",
     )
 
     def __init__(
-        self, transport: asyncio.Transport, limits: ServerLimits, note_unsent: Callable[[int], None]
+        self, transport: asyncio.Transport, limits: ServerLimits, note_unsent: Callable[[int], bool]
     ) -> None:
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self.transport: asyncio.Transport | None = transport
         self.streams: dict[int, GrpcCall | GrpcStream] = {}
+        self.begun_streams = 0  # whose requests are not whole
         self.out: list[bytes] = []
         self.flush_due = False
         self.close_when_idle = False
@@ -62,7 +67,7 @@ class AnswerWriter:
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._note_unsent = note_unsent
-        self._noted = False  # that answers wait
+        self.tells_flushes = False  # for answers wait, or calls wait for answers
         self._flow = OutgoingFlow()
         self._grants: dict[int, int] = {}  # WINDOW_UPDATEs of open streams that wait for nothing
         self._paused = False
@@ -78,10 +83,15 @@ class AnswerWriter:
     @property
     def idle_bytes(self) -> int:
         """Count what requests take before their first byte, where they are many."""
-        if len(self.streams) <= FEW_STREAMS:
-            return 0
-        begun = sum(not stream.half_closed for stream in self.streams.values())
-        return begun * _STREAM_BYTES if begun > FEW_STREAMS else 0
+        return self.begun_streams * _STREAM_BYTES if self.begun_streams > FEW_STREAMS else 0
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the client has begun as many requests as it may."""
+        limits = self._limits
+        if self.begun_streams >= limits.max_begun_streams:
+            return True
+        return len(self.streams) + self.zombies >= limits.max_concurrent_streams
 
     @property
     def is_paused(self) -> bool:
@@ -91,7 +101,7 @@ class AnswerWriter:
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
         """Send an OK answer with its one message."""
         if call.cancelled:
-            self.zombies -= 1
+            self._forget_zombie()
             return
         size = len(message) + 5
         flow = self._flow
@@ -117,7 +127,8 @@ class AnswerWriter:
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
         """End a call with a status other than OK, without waiting for the rest of its request."""
         if call.cancelled:
-            self.zombies -= type(call) is GrpcCall
+            if type(call) is GrpcCall:
+                self._forget_zombie()
             return
         opened = isinstance(call, GrpcStream) and call.opened
         pieces = failure_pieces(code, message, trailers_only=not opened)
@@ -208,7 +219,7 @@ class AnswerWriter:
         if self.out:
             transport.write(b"".join(self.out))
             self.out.clear()
-        if self._paused or self._noted or self._flow.queued_bytes:
+        if self._paused or self.tells_flushes or self._flow.queued_bytes:
             self._note()
         if self.close_when_idle and not self.streams:
             transport.close()
@@ -244,8 +255,7 @@ class AnswerWriter:
 
     def _note(self) -> None:
         unsent_bytes = self.unsent_bytes
-        self._noted = unsent_bytes > 0
-        self._note_unsent(unsent_bytes)
+        self.tells_flushes = self._note_unsent(unsent_bytes) or unsent_bytes > 0
 
     def _exceeds_socket(self, size: int) -> bool:
         """Whether too much would wait for a socket that is clogged, whatever the client's windows allow."""
@@ -261,6 +271,12 @@ class AnswerWriter:
             self._finish(stream_id)
         self.flush_soon()
 
+    def _forget_zombie(self) -> None:
+        """Take note that the service has ended a call that was cancelled."""
+        self.zombies -= 1
+        if self.tells_flushes:
+            self.flush_soon()
+
     def _finish(self, stream_id: int) -> None:
         """Close a stream whose answer is complete; a request still arriving is no longer wanted."""
         stream = self._forget(stream_id)
@@ -272,9 +288,11 @@ class AnswerWriter:
         stream = self.streams.pop(stream_id, None)
         self._flow.drop(stream_id)
         self._grants.pop(stream_id, None)
-        if stream is not None and stream.buffer is not None:
-            self.held_bytes -= stream.buffer.held_bytes
-            stream.buffer = None
+        if stream is not None:
+            self.begun_streams -= not stream.half_closed
+            if stream.buffer is not None:
+                self.held_bytes -= stream.buffer.held_bytes
+                stream.buffer = None
         return stream
 
     def _queue(self, stream_id: int, data: bytes, tail: bytes) -> None:

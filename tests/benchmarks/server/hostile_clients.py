@@ -28,6 +28,7 @@ from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.server.hostile_attacks import (
     ATTACKS,
     ROW,
+    Peak,
     Ports,
     connect,
     connect_grpc,
@@ -95,25 +96,6 @@ def start_reading_process(ports: Ports) -> None:
         rows = b", ".join([b"[0.0, 0.0]"] * 20_000)
         client.sendall(post("/v1/models/m:predict", b'{"instances": [%b]}' % rows))
         read_http(client)
-
-
-class Peak:
-    """The most memory of a process, looked at every 20 ms."""
-
-    def __init__(self, pid: int) -> None:
-        self._highest_mb = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(pid,))
-        self._thread.start()
-
-    def stop(self) -> float:
-        self._stop.set()
-        self._thread.join()
-        return self._highest_mb
-
-    def _watch(self, pid: int) -> None:
-        while not self._stop.wait(0.02):
-            self._highest_mb = max(self._highest_mb, rss_mb(pid))
 
 
 def innocent_beside(ports: Ports, work: Any) -> dict[str, list[float]]:

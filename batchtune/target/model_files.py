@@ -24,6 +24,8 @@ _ALONE: Final = ("saved_model.pb", "emulated.yaml")
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"
 _FORMS: Final = "a SavedModel directory (its version directory or not), or a .onnx, .pt2 or .pt file"
+_EXPORTED: Final[dict[tuple[str, str | None], Path]] = {}
+"""Sample models, by name and framework, that this process has prepared: a server that is launched again finds them."""
 _KERAS_EXPORT: Final = """python -c 'import keras; keras.models.load_model("{path}").export("{stem}")'"""
 _EXPORTS: Final = {
     ".keras": f"export it as a SavedModel: {_KERAS_EXPORT}",
@@ -220,6 +222,9 @@ def _check_file(path: Path) -> None:
 
 
 def _sample_model(name: str, framework: str | None, on_event: Callable[[str], None]) -> Path:
+    exported = _EXPORTED.get((name, framework))
+    if exported is not None and exported.exists():
+        return exported
     names = run_to_end([sys.executable, "-m", "batchtune.sample_models", "--list"], limit_s=30.0).split()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
@@ -231,4 +236,5 @@ def _sample_model(name: str, framework: str | None, on_event: Callable[[str], No
     on_event(f"preparing the sample model {name} (exported once, then cached)")
     chosen = [] if framework is None else [f"--framework={framework}"]
     printed = run_to_end([sys.executable, "-m", "batchtune.sample_models", name, *chosen], limit_s=300.0)
-    return Path(printed.strip().splitlines()[-1])
+    _EXPORTED[name, framework] = Path(printed.strip().splitlines()[-1])
+    return _EXPORTED[name, framework]

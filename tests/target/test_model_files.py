@@ -11,6 +11,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target import model_files
 from batchtune.target.model_files import (
     lies_bare,
     located_model,
@@ -155,3 +156,17 @@ def test_a_link_is_served_under_its_own_name(tmp_path: Path) -> None:
     assert served_name(str(located_model(link))) == "net"
     text = f"name: s\ntarget: {{model: {link}}}\nload: {{arrivals: closed, concurrency: 1}}\nobjective: throughput\n"
     assert parse_scenario(text, directory=tmp_path).target.model == link
+
+
+def test_a_sample_model_is_prepared_once_however_often_it_is_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(command: list[str], **_limits: float) -> str:
+        return "tiny\n" if "--list" in command else f"{tmp_path}\n"
+
+    monkeypatch.setattr(model_files, "run_to_end", printed)
+    monkeypatch.setattr(model_files, "_EXPORTED", {})
+    said: list[str] = []
+    for _ in range(2):
+        assert resolve_model("tiny", on_event=said.append) == tmp_path
+    assert said == ["preparing the sample model tiny (exported once, then cached)"]

@@ -121,7 +121,8 @@ def _open_question(
     if not any(one.configuration.batching is not None for one in pooled) and not failure_with_batching(
         trials
     ):
-        return "whether batching would meet it is not known: none was tried"
+        outside = any(trial.configuration.batching is not None for trial in _candidates(trials))
+        return f"whether batching would meet it is not known: none {'of your space ' if outside else ''}was tried"
     if scenario.objective != "capacity":
         return _too_few_tried(trials, scenario=scenario, slo=slo)
     if any(one.claim is not None and one.claim.misses for one in pooled):
@@ -137,13 +138,17 @@ def _too_few_tried(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
     lone = _lone_request(trials)
     if lone is not None and not _keeps(lone, slo):
         return None
-    candidates = [trial.configuration for trial in trials if trial.source not in NO_CANDIDATES]
+    candidates = (trial.configuration for trial in _candidates(trials))
     tried = len({configuration for configuration in candidates if configuration.batching is not None})
     size = Space(scenario).size
     if tried >= min(policy.FEW_POINTS, size):
         return None
     were = "was" if tried == 1 else "were"
     return f"whether another would is not known: only {tried} with batching {were} tried, of {size:,} points"
+
+
+def _candidates(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.source not in NO_CANDIDATES]
 
 
 def _lone_request(trials: Sequence[Trial]) -> Trial | None:

@@ -281,6 +281,19 @@ def test_a_rate_that_is_too_high_for_a_batch_does_not_show_that_batching_is_usel
     assert found.reason.endswith(why)
 
 
+@pytest.mark.parametrize(
+    ("batched", "words"), [("defaults", "none of your space was tried"), (None, "not known: none was tried")]
+)
+def test_that_no_batching_was_tried_is_not_said_where_the_defaults_were(batched, words):
+    narrow = {**SEARCH, "space": {"max_batch_size": [1, 2]}}
+    missed = [
+        planted(1, batching=None, throughput=900, p95_s=0.09, source="no_batching"),
+        planted(2, batching=batched, throughput=900, p95_s=0.09, source="defaults"),
+    ]
+    with pytest.raises(InconclusiveError, match=words):
+        recommend(missed, scenario=scenario_of(search=narrow))
+
+
 def test_a_search_in_which_all_failed_is_not_to_go_on():
     ledger = [
         planted(1, batching=None, throughput=440, p95_s=0.002, source="probe"),

@@ -12,7 +12,7 @@ from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
 from batchtune.recommend.prediction import Promise, Reference
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_title
-from batchtune.report.statement import capacity_text, workload
+from batchtune.report.statement import capacity_text, rate_text, workload
 from batchtune.report.tables import console_on, paragraph, text_width
 from batchtune.report.units import interval, milliseconds, ratio
 from batchtune.report.words import (
@@ -20,6 +20,7 @@ from batchtune.report.words import (
     REFERENCES_IN_SENTENCES,
     capitalised,
     gains_of,
+    likeness_of,
     name_without_parameters,
     other_references,
     parameters_of,
@@ -132,7 +133,8 @@ def _use(chosen: Recommendation, width: int) -> tuple[str, ...]:
     words = [f"{name} {value}" for name, value in parameters_of(configuration)]
     name = name_without_parameters(configuration)
     words = words if name is None else [name, *words]
-    likeness = _likeness(chosen)
+    mark, like = likeness_of(chosen) or ("", "")
+    likeness = f" ({like})" if mark == ", " else f"{mark}{like}"
     told = [
         f"{', '.join(words[:count])} and {len(words) - count} more{likeness}"
         for count in range(len(words) - 1, 0, -1)
@@ -144,25 +146,12 @@ def _use(chosen: Recommendation, width: int) -> tuple[str, ...]:
     return full, next(fitting, full)
 
 
-def _likeness(chosen: Recommendation) -> str:
-    """From which reference point it cannot be told, or hardly; "" where it can."""
-    near = chosen.little_better_than or chosen.indistinct_from
-    if near is None:
-        return ""
-    if any(one.name == near and one.configuration == chosen.configuration for one in chosen.references):
-        if chosen.little_better_than is not None:
-            return ": nothing that was tuned is worth its parameters"
-        return ": what was tuned cannot be told from it"
-    told = "hardly better than" if chosen.little_better_than is not None else "so far not to be told from"
-    return f" ({told} {REFERENCES_IN_SENTENCES[near]})"
-
-
 def _table(chosen: Recommendation, width: int) -> list[str]:
     """One line for the recommended configuration and for each reference point, in columns."""
     quantile = _quantile(chosen)
     rows = [
         ("", "requests/s", f"{quantile} ms", _GAINS[chosen.objective]),
-        ("this", interval(chosen.throughput_rps), milliseconds(chosen.latency_s.get(quantile)), ""),
+        ("this", rate_text(chosen), milliseconds(chosen.latency_s.get(quantile)), ""),
         *(_reference_row(chosen, one, quantile) for one in other_references(chosen)),
     ]
     if not any(row[3] for row in rows[1:]):

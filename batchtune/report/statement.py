@@ -21,6 +21,7 @@ from batchtune.report.words import (
     REFERENCES_IN_SENTENCES,
     capitalised,
     gains_of,
+    likeness_of,
     name_without_parameters,
     other_references,
     parameters_of,
@@ -107,16 +108,7 @@ def _headline(chosen: Recommendation) -> str:
     """Names what is recommended where that has a name, and from what it cannot be told."""
     named = name_without_parameters(chosen.configuration)
     head = "Recommended" if named is None else f"Recommended: {named}"
-    little = REFERENCES_IN_SENTENCES.get(chosen.little_better_than or "")
-    if little is not None:
-        tuned = f"{head}: what was tuned is not worth its parameters"
-        return tuned if named == little else f"{head}, though little better than {little}"
-    other = REFERENCES_IN_SENTENCES.get(chosen.indistinct_from or "")
-    if other is None:
-        return head
-    if named == other:
-        return f"{head}: what was tuned cannot be told from {'it' if named == 'no batching' else 'them'}"
-    return f"{head}, though it cannot be told from {other}"
+    return head + "".join(likeness_of(chosen) or ())
 
 
 def workload(
@@ -145,16 +137,10 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     others = other_references(chosen)
     columns = [_CHOSEN, *(REFERENCES[one.name] for one in others)]
     table = table_of("", *map(marks.head, columns))
-    if chosen.capacity_rps is not None:
-        capacity = marks.marked(capacity_text(chosen, chosen.capacity_rps), _CHOSEN, "throughput", "latency")
-        table.add_row("capacity /s", capacity, *("" for _ in others))
-    rates = [chosen.throughput_rps, *(one.throughput_rps for one in others)]
+    rates = [rate_text(chosen), *(interval(one.throughput_rps) for one in others)]
     table.add_row(
-        "requests/s",
-        *(
-            marks.marked(interval(rate), name, "throughput")
-            for name, rate in zip(columns, rates, strict=True)
-        ),
+        "requests/s" if chosen.capacity_rps is None else "capacity /s",
+        *(marks.marked(rate, name, "throughput") for name, rate in zip(columns, rates, strict=True)),
     )
     latencies = [chosen.latency_s, *(one.latency_s for one in others)]
     for quantile in ("p50", "p95", "p99"):
@@ -174,6 +160,13 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     if any(gains_of(chosen)[one.name] is not None for one in others):
         table.add_row("gain over", "", *(ratio(gains_of(chosen)[one.name]) for one in others))
     return table
+
+
+def rate_text(chosen: Recommendation) -> str:
+    """The requests/s of what is recommended; a capacity in the words of its own line, whatever single runs answered."""
+    if chosen.capacity_rps is not None:
+        return capacity_text(chosen, chosen.capacity_rps)
+    return interval(chosen.throughput_rps)
 
 
 def capacity_text(chosen: Recommendation, capacity_rps: Estimate) -> str:

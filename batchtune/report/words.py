@@ -52,6 +52,21 @@ def gains_of(chosen: Recommendation) -> dict[str, Estimate | None]:
     return {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}
 
 
+def likeness_of(chosen: Recommendation) -> tuple[str, str] | None:
+    """The words that follow what is recommended, and the mark before them, where a reference point is about as good.
+
+    `: ` where it is that reference point itself, `, ` where it is another configuration; None: it is told from both.
+    """
+    near = chosen.little_better_than or chosen.indistinct_from
+    if near is None:
+        return None
+    name, known = REFERENCES_IN_SENTENCES[near], chosen.little_better_than is not None
+    if any(one.name == near and one.configuration == chosen.configuration for one in chosen.references):
+        told = f"what was tuned cannot be told from {'it' if near == 'no_batching' else 'them'}"
+        return ": ", "nothing that was tuned is worth its parameters" if known else told
+    return ", ", f"hardly better than {name}" if known else f"so far not to be told from {name}"
+
+
 def sure_text(probability: float) -> str:
     """A probability, never as a certainty."""
     return "over 99 %" if probability > 0.99 else percentage(probability)

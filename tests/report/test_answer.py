@@ -17,6 +17,8 @@ from batchtune.measure.validity.caveats import caveat
 from batchtune.recommend.near_best import NearBest
 from batchtune.recommend.recommendation import Recommendation, recommend
 from batchtune.report.answer import print_answer
+from batchtune.report.statement import print_recommendation
+from batchtune.report.words import likeness_of
 from batchtune.scenario.spec.scenario import Scenario
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
 from tests.report.test_statement import DEPLOYMENT, emulated
@@ -129,6 +131,28 @@ def test_no_batching_with_a_flag_is_not_compared_with_itself(chosen):
     assert "Use no batching, --x 1: what was tuned cannot be told from it" in said(same)
     known = replace(same, indistinct_from=None, little_better_than="no_batching")
     assert "Use no batching, --x 1: nothing that was tuned is worth its parameters" in said(known)
+
+
+@pytest.mark.parametrize("other", ["no_batching", "defaults"])
+@pytest.mark.parametrize("field", ["indistinct_from", "little_better_than"])
+def test_short_answer_and_statement_tell_a_likeness_in_the_same_words(chosen, field, other):
+    for configuration in (chosen.configuration, *(one.configuration for one in chosen.references)):
+        alike = replace(chosen, configuration=configuration, **{field: other})
+        _, words = likeness_of(alike)
+        assert words in said(alike)
+        stream = io.StringIO()
+        print_recommendation(alike, scenario=SCENARIO, deployment=None, stream=stream)
+        assert words in re.sub(r"\s+", " ", stream.getvalue())
+
+
+def test_a_capacity_that_fresh_runs_refuted_stands_in_one_figure(chosen):
+    capacity = Estimate(value=18_800.0, low=18_000.0, high=18_900.0)
+    rate = Estimate(value=19_000.0, low=17_000.0, high=21_000.0)
+    text = said(
+        replace(chosen, objective="capacity", capacity_rps=capacity, throughput_rps=rate, promises=())
+    )
+    assert text.count("below 18,900") == 2
+    assert "19,000" not in text
 
 
 def test_what_speaks_against_the_run_that_it_is_compared_with_is_said(chosen):

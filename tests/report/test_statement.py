@@ -190,7 +190,7 @@ def test_what_is_open_is_told_with_what_would_settle_it(found):
     ("other", "batching", "words"),
     [
         ("no_batching", None, "Recommended: no batching: what was tuned cannot be told from it"),
-        ("no_batching", BATCH_8, "Recommended, though it cannot be told from no batching"),
+        ("no_batching", BATCH_8, "Recommended, so far not to be told from no batching"),
         ("defaults", {}, "Recommended: the server's defaults: what was tuned cannot be told from them"),
     ],
 )
@@ -316,14 +316,15 @@ def test_a_reference_that_failed_is_told_from_one_that_was_not_tried():
 @pytest.mark.parametrize(
     ("batching", "words"),
     [
-        (None, "Recommended: no batching: what was tuned is not worth its parameters"),
-        (BATCH_8, "Recommended, though little better than no batching"),
+        (None, "Recommended: no batching: nothing that was tuned is worth its parameters"),
+        (BATCH_8, "Recommended, hardly better than no batching"),
     ],
 )
 def test_a_sure_but_small_gain_is_not_said_to_be_untold(found, batching, words):
     configuration = planted(1, batching=batching, throughput=1, p95_s=1).configuration
     text = said(replace(found, configuration=configuration, little_better_than="no_batching"))
     assert words in text
+    assert "to be told from" not in text
     assert "cannot be told" not in text
 
 
@@ -331,6 +332,14 @@ def test_a_sure_but_small_gain_is_not_said_to_be_untold(found, batching, words):
 def test_a_capacity_without_a_promise_is_never_below_infinity(found, high, shown):
     capacity = Estimate(value=1420.0, low=1390.0, high=high)
     assert f"capacity /s {shown} " in said(replace(found, capacity_rps=capacity, promises=()))
+
+
+def test_a_capacity_that_fresh_runs_refuted_stands_in_one_figure(found):
+    capacity = Estimate(value=18_800.0, low=18_000.0, high=18_900.0)
+    rate = Estimate(value=19_000.0, low=17_000.0, high=21_000.0)
+    text = said(replace(found, capacity_rps=capacity, throughput_rps=rate, promises=()))
+    assert "capacity /s below 18,900" in text
+    assert "19,000" not in text
 
 
 def test_a_capacity_that_nothing_missed_is_at_least_so_much(found):

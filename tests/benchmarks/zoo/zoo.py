@@ -74,16 +74,9 @@ def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: 
     swept = sweep(target, scenario, budget_s=budget_s)
     chosen = swept.configuration
     truth = truth_of(target, asked=() if chosen is None else [chosen])
-    loads = (
-        [] if chosen is None else [fresh_load(scenario, swept, seed=1000 * seed + n) for n in range(fresh)]
-    )
-    worked = tuple(load for load in loads if load is not None)
+    loads = () if chosen is None else _fresh_loads(scenario, swept, seed=seed, wanted=fresh)
     slo = read_scenario(scenario).slo
-    holds = None
-    if worked and slo.p95_s is not None:
-        middle = [statistics.median(load.p95_s for load in worked) <= slo.p95_s]
-        middle.append(statistics.median(load.error_ratio for load in worked) <= slo.error_ratio)
-        holds = all(middle) and len(worked) == len(loads)
+    holds = None if slo.p95_s is None else _holds(loads, p95_limit_s=slo.p95_s, error_ratio=slo.error_ratio)
     exit_true, why = _exit_truth(target, swept, truth, holds)
     return Judged(
         target=target.name,

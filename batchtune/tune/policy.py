@@ -42,7 +42,6 @@ HOPELESS_RATIO = 0.25
 """An open loop is ended when this share of its time is over and this share of all its requests is far beyond the
 SLO."""
 
-
 # The pace of a load, by what a batch takes. A rate read between the ends of n batches of one size is exact; n of 4 or 5
 # leave room for one that was slow (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
 
@@ -91,7 +90,6 @@ LONE_ANSWERS = 5
 LONE_MAX_S = 8.0
 """this. One answer is a measurement too."""
 
-
 # Probes and references.
 
 RULE_PROBE_S = 1.0
@@ -120,7 +118,6 @@ CALIBRATIONS_MIN = 2
 
 RISING_FACTOR = 4
 """From one size to the next, where batches of the largest would take too long to begin with."""
-
 
 # The capacity of one configuration.
 
@@ -188,7 +185,6 @@ SPOILT_WEIGHT = 0.5
 ERRORS_LEAST_MARGIN = 0.01
 """In logs: failed requests beyond those allowed are a miss, however few."""
 
-
 # Noise between runs.
 
 THROUGHPUT_PRIOR_SD = 0.03
@@ -215,12 +211,10 @@ CAPACITY_STEP = 1.05
 CAPACITY_GIVEN_UP = 0.7
 """down to this share of what the search had found."""
 
-
 # Which leads.
 
 INDIFFERENCE = 0.05
 """Objectives closer than this may be called equal; whether they are depends on the noise measured."""
-
 
 # The rule and TF Serving's guide.
 
@@ -269,7 +263,6 @@ GUIDE_ENOUGH_GAIN = 0.05
 GUIDE_SAME_OBJECTIVE = 0.02
 """Objectives closer than this, in logs, are the same to the guide, which then takes the lower p95."""
 
-
 # The sampler.
 
 STARTUP_TRIALS = 5
@@ -277,7 +270,6 @@ STARTUP_TRIALS = 5
 
 NSGA2_POPULATION = 8
 """Of NSGA-II: Optuna's 50 would be random draws for longer than most sweeps last."""
-
 
 # What the guided search believes.
 
@@ -357,7 +349,6 @@ MOST_OVER = 2.0
 BREACH_WEIGHT = 4.0
 """Logs of merit lost for each log by which a limit is exceeded: an SLO that is nearly kept is nearly as good."""
 
-
 # The guided search.
 
 PROPOSALS_BLOCK = 5
@@ -375,6 +366,10 @@ SEARCH_SHARE = 0.45
 TIGHT_RUNS = 12
 """With time for fewer runs than this after the calibration, all of it goes to what the twin proposes: the usual answers
 and a race would leave none."""
+
+FRONT_END_SHARE = 0.2
+"""From this share of what a batch of all clients costs on, such a batch is tried: the twin does not know what a front
+end saves by it (24 % of strings by REST at a share of 0.5; results/reference/tables)."""
 
 PROPOSAL_GAIN_MIN = 0.025
 """Proposals end when they are expected to add less than this, twice."""
@@ -399,7 +394,6 @@ REFERENCE_SD = {True: 0.03, False: 0.06}
 
 FAR_BEHIND = 0.7
 """In logs, half of the best: no error of a twin that is trusted makes up for it."""
-
 
 # The race.
 
@@ -439,7 +433,6 @@ BOUNDARY_STEP = {True: 1.03, False: 0.98}
 MIXTURE_AT_BLOCKS = 6.0
 """The bound is tightest at about so many blocks."""
 
-
 # Confirmation.
 
 CONFIRMATIONS = 3
@@ -456,7 +449,6 @@ WIDE = 0.1
 
 GAIN_HALF_WIDTH = 0.15
 """A gain known this well (in logs), and to half of itself, needs no more runs of the reference point."""
-
 
 # Budget and failures.
 
@@ -497,7 +489,6 @@ REPEATS_SHARE = 0.15
 SEED_STRIDE = 1_000_003
 """Seeds of two blocks are this far apart: a prime, so that no block plays the schedule of another."""
 
-
 # Comparisons.
 
 COMPARE_REPEATS_SHARE = 0.5
@@ -511,7 +502,6 @@ COMPARE_RETRIES = 1
 
 HARDLY = 0.05
 """A gain below this, sure as it may be, is called hardly any."""
-
 
 # The recommendation.
 

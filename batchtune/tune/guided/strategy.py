@@ -22,6 +22,7 @@ from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import pool
 from batchtune.tune.evidence.rates import locate, rungs_of
 from batchtune.tune.guided.calibration import calibration_probes, searched_sizes
+from batchtune.tune.guided.crowd import whole_crowd
 from batchtune.tune.guided.race import Survivor, race
 from batchtune.tune.guided.state import Insight
 from batchtune.tune.strategies.optuna_sampler import Sampler
@@ -149,14 +150,14 @@ def _located(
 
 
 def _seeds(outlook: Outlook, insight: Insight) -> Strategy:
-    """The rule's answer, its size without waiting, where TF Serving's guide begins; also when the twin has no hope for
-    them, as they put it to the test."""
+    """The rule's answer, its size without waiting, where TF Serving's guide begins, all clients in one batch; also when
+    the twin has no hope for them, as they put it to the test."""
     asks = [rule_ask(outlook)]
     unwaiting = rule_without_waiting(outlook)
     if unwaiting is not None:
         why = "nearest to the rule's size, without waiting"
         asks.append(Ask(configuration=unwaiting[0], source="rule", reason=why, point=unwaiting[1]))
-    asks.append(_guides_answer(outlook))
+    asks += [_guides_answer(outlook), whole_crowd(outlook, insight.twin)]
     for ask in asks:
         if ask is None or insight.is_measured(ask.configuration) or not outlook.may_propose():
             continue

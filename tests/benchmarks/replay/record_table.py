@@ -33,6 +33,7 @@ from batchtune.tune.strategies.protocol import Strategy
 from batchtune.tune.strategies.references import reference_configurations, rule_probes
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
+from tests.benchmarks.zoo.zoo_table import TARGETS
 
 TABLES = Path(__file__).parents[3] / "results" / "reference" / "tables"
 REPEATS = 3
@@ -95,7 +96,9 @@ def main() -> None:
 
 
 def scenario_of(table: str, folder: Path) -> Scenario:
-    """The scenario behind a table; an emulated model is written into the folder."""
+    """The scenario behind a table; an emulated model is written into the folder. Tables of the zoo begin with `zoo-`."""
+    if table.startswith("zoo-"):
+        return read_scenario(TARGETS[table.removeprefix("zoo-")].write_scenario(folder, seed=1))
     model = "imdb_transformer"
     if table == "emulated":
         (folder / "device" / "1").mkdir(parents=True)

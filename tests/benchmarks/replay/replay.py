@@ -2,9 +2,10 @@
 
     python tests/benchmarks/replay/replay.py emulated --seeds 100
     python tests/benchmarks/replay/replay.py imdb_transformer --seeds 100 --searches tpe,guided
+    python tests/benchmarks/replay/replay.py zoo-string-input-rest --seeds 20 --searches guided --shares 1.1
 
 Each search pays, in recorded seconds, for every run that it asks for, and is shown one of the recorded runs of that
-cell, drawn at random. The truth of a cell is the geometric mean of its runs. A search is judged by what it would
+cell, drawn at random. A table of the zoo has no probes: the nearest runs of its grid answer them. The truth of a cell is the geometric mean of its runs. A search is judged by what it would
 recommend when time is up: `within 5 %` is the share of seeds whose choice meets the SLO and loses at most 5 % to the
 best feasible cell; `false feasible` the share whose choice does not meet it in truth; `optimism` the reported value over
 the true one; `duplicates` runs of a cell that had been run before. 100 % is one pass over the grid, each cell once.

@@ -130,6 +130,10 @@ class RecordedBench:
             for key in self._recorded
             if (key[1] is None) == (clients is None)
             and (key[0].batching is None) == (configuration.batching is None)
+        ] or [
+            (key, None)
+            for key, _ in self._recorded
+            if (key.batching is None) == (configuration.batching is None)
         ]
         return min(alike, key=lambda key: _distance(key, (configuration, clients)))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.guided.calibration import searched_sizes
+from batchtune.tune.guided.crowd import whole_crowd
 from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.guided.state import Insight
 from batchtune.tune.guided.strategy import guided_strategy
@@ -23,10 +26,13 @@ from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
+from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.service_time import linear_service_time
+from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Device
 from tests.tune.strategy_driver import Driver
 from tests.tune.tune_fakes import Law, scenario_of
-from tests.twin.simulated_fleet import simulated_server, true_capacities
+from tests.twin.simulated_fleet import _Simulated, simulated_server, true_capacities
 
 SPACE = {"max_batch_size": [1, 4, 16, 64], "batch_timeout_micros": [0, 2000, 10000]}
 
@@ -214,6 +220,81 @@ def test_throughput_in_a_closed_loop_is_raced_in_blocks():
     assert len(set(blocks)) >= 2
     chosen = recommend(trials, scenario=scenario).configuration
     assert chosen.batching.max_batch_size >= 16
+
+
+CROWD = {"max_batch_size": [1, 8, 32], "batch_timeout_micros": [0, 1000, 5000], "num_batch_threads": [1]}
+
+
+def crowd_scenario(**load):
+    return scenario_of(
+        load={"arrivals": "closed", "concurrency": 32, "warm_up": "100ms", "duration": "500ms", **load},
+        search={"strategy": "guided", "budget": {"time": "20s"}, "space": CROWD},
+        slo={"p95": "200ms"},
+    )
+
+
+def cheap_in_a_crowd(monkeypatch, known, *, cheaper):
+    """The front end of this device costs so much less a request where one batch answers all 32 clients."""
+    played = _Simulated._play
+
+    def play(self):
+        batching = self._configuration.batching
+        together = batching is not None and batching.max_batch_size == 32 and batching.batch_timeout_micros
+        front_end_s = known.front_end_s * (cheaper if together else 1.0)
+        self._target.device = replace(known, front_end_s=front_end_s)
+        played(self)
+
+    monkeypatch.setattr(_Simulated, "_play", play)
+
+
+def known_twin(*, fixed_s, front_end_s):
+    fit = Fitted(
+        service_time=linear_service_time(fixed_s, 0.000002, [1.0, 32.0]),
+        contention=1.0,
+        serial=True,
+        jitter_ratio=0.0,
+        delay_s=0.0,
+        front_end_s=front_end_s,
+        wake_s=0.0,
+    )
+    error = FitError(p95_ratio=0.1, throughput_ratio=0.1, mape=0.1, spearman=0.9, left_out=9)
+    return Twin(best_fit=fit, fits=(fit,), rows_max=32, threads_max=1, error=error)
+
+
+def crowd_of(front_end_s=0.00003, fixed_s=0.0001, **load):
+    scenario = crowd_scenario(**load)
+    outlook = SimpleNamespace(scenario=scenario, space=Space(scenario))
+    return whole_crowd(outlook, known_twin(fixed_s=fixed_s, front_end_s=front_end_s))
+
+
+def test_where_the_front_end_costs_much_a_batch_of_all_clients_is_tried():
+    asked = crowd_of()
+    assert asked.point == {"max_batch_size": 32, "batch_timeout_micros": 1000, "num_batch_threads": 1}
+    assert asked.reason.startswith("all 32 clients answered by one batch")
+
+
+def test_its_timeout_is_the_least_in_which_all_clients_return_else_the_longest():
+    assert crowd_of(front_end_s=0.00006).point["batch_timeout_micros"] == 5000
+    assert crowd_of(think_time="1ms").point["batch_timeout_micros"] == 5000
+    assert crowd_of(front_end_s=0.001).point["batch_timeout_micros"] == 5000
+
+
+def test_no_trial_goes_to_a_batch_of_all_clients_that_can_save_little_or_does_not_exist():
+    assert crowd_of(fixed_s=0.006) is None, "the front end costs little"
+    assert crowd_of(concurrency=64) is None, "more clients than the largest batch holds"
+    outlook = SimpleNamespace(scenario=capacity_scenario(), space=Space(capacity_scenario()))
+    assert whole_crowd(outlook, known_twin(fixed_s=0.0001, front_end_s=0.00003)) is None, (
+        "no clients that return"
+    )
+
+
+@pytest.mark.slow
+def test_a_batch_of_all_clients_that_is_the_best_is_found(monkeypatch):
+    known = Device(tau_s=0.0001 + 0.000002 * np.arange(1025), front_end_s=0.00003)
+    cheap_in_a_crowd(monkeypatch, known, cheaper=0.4)
+    trials, _ = searched(crowd_scenario(), known)
+    chosen = recommend(trials, scenario=crowd_scenario()).configuration.batching
+    assert (chosen.max_batch_size, chosen.batch_timeout_micros > 0) == (32, True)
 
 
 def test_sizes_below_one_requests_rows_are_not_probed():

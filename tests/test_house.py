@@ -21,8 +21,7 @@ FILES_MAX = 15
 LINES_MAX = 330
 FILES_MIN = 4
 TOO_LONG = {
-    "recommend/recommendation.py": 375,
-    "tune/policy.py": 535,
+    "tune/policy.py": 525,
     "wire/grpc/client_connection.py": 385,
     "wire/grpc/server_connection.py": 390,
 }
@@ -42,7 +41,7 @@ NAMED_AFTER_NOTHING = {
     "cli": 21,
     "load": 1,
     "measure": 10,
-    "recommend": 58,
+    "recommend": 57,
     "report": 84,
     "scenario": 3,
     "server": 49,

@@ -39,7 +39,8 @@ class Measurement:
     (goodput: within the SLO's limit). In `latency_s` a request without a good answer counts as infinitely slow;
     `latency_mean_s` is over good answers. `errors` counts by class. `misses` are the requests over the SLO's primary
     limit (failed ones included; without an SLO only these), `design_effect` says how far they come together.
-    `verdict` is None without an SLO. `endpoints`: the same by replica, where requests went to several.
+    `verdict` is None without an SLO. `endpoints`: the same by replica, where requests went to several. `canary_s` is
+    how long a fixed loop took on the host, before or after the run, whichever was faster; None: nobody timed one.
     """
 
     requests: int
@@ -63,6 +64,7 @@ class Measurement:
     verdict_reason: str = ""
     caveats: tuple[Caveat, ...] = field(default=())
     endpoints: tuple[EndpointFigures, ...] = ()
+    canary_s: float | None = None
 
     @property
     def queue_mean_s(self) -> float | None:

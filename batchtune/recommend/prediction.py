@@ -17,6 +17,7 @@ from batchtune.plain_values import fields_to_plain, from_plain, to_plain
 from batchtune.scenario.spec.scenario import Scenario, SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.evidence.host_drift import drift_of
 from batchtune.tune.evidence.pooled import Pooled, RunFigures
 from batchtune.tune.evidence.run_noise import Noise, paired_ratio, predict
 
@@ -69,14 +70,16 @@ def promises_of(latency_s: Mapping[str, Estimate], slo: SloSpec) -> tuple[Promis
     )
 
 
-def reference_of(name: str, one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> Reference:
-    """A reference point's figures, as they are stated beside the recommended ones."""
-    measured = measurements_of(one)
+def reference_of(
+    name: str, one: Pooled, pooled: Sequence[Pooled], *, speed_sd: float, scenario: Scenario
+) -> Reference:
+    """A reference point's figures, as they are stated beside the recommended ones, on a host that drifts as it did."""
+    measured, drift = measurements_of(one), drift_of(one, speed_sd, scenario=scenario)
     return Reference(
         name=name,
         configuration=one.configuration,
-        throughput_rps=predicted(one, pooled, lambda run: run.throughput_rps),
-        latency_s=predicted_latency(one, pooled),
+        throughput_rps=predicted(one, pooled, lambda run: run.throughput_rps, drift_sd=drift.rate_sd),
+        latency_s=predicted_latency(one, pooled, drift_sd=drift.latency_sd),
         runs=len(one.runs),
         mean_batch_rows=mean_batch_rows(measured),
         bottleneck=usual_bottleneck(one.configuration, measured, scenario=scenario),
@@ -84,15 +87,20 @@ def reference_of(name: str, one: Pooled, pooled: Sequence[Pooled], *, scenario: 
     )
 
 
-def predicted(one: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate]) -> Estimate:
-    """A rate that a fresh run will show."""
+def predicted(
+    one: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate], *, drift_sd: float = 0.0
+) -> Estimate:
+    """A rate that a fresh run will show; `drift_sd`: of the rate, with the host (see `host_drift`)."""
     spreads = [[figure(run).value for run in each.repeats] for each in pooled]
     return predict(
-        [figure(run) for run in one.runs], repeats=spreads, prior_sd=policy.FRESH_THROUGHPUT_PRIOR_SD
+        [figure(run) for run in one.runs],
+        repeats=spreads,
+        prior_sd=policy.FRESH_THROUGHPUT_PRIOR_SD,
+        drift_sd=drift_sd,
     )
 
 
-def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estimate]:
+def predicted_latency(one: Pooled, pooled: Sequence[Pooled], *, drift_sd: float = 0.0) -> dict[str, Estimate]:
     """Each latency quantile that a fresh run will show."""
 
     def figures(runs: Sequence[RunFigures], quantile: str) -> list[Estimate]:
@@ -103,12 +111,13 @@ def predicted_latency(one: Pooled, pooled: Sequence[Pooled]) -> dict[str, Estima
             figures(one.runs, quantile),
             repeats=[[run.value for run in figures(each.repeats, quantile)] for each in pooled],
             prior_sd=policy.FRESH_LATENCY_PRIOR_SD,
+            drift_sd=drift_sd,
         )
         for quantile in one.latency_s
     }
 
 
-def predicted_capacity(one: Pooled) -> Estimate:
+def predicted_capacity(one: Pooled, *, drift_sd: float = 0.0) -> Estimate:
     """The capacity claimed, and a 95 % interval of where the limit is crossed, by all rates that were tried.
 
     Which rates were asked does not matter, but how near to the crossing they lie. Where the limit was kept easily and
@@ -118,7 +127,7 @@ def predicted_capacity(one: Pooled) -> Estimate:
     located = None if one.claim is None else one.claim.located
     if one.claim is None or located is None:
         return Estimate(value=one.value, low=math.nan, high=math.nan)
-    half = Z_95 * math.hypot(located.sd, policy.CROSSING_RUN_SD)
+    half = Z_95 * math.hypot(located.sd, policy.CROSSING_RUN_SD, drift_sd)
     low, high = located.crossing_rps * math.exp(-half), located.crossing_rps * math.exp(half)
     high = math.inf if located.says == "at least" else max(high, one.value)
     if not one.claim.established:

@@ -8,10 +8,9 @@ side.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
@@ -22,6 +21,7 @@ from batchtune.recommend.alternatives import Alternative, alternatives_to
 from batchtune.recommend.choice import Choice, choose, is_gain, is_told_apart
 from batchtune.recommend.established import open_questions
 from batchtune.recommend.near_best import NearBest, near_best_of_measured
+from batchtune.recommend.notes import drift_notes, half_load_notes, may_promise, notes_of
 from batchtune.recommend.prediction import (
     Promise,
     Reference,
@@ -38,18 +38,14 @@ from batchtune.recommend.prediction import (
 from batchtune.recommend.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
 from batchtune.recommend.worth import Helps, batching_helps, cannot_pay, is_telling
 from batchtune.scenario.spec.scenario import Scenario, SloSpec
-from batchtune.scenario.units import counted, percentage
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
-from batchtune.tune.evidence.pooled import Pooled, is_inside, run_noise
-from batchtune.tune.evidence.ranking import merit
+from batchtune.tune.evidence.host_drift import drift_of, speed_sd
+from batchtune.tune.evidence.pooled import Pooled, run_noise
 from batchtune.tune.evidence.run_noise import geometric_mean
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
-
-TIMEOUT: Final = "batch_timeout_micros"
+from batchtune.tune.trials.trial import Trial
 
 SCHEMA_VERSION = 2
 """Of recommendation.json; what an older one lacks is absent when it is read."""
@@ -182,8 +178,10 @@ def recommend(
     }
     last = chosen.runs[-1].trial
     measured = measurements_of(chosen)
-    latency_s = predicted_latency(chosen, pooled)
-    promises = promises_of(latency_s, promised) if _may_promise(chosen) else ()
+    speed = speed_sd(trials)
+    drift = drift_of(chosen, speed, scenario=scenario)
+    latency_s = predicted_latency(chosen, pooled, drift_sd=drift.latency_sd)
+    promises = promises_of(latency_s, promised) if may_promise(chosen) else ()
     questions = open_questions(
         chosen,
         promises,
@@ -199,9 +197,13 @@ def recommend(
     return Recommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
-        throughput_rps=predicted(chosen, pooled, lambda run: run.throughput_rps),
-        throughput_rows_per_s=predicted(chosen, pooled, lambda run: run.throughput_rows_per_s),
-        capacity_rps=predicted_capacity(chosen) if scenario.objective == "capacity" else None,
+        throughput_rps=predicted(chosen, pooled, lambda run: run.throughput_rps, drift_sd=drift.rate_sd),
+        throughput_rows_per_s=predicted(
+            chosen, pooled, lambda run: run.throughput_rows_per_s, drift_sd=drift.rate_sd
+        ),
+        capacity_rps=predicted_capacity(chosen, drift_sd=drift.capacity_sd)
+        if scenario.objective == "capacity"
+        else None,
         latency_s=latency_s,
         mean_batch_rows=mean_batch_rows(measured),
         slo={**promised.limits(), "errors": promised.error_ratio},
@@ -236,14 +238,16 @@ def recommend(
         concurrency=last.concurrency,
         rows_per_request=scenario.request.rows_most,
         references=tuple(
-            reference_of(name, one, pooled, scenario=scenario) for name, one in choice.references.items()
+            reference_of(name, one, pooled, speed_sd=speed, scenario=scenario)
+            for name, one in choice.references.items()
         ),
         failed_references=_failed_references(choice, trials),
         alternatives=alternatives,
         caveats=caveats_of(measured),
         notes=(
-            *_notes(choice, unconfirmed, trials, scenario=scenario, promised=promised),
-            *_half_load(chosen, search, scenario=scenario),
+            *notes_of(choice, unconfirmed, trials, scenario=scenario, promised=promised),
+            *half_load_notes(chosen, search, scenario=scenario),
+            *drift_notes(chosen, pooled, speed, drift=drift, scenario=scenario),
             *padding_note(chosen, pooled),
         ),
     )
@@ -259,11 +263,6 @@ def _failed_references(choice: Choice, trials: Sequence[Trial]) -> dict[str, str
         and trial.state == "failed"
     ]
     return {trial.source: explain_failure([trial]) or "without a word" for trial in failed}
-
-
-def _may_promise(chosen: Pooled) -> bool:
-    """Whether figures stand for the claim: a capacity that fresh runs did not keep promises nothing."""
-    return chosen.claim is None or chosen.claim.established or not chosen.claim.misses
 
 
 def _hardly_better_than(
@@ -311,61 +310,3 @@ def _near_best(
         count=search.judged,
         space_size=search.space_size if search.space_size > search.judged else None,
     )
-
-
-def _notes(
-    choice: Choice,
-    unconfirmed: Sequence[Alternative],
-    trials: Sequence[Trial],
-    *,
-    scenario: Scenario,
-    promised: SloSpec,
-) -> tuple[str, ...]:
-    chosen, notes = choice.chosen, []
-    if chosen is None:
-        return ()
-    if chosen.confirmations == 0 and _may_promise(chosen):
-        notes.append(
-            f"not confirmed by fresh runs: the figures are from {counted(len(chosen.runs), 'run')} of the search, "
-            "and the best of many such is often too good"
-        )
-    if not any(one.configuration.batching is not None and is_inside(one, scenario) for one in choice.pooled):
-        notes.append("no point of the search space was measured: the reference points took the time")
-    if scenario.objective == "capacity" and promised != scenario.slo:
-        notes.append("the capacity for an SLO that was not searched, read from the rates tried")
-    if choice.outside is not None:
-        notes.append(_outside(choice.outside, chosen, scenario=scenario))
-    why = "no time was left to confirm it" if _is_time_spent(trials, scenario) else "it was not confirmed"
-    notes += [
-        f"{other.configuration.label()} seemed better in the search ({other.trade}); {why}"
-        for other in unconfirmed
-        if not other.confirmations
-    ]
-    return tuple(notes)
-
-
-def _is_time_spent(trials: Sequence[Trial], scenario: Scenario) -> bool:
-    """Whether the time that was given left none for the fresh runs of one more configuration."""
-    given_s = scenario.search.time_budget_s if scenario.search.budget_is_given else None
-    runs_s = [trial.seconds for trial in trials if trial.source not in NO_CANDIDATES]
-    if given_s is None or not runs_s:
-        return False
-    spent_s = sum(trial.seconds for trial in trials)
-    return spent_s + policy.CONFIRMATIONS * statistics.median(runs_s) > given_s
-
-
-def _half_load(chosen: Pooled, search: SearchSummary | None, *, scenario: Scenario) -> tuple[str, ...]:
-    """What the timeout costs at half the load; asks the twin, whose simulator takes its time to load."""
-    if search is None or search.twin is None or not in_force(chosen.configuration, TIMEOUT):
-        return ()
-    from batchtune.recommend.half_load import at_half_load
-
-    rate_rps = chosen.value if scenario.objective == "capacity" else None
-    told = at_half_load(chosen.configuration, scenario, search.twin, rate_rps=rate_rps)
-    return () if told is None else (told,)
-
-
-def _outside(outside: Pooled, chosen: Pooled, *, scenario: Scenario) -> str:
-    ahead = percentage(math.expm1(merit(outside.value, scenario) - merit(chosen.value, scenario)))
-    what = {"throughput": "throughput", "capacity": "capacity", "latency": "speed at p95"}[scenario.objective]
-    return f"outside your space: {outside.configuration.label()}, {ahead} more {what}"

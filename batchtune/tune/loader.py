@@ -190,7 +190,7 @@ class Loader:
         after = self._target.counters()
         moved = activity(before, after)
         loaded_cpu_s = None if moved.server_cpu_s is None else moved.server_cpu_s + samples.client_cpu_s
-        noise = () if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s).caveats()
+        noise = None if self._guard is None else self._guard.end(loaded_cpu_s=loaded_cpu_s)
         if np.isin(samples.status, _LEFT_BEHIND).any():
             self._settle(load)
         if load.whole:
@@ -208,11 +208,13 @@ class Loader:
             client_max_rps=self._client_max_rps,
             notes=(
                 *losses,
-                *noise,
+                *(() if noise is None else noise.caveats()),
                 *self._warm_up_caveats(load, window, moved),
                 *_cut_caveats(load.arrivals, samples),
             ),
         )
+        if noise is not None:
+            measurement = replace(measurement, canary_s=noise.canary_s)
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
 

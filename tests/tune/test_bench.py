@@ -7,6 +7,7 @@ import json
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.measure.validity.host import HostGuard
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
@@ -16,11 +17,19 @@ pytestmark = pytest.mark.smoke
 NO_BATCHING = Configuration(batching=None)
 
 
-def run(scenario, plan, *, law=None):
+def run(scenario, plan, *, law=None, guard=None):
     clock = FakeClock()
     target = FakeTarget(clock, law=law or Law())
     fleet = FakeFleet(target)
-    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
+    bench = Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+        guard=guard,
+    )
     return bench.run(plan), clock, fleet
 
 
@@ -56,6 +65,15 @@ def test_a_rate_that_the_server_can_do_is_measured_to_its_end():
     assert found.trial.feasible
     assert found.trial.rate_rps == pytest.approx(300, rel=0.01)
     assert found.trial.objective == found.trial.measurement.latency_s["p95"]
+
+
+def test_a_trial_keeps_how_fast_the_host_was_beside_it():
+    guard = HostGuard()
+    found, _, _ = run(open_loop(300), plan_for(NO_BATCHING), guard=guard)
+    assert found.trial.measurement.canary_s == min(guard.canaries_s) > 0.0
+    assert Trial.from_dict(json.loads(json.dumps(found.trial.to_dict()))) == found.trial
+    unknown, _, _ = run(open_loop(300), plan_for(NO_BATCHING))
+    assert unknown.trial.measurement.canary_s is None
 
 
 def test_a_probe_is_short_and_has_its_own_clients():

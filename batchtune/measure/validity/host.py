@@ -57,7 +57,7 @@ class HostNoise:
     """What happened between two readings; `canary_change` is against the session's median, 0 without one.
 
     `foreign_ratio` is the share of our CPUs' time that programs other than server and client used, 0 where that is not
-    known; `pressed` is whose tasks waited for `pressure_ratio` of the time.
+    known; `pressed` is whose tasks waited for `pressure_ratio` of the time; `canary_s` the faster canary.
     A canary that ran faster than usual is no sign of noise: the processor raised its clock.
     """
 
@@ -66,6 +66,7 @@ class HostNoise:
     canary_change: float
     foreign_ratio: float = 0.0
     pressed: Pressed | None = None
+    canary_s: float | None = None
 
     @property
     def noisy(self) -> bool:
@@ -148,6 +149,7 @@ def noise_between(
         pressure_ratio=pressure_ratio,
         canary_change=canary_s / usual_canary_s - 1.0 if usual_canary_s else 0.0,
         pressed=pressed,
+        canary_s=canary_s,
         foreign_ratio=0.0 if loaded_cpu_s is None else _foreign_ratio(before, after, loaded_cpu_s),
     )
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from batchtune.measure.statistics.distributions import t_quantile
+from batchtune.measure.statistics.distributions import Z_95, t_quantile
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.tune import policy
 
@@ -57,11 +57,18 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs and len(logs) == len(values) else math.nan
 
 
-def predict(runs: Sequence[Estimate], *, repeats: Iterable[Sequence[float]], prior_sd: float) -> Estimate:
+def predict(
+    runs: Sequence[Estimate],
+    *,
+    repeats: Iterable[Sequence[float]],
+    prior_sd: float,
+    drift_sd: float = 0.0,
+) -> Estimate:
     """What a fresh run will show: geometric mean of `runs` and its 95 % prediction interval.
 
     The half width is the widest of three: from the spread of these runs, from that of all `repeats` (A/A: each
-    group one configuration, over as much time as there is), and from the error within a run.
+    group one configuration, over as much time as there is), and from the error within a run. What the host drifts from
+    these runs to the fresh one, `drift_sd` in logs, is independent of all three.
     """
     values = [run.value for run in runs]
     centre = geometric_mean(values)
@@ -70,7 +77,7 @@ def predict(runs: Sequence[Estimate], *, repeats: Iterable[Sequence[float]], pri
     own = spread([values], prior_sd=prior_sd).half_width(len(runs))
     pooled = spread(repeats, prior_sd=prior_sd).half_width(len(runs))
     within = _within(runs) * math.sqrt(1.0 + 1.0 / len(runs))
-    half = max(own, pooled, within)
+    half = math.hypot(max(own, pooled, within), Z_95 * drift_sd)
     return Estimate(value=centre, low=centre * math.exp(-half), high=centre * math.exp(half))
 
 

@@ -1,0 +1,105 @@
+"""How far does the host's speed drift from one run to another, and which figures drift with it?
+
+The spread between runs of one configuration knows only the minute or two in which they were made, and side by side
+they share one speed of a host whose neighbours come and go. The fixed loop (canary) that is timed at every trial sees
+that speed over the whole sweep; a run that is made some minutes later is allowed so much more.
+`tests/benchmarks/twin/drifting_host.py` states how many such runs fall inside the intervals with and without it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchtune.measure.measurement import Measurement
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune import policy
+from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.evidence.pooled import Pooled
+from batchtune.tune.trials.trial import Trial
+
+READINGS_MIN = 8
+"""Of fewer trials the tenth and the ninetieth percentile are the two extremes."""
+
+NEIGHBOURS = 2
+"""Trials on either side whose canaries are taken together: the loop's own noise of 2 % is no drift, which lasts."""
+
+AHEAD = 4.0
+"""Standard deviations of the speed between trials that a run minutes later lies from them: √2, as both drift, and 2.8
+times as much, because a sweep of 90 s sees a small part of a drift that takes minutes (drifting_host.py)."""
+
+LATENCY_PER_SPEED = 1.4
+"""Change of a log latency quantile per change of log speed: the median ratio of the two spreads between runs of a cell,
+minutes apart, over the seven tables of `results/reference/tables` that depend on the CPU (1.1 to 2.5)."""
+
+SLEEPING_GPU_RATIO = 0.05
+"""A GPU that is busy for no more than this share of the time does not run the model."""
+
+_OUTER_DECILES_SD = 2.563
+"""Standard deviations of a normal distribution between its tenth and its ninetieth percentile."""
+
+_ON_THE_CPU = frozenset({"front_end", "client"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What the host's drift adds to a fresh run's figures, as standard deviations in logs; 0: nothing."""
+
+    rate_sd: float = 0.0
+    latency_sd: float = 0.0
+    capacity_sd: float = 0.0
+
+
+NO_DRIFT = Drift()
+
+
+def speed_sd(trials: Sequence[Trial]) -> float:
+    """Standard deviation of the logarithm of the CPUs' speed between trials; 0 where too few of them timed it."""
+    times_s = [trial.measurement.canary_s for trial in trials if trial.measurement is not None]
+    return spread_of([canary_s for canary_s in times_s if canary_s is not None])
+
+
+def spread_of(times_s: Sequence[float]) -> float:
+    """Standard deviation of the logarithms of positive times, in their order; 0 for fewer than READINGS_MIN.
+
+    By the outer deciles of the medians of neighbours: a moment's preemption is no drift.
+    """
+    logs = [math.log(time_s) for time_s in times_s if time_s > 0.0]
+    if len(logs) < READINGS_MIN:
+        return 0.0
+    windows = (logs[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1] for at in range(len(logs)))
+    deciles = statistics.quantiles(map(statistics.median, windows), n=10, method="inclusive")
+    return (deciles[-1] - deciles[0]) / _OUTER_DECILES_SD
+
+
+def drift_of(pooled: Pooled, speed: float, *, scenario: Scenario) -> Drift:
+    """What a host whose speed moves by `speed` (in logs, between trials) does to this configuration's figures.
+
+    Nothing where the device sleeps or computes by itself; an open loop's rate is that of its arrivals. Near the
+    capacity a quantile moves as much more than the rate as policy.RATE_ELASTICITY says.
+    """
+    if not speed > 0.0 or not _is_cpu_bound(pooled, scenario):
+        return NO_DRIFT
+    ahead = AHEAD * speed
+    if scenario.objective == "capacity":
+        return Drift(latency_sd=ahead / policy.RATE_ELASTICITY, capacity_sd=ahead)
+    return Drift(rate_sd=0.0 if scenario.load.open_loop else ahead, latency_sd=LATENCY_PER_SPEED * ahead)
+
+
+def _is_cpu_bound(pooled: Pooled, scenario: Scenario) -> bool:
+    """Whether the model runs on the CPU, or what passes around it is the limit; no where the server tells nothing."""
+    measured = [run.trial.measurement for run in pooled.runs if run.trial.measurement is not None]
+    known = [measurement for measurement in measured if measurement.server is not None]
+    if not known:
+        return False
+    if all(map(_computes_on_the_cpu, known)):
+        return True
+    limit = usual_bottleneck(pooled.configuration, known, scenario=scenario)
+    return limit is not None and limit.kind in _ON_THE_CPU
+
+
+def _computes_on_the_cpu(measured: Measurement) -> bool:
+    server = measured.server
+    return server is not None and not server.emulated and (server.gpu_busy_ratio or 0.0) <= SLEEPING_GPU_RATIO

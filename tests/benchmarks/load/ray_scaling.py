@@ -1,6 +1,6 @@
 """What does a worker on a Ray cluster cost, and its head? Beside local processes, with 1, 2 and 4 of them.
 
-    RAY_TMPDIR=/tmp/r python tests/benchmarks/load/ray_scaling.py [--seconds 4] [--rate 2000] [--runs 20]
+    RAY_TMPDIR=/tmp/r python tests/benchmarks/load/ray_scaling.py [--workers 1,2,4] [--seconds 4] [--rate 2000] [--runs 20]
 
 Two nodes on this machine, each worker at the same open-loop rate of gRPC requests against a server that does nothing.
 One line a fleet: CPU of the workers a request, p50 and p95, CPU of the head a second and worker, what a load takes beyond
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import time
 from dataclasses import replace
 
@@ -35,6 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--workers", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4]
+    )
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--runs", type=int, default=20)
@@ -42,9 +46,11 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     cluster.add_node(**NODE)
     try:
-        ray.init(address=cluster.address, log_to_driver=False, namespace="batchtune")
+        ray.init(
+            address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="batchtune"
+        )
         with NullServer() as server:
-            for workers in (1, 2, 4):
+            for workers in asked.workers:
                 cpus = tuple(sorted(schedulable_cpus(), reverse=True))  # as the cluster deals them out
                 load = LoadSpec(arrivals="poisson", rate=asked.rate * workers, processes=workers, cpus=cpus)
                 schedule = draw(load, duration_s=asked.seconds)
@@ -55,7 +61,7 @@ def main() -> None:
                 for name, spec in (("local", load), ("ray", _on(cluster, workers, rate=asked.rate))):
                     with fleet_of(spec) as fleet:
                         _tell(f"{workers} {name}", fleet, job)
-                        if workers == 2:
+                        if workers == 2 and asked.seconds >= 1.0:
                             _tell(f"{workers} {name}, closed", fleet, closed)
             _leave_nothing(cluster, job, asked.runs)
     finally:

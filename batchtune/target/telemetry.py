@@ -44,6 +44,7 @@ class ServerActivity:
     `memory_peak_bytes` is the most that the server and its children held since their launch.
     `bucket_rows`, `bucket_sent_elements` and `bucket_padding_elements` tell by length bucket ("" without buckets) of
     inputs that may differ in length: rows, elements that the requests brought, elements that filled them up.
+    `model_batches`, `model_batch_rows` (after padding) and `model_batch_micros` tell by model what its batches took.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -70,6 +71,9 @@ class ServerActivity:
     bucket_rows: dict[str, int] = field(default_factory=dict)
     bucket_sent_elements: dict[str, int] = field(default_factory=dict)
     bucket_padding_elements: dict[str, int] = field(default_factory=dict)
+    model_batches: dict[str, int] = field(default_factory=dict)
+    model_batch_rows: dict[str, int] = field(default_factory=dict)
+    model_batch_micros: dict[str, int] = field(default_factory=dict)
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
@@ -166,6 +170,9 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,
         gpu_busy_ratio=None if busiest is None else gpus[busiest] / 1e6 / duration_s,
         gpu_memory_used_bytes=None if busiest is None else memory.get(busiest),
+        model_batches=change.by_label(f"{_OURS}model_batches_total", "model_name"),
+        model_batch_rows=change.by_label(f"{_OURS}model_batch_rows_total", "model_name"),
+        model_batch_micros=change.by_label(f"{_OURS}model_batch_micros_total", "model_name"),
         bucket_rows=change.by_label(f"{_OURS}length_bucket_rows_total", "bucket"),
         bucket_sent_elements=change.by_label(f"{_OURS}length_bucket_sent_elements_total", "bucket"),
         bucket_padding_elements=change.by_label(f"{_OURS}length_bucket_padding_elements_total", "bucket"),

@@ -154,3 +154,15 @@ def test_padding_is_told_by_length_bucket() -> None:
     assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(moved)))) == moved
     assert padding_per_element([activity(before, before)]) is None
     assert bucket_text(activity(before, before)) == ""
+
+
+def test_batches_are_told_by_model() -> None:
+    page = """:batchtune:serving:model_batches_total{{model_name="m"}} {batches}
+:batchtune:serving:model_batch_micros_total{{model_name="m"}} {micros}
+"""
+    before, after = (
+        Counters(monotonic_s=at, server_cpu_s=None, series=parse_prometheus(page.format(**values)))
+        for at, values in ((1.0, {"batches": 1, "micros": 10.5}), (2.0, {"batches": 5, "micros": 110.5}))
+    )
+    moved = activity(before, after)
+    assert (moved.model_batches, moved.model_batch_micros) == ({"m": 4}, {"m": 100})

@@ -15,6 +15,7 @@ from typing import Protocol, Self, TypeVar
 
 from batchtune.server.metrics.gpu import GpuReading
 from batchtune.server.metrics.length_use import LengthUse
+from batchtune.server.metrics.model_use import ModelUse
 from batchtune.server.metrics.prometheus_text import (
     Histogram,
     Labels,
@@ -96,6 +97,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.device = DeviceActivity()
+        self.models = ModelUse()
         self.emulated = False
         self.emulated_parallel = False
         self.queue_depths: QueueDepths | None = None
@@ -261,6 +263,7 @@ class Metrics:
                 _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
             ),
             *self._lengths.lines(_OURS),
+            *self.models.lines(_OURS),
             *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
             *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
         ]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
-from batchtune.server.metrics.counters import DeviceActivity, Metrics
+from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.sessions.input_shapes import shown
@@ -172,7 +172,7 @@ class Servable:
     def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
         device, metrics = self._metrics.device, self._metrics
         if batched:
-            return _BatchRun(run, device, model.empty)
+            return _BatchRun(run, metrics, self.name, model.empty)
         first_input = self.signatures[signature_name].inputs[0].name
 
         def run_request(inputs: Tensors) -> Tensors:
@@ -207,18 +207,23 @@ def _listed(specs: Iterable[TensorSpec]) -> str:
 
 
 class _BatchRun:
-    """A model's run while the device counts as busy."""
+    """A model's run while the device counts as busy; what ran counts for the model."""
 
-    __slots__ = ("_device", "_run", "empty")
+    __slots__ = ("_device", "_models", "_name", "_run", "empty")
 
-    def __init__(self, run: Runner, device: DeviceActivity, empty: Empty) -> None:
+    def __init__(self, run: Runner, metrics: Metrics, name: str, empty: Empty) -> None:
         self._run = run
-        self._device = device
+        self._device = metrics.device
+        self._models = metrics.models
+        self._name = name
         self.empty = empty
 
     def __call__(self, inputs: Tensors) -> Tensors:
+        began_ns = time.monotonic_ns()
         with self._device:
-            return self._run(inputs)
+            outputs = self._run(inputs)
+        self._models.add(self._name, len(next(iter(inputs.values()))), time.monotonic_ns() - began_ns)
+        return outputs
 
 
 def _metadata(signatures: Mapping[str, Signature]) -> bytes:

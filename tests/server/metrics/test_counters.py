@@ -181,3 +181,20 @@ def test_queue_depths_come_from_the_sessions_in_force() -> None:
         ":batchtune:serving:queue_depth_rows{} 17",
     ]
     assert lines(metrics, "emulated_device{") == [":batchtune:serving:emulated_device{} 1"]
+
+
+def test_what_each_model_takes_of_the_batch_threads_is_told_by_name() -> None:
+    metrics = Metrics()
+    assert "model_batches" not in metrics.render()
+    metrics.models.add("a", 4, 3_000)
+    metrics.models.add("a", 2, 1_000)
+    metrics.models.add("b", 1, 500)
+    lines = [line for line in metrics.render().splitlines() if ":model_batch" in line and "#" not in line]
+    assert lines == [
+        ':batchtune:serving:model_batches_total{model_name="a"} 2',
+        ':batchtune:serving:model_batches_total{model_name="b"} 1',
+        ':batchtune:serving:model_batch_rows_total{model_name="a"} 6',
+        ':batchtune:serving:model_batch_rows_total{model_name="b"} 1',
+        ':batchtune:serving:model_batch_micros_total{model_name="a"} 4',
+        ':batchtune:serving:model_batch_micros_total{model_name="b"} 0.5',
+    ]

@@ -173,6 +173,7 @@ def load(
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.load import run_load
     from batchtune.cli.commands.subject import subject_of_load
+    from batchtune.cli.several_models import asks_for_models, run_load_of_models
 
     wanted = LoadRequest(
         scenario=Path(subject),
@@ -186,8 +187,9 @@ def load(
     )
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
+    run = run_load_of_models if asks_for_models(wanted) else run_load
     raise typer.Exit(
-        run_load(wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or [])
+        run(wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or [])
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.prediction import gain_over
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import Pooled, is_inside, pool, run_noise
 from batchtune.tune.evidence.ranking import leaders, merit, simplest_first

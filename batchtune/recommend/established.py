@@ -14,7 +14,8 @@ from batchtune.measure.statistics.distributions import t_quantile
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.choice import is_stricter
 from batchtune.recommend.prediction import Promise
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import Pooled, RunFigures

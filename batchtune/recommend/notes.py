@@ -10,7 +10,8 @@ from typing import Final
 from batchtune.recommend.alternatives import Alternative
 from batchtune.recommend.choice import Choice
 from batchtune.recommend.prediction import predicted, predicted_latency
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, percentage
 from batchtune.tune import policy
 from batchtune.tune.evidence.host_drift import Drift

@@ -14,7 +14,8 @@ from batchtune.measure.statistics.distributions import Z_95
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
 from batchtune.tune.evidence.host_drift import drift_of

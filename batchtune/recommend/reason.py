@@ -10,7 +10,8 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.length_padding import padding_per_element, padding_share, saved_text
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune import policy

@@ -37,7 +37,8 @@ from batchtune.recommend.prediction import (
 )
 from batchtune.recommend.reason import absence_of_batching, explain_gain, nothing_to_recommend, padding_note
 from batchtune.recommend.worth import Helps, batching_helps, cannot_pay, is_telling
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
 from batchtune.tune.evidence.host_drift import drift_of, speed_sd

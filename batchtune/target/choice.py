@@ -28,8 +28,14 @@ def target_of(
     load will have beyond those of the scenario.
 
     Raises:
-        UsageError: the scenario's requests speak a protocol that such a server does not, or nobody may reconfigure it.
+        UsageError: the scenario's requests speak a protocol that such a server does not, nobody may reconfigure it, or
+            it serves several models.
     """
+    if scenario.target.models:
+        raise UsageError(
+            "target.models: only `batchtune load` takes several models so far",
+            hint="load them together with `batchtune load`, or name one: target.model",
+        )
     protocol = scenario.request.protocol
     match scenario.target.kind:
         case "triton":

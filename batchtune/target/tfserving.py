@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -27,6 +28,7 @@ from batchtune.target.endpoint import Endpoint, control_client, in_words, read_s
 from batchtune.target.launch.container import container_of
 from batchtune.target.launch.demand import NO_DEMAND, THREAD_LIMITS, Demand, thread_words
 from batchtune.target.launch.docker import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container
+from batchtune.target.launch.model_config import model_config_text, with_own_parameters
 from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_errors import meaning_of
 from batchtune.target.model_files import lies_bare, resolve_model, served_name
@@ -198,12 +200,13 @@ class TfServingTarget:
         free_grpc_port, free_rest_port = free_ports(2)
         grpc_port = int(flags.pop("port", 0)) or free_grpc_port
         rest_port = int(flags.pop("rest_api_port", 0)) or free_rest_port
-        model_name = flags.pop("model_name", None) or served_name(self._spec.model)
+        names = [own.name for own in self._spec.models]
+        model_name = names[0] if names else flags.pop("model_name", "") or served_name(self._spec.model)
         arguments = [
             f"--port={grpc_port}",
             f"--rest_api_port={rest_port}",
             f"--model_name={model_name}",
-            *self._model_arguments(flags, model_name),
+            *self._model_arguments(flags, model_name, configuration),
             f"--monitoring_config_file={self._write('monitoring.txt', 'prometheus_config { enable: true }')}",
             *self._batching_arguments(configuration),
             *(f"--{name}={value}" for name, value in sorted(flags.items())),
@@ -221,9 +224,12 @@ class TfServingTarget:
         launched_s = time.monotonic()
         self._process.start()
         try:
-            wait_until_ready(
-                self._endpoint, limit_s=self._spec.ready_timeout_s, still_alive=self._process.raise_if_dead
-            )
+            for name in names or [model_name]:
+                wait_until_ready(
+                    replace(self._endpoint, model_name=name),
+                    limit_s=self._spec.ready_timeout_s,
+                    still_alive=self._process.raise_if_dead,
+                )
             startup_s = time.monotonic() - launched_s
             if self._spec.runs != "bundled":
                 self._process.look_for_listener(rest_port)
@@ -265,9 +271,13 @@ class TfServingTarget:
                 self._told.add(word)
                 self._on_event(word)
 
-    def _model_arguments(self, flags: Mapping[str, str], model_name: str) -> list[str]:
+    def _model_arguments(
+        self, flags: Mapping[str, str], model_name: str, configuration: Configuration
+    ) -> list[str]:
         if "model_config_file" in flags:
             return []
+        if self._spec.models:
+            return self._several_models(configuration)
         inside = self._spec.runs == "docker"
         if self._base_path is None:
             self._base_path = resolve_model(
@@ -277,6 +287,24 @@ class TfServingTarget:
                 on_event=self._on_event,
             )
         return [f"--model_base_path={f'{MODELS_INSIDE}/{model_name}' if inside else self._base_path}"]
+
+    def _several_models(self, configuration: Configuration) -> list[str]:
+        """Where each of the models lies; where one has parameters of its own, with those of each beside it."""
+        models = self._spec.models
+        own_parameters = configuration.batching is not None and any(own.batching for own in models)
+        base_paths = {}
+        for own in models:
+            folder = self._scratch.path / "models" / own.name
+            base_path = resolve_model(
+                own.model, framework=self._spec.framework, folder=folder, on_event=self._on_event
+            )
+            batching = own.configuration(configuration).batching
+            if own_parameters and batching is not None:
+                beside = self._scratch.path / f"batched-{self._launches}" / own.name
+                base_path = with_own_parameters(base_path, beside, batching)
+            base_paths[own.name] = str(base_path)
+        listed = f"--model_config_file={self._write('models.txt', model_config_text(base_paths))}"
+        return [listed, *(["--enable_per_model_batching_parameters=true"] if own_parameters else [])]
 
     def _batching_arguments(self, configuration: Configuration) -> list[str]:
         if configuration.batching is None:

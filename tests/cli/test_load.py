@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -316,3 +317,51 @@ def test_a_model_that_is_not_there_is_a_target_failure(kserve_scenario: Path) ->
         )
     assert done.returncode == 7
     assert "unknown model: 'nope'" in done.stdout + done.stderr
+
+
+def test_several_models_are_loaded_at_once_and_each_alone(tmp_path: Path) -> None:
+    for name in ("quick", "slow"):
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True)
+        (version / "emulated.yaml").write_text(EMULATED)
+    scenario = tmp_path / "two.yaml"
+    scenario.write_text(
+        f"""\
+name: two
+target:
+  models:
+    - {{name: quick, model: {tmp_path}/quick, rate: 200/s}}
+    - {{name: slow, model: {tmp_path}/slow, rate: 50/s, request: {{rows: 4}}, slo: {{p95: 10s}},
+       batching: {{max_batch_size: 4}}}}
+load: {{arrivals: poisson, warm_up: 100ms, duration: 400ms}}
+objective: latency
+fixed: {{max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}}
+"""
+    )
+    done = batchtune("load", scenario, "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5, 6), done.stderr  # so short a run may leave the SLO unsure
+    document = json.loads(done.stdout)
+    assert set(document["models"]) == {"quick", "slow"}
+    for name, rate, rows in (("quick", 200.0, 1), ("slow", 50.0, 4)):
+        for beside in ("together", "alone"):
+            measured = document["models"][name][beside]["measurement"]
+            assert measured["offered_rps"] == pytest.approx(rate, rel=0.5)
+            assert measured["errors"] == {}
+            per_request = measured["throughput_rows_per_s"]["value"] / measured["throughput_rps"]["value"]
+            assert per_request == pytest.approx(rows)
+    assert document["models"]["quick"]["together"]["measurement"]["verdict"] in (None, "INVALID")
+    assert set(document["server"]["model_batches"]) == {"quick", "slow"}
+    ledger = [
+        json.loads(line) for line in (tmp_path / document["run"] / "trials.jsonl").read_text().splitlines()
+    ]
+    assert [one["reason"] for one in ledger] == ["quick", "slow", "quick alone", "slow alone"]
+    sizes = [one["configuration"]["batching"]["max_batch_size"] for one in ledger]
+    assert sizes == [8, 4, 8, 4]
+    log = (tmp_path / document["run"] / "server.log").read_text()
+    assert re.search(r"model quick version 1 is available: .* max_batch_size 8,", log)
+    assert re.search(r"model slow version 1 is available: .* max_batch_size 4,", log)
+    page = answered("report", document["run"], cwd=tmp_path)
+    assert (page.returncode, "a load of several models has no page yet" in page.stderr) == (2, True)
+    refused = answered("load", scenario, "--rate", "100", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "hint: write rate: at each of target.models" in refused.stderr

@@ -16,7 +16,7 @@ from batchtune.cli.deployment import deployment
 from batchtune.errors import ArchiveError, BatchingParametersError, NoFeasibleConfigurationError, UsageError
 from batchtune.recommend.recommendation import recommend as choose
 from batchtune.scenario.reader import format_scenario
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.trials.search_summary import SearchSummary
 from tests.recommend.test_recommendation import BATCH_14, LABEL_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import planted, scenario_of

@@ -13,7 +13,7 @@ from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.recommendation import recommend
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.claimed_capacity import claim_of
 from batchtune.tune.evidence.rates import Located

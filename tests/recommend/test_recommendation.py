@@ -14,7 +14,7 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import caveat
 from batchtune.recommend.near_best import near_best_of_measured
 from batchtune.recommend.recommendation import Recommendation, recommend
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.pooled import pool
 from batchtune.tune.trials.search_summary import SearchSummary

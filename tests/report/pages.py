@@ -25,7 +25,8 @@ from batchtune.report.html.shell.document import render
 from batchtune.report.html.sweep.account import account_of
 from batchtune.report.html.sweep.page import sweep_document
 from batchtune.scenario.reader import format_scenario
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.archive.test_table import of_three

@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from dataclasses import replace
 
 import pytest
 
+from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat, caveat
 from batchtune.report.live import trial_line
 from batchtune.report.load_points import points_dict, print_points, print_points_csv, spoilt_message
 from batchtune.report.marks import Marks
+from batchtune.report.several_models import print_models
 from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.bottleneck_of import spoilt_by, trial_bottleneck, usual_bottleneck
@@ -260,3 +263,38 @@ def test_padding_of_variable_lengths_is_told_by_bucket():
     assert f"{told}." in said([point(8, server=server)])
     assert f"{told} (clients 8)." in said([point(4, server=SERVER), point(8, server=server)])
     assert "adding" not in said([point(8, server=SERVER)])
+
+
+def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_the_server():
+    stream = io.StringIO()
+    together = {"ranker": point(8), "reader": point(4, verdict="FAIL", rate=30.0)}
+    alone = {name: point(8, rate=30.0) for name in together}
+    server = replace(
+        SERVER,
+        model_batches={"ranker": 100, "reader": 50},
+        model_batch_rows={"ranker": 400, "reader": 50},
+        model_batch_micros={"ranker": 250_000, "reader": 750_000},
+    )
+    print_models(together, alone, server, stream=stream)
+    text = re.sub(r"\s+", " ", stream.getvalue())
+    assert row_of(stream.getvalue(), "ranker").split()[1:3] == ["8", "clients"]
+    assert row_of(stream.getvalue(), "reader").split()[1] == "30/s"
+    assert "FAIL" in row_of(stream.getvalue(), "reader")
+    alike = "ranker: p95 10 ms beside the others, 10 ms alone, which cannot be told apart; 800 requests/s"
+    assert alike in text
+    measured = together["reader"].measurement
+    latency_s = {**measured.latency_s, "p95": Estimate(value=0.03, low=0.029, high=0.031)}
+    slower = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
+    again = io.StringIO()
+    print_models({"reader": slower}, alone, None, stream=again)
+    assert "reader: p95 30 ms beside the others, 10 ms alone (×3)." in re.sub(r"\s+", " ", again.getvalue())
+    latency_s["p95"] = Estimate(value=math.inf, low=math.inf, high=math.inf)
+    drowned = replace(together["reader"], measurement=replace(measured, latency_s=latency_s))
+    again = io.StringIO()
+    print_models({"reader": drowned}, alone, None, stream=again)
+    assert "reader: p95 ∞ beside the others, 10 ms alone." in re.sub(r"\s+", " ", again.getvalue())
+    assert "The server, all models together: 164 batches, 13.6 rows on average" in text
+    assert (
+        "Of the time of all batches ranker 25 % in batches of 4 rows on average, padding included; reader 75 %"
+        in text
+    )

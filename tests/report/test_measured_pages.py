@@ -23,7 +23,7 @@ from batchtune.report.html.shell.document import Document, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.report.units import percent
 from batchtune.scenario.reader import format_scenario, read_kept_variants
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.compare.noise_floor import ARMS, arms_of, noise_floor
 from batchtune.tune.compare.result import summarise
 from batchtune.tune.compare.variant import runs_of

@@ -43,7 +43,7 @@ def test_an_example_asks_one_question_and_names_the_command_that_answers(name: s
     assert len(example.question) <= 105
     fitting = (
         {"load"}
-        if "kind: external" in example.text
+        if "kind: external" in example.text or "\n  models:" in example.text
         else {"compare" if "\nvariants:" in example.text else "sweep"}
     )
     assert {example.command} == fitting

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, to_dict
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.batching.triton_config import configuration_as_found
@@ -92,7 +93,7 @@ def question_of(wanted: LoadRequest) -> Question:
     chosen = "protocol" in _below(asked, "request") or _below(asked, "target").get("kind") != "triton"
     protocol, notes = _protocol(wanted, _below(asked, "request")) if chosen else ([], ())
     scenario = read_scenario(wanted.scenario, overrides=[*overrides, *loop, *protocol])
-    if scenario.load.rate_is_missing():
+    if scenario.load.rate_is_missing() and not scenario.target.models:
         raise UsageError(
             "the scenario names no rate: it asks for the highest one",
             hint="give --rate 500, or --rate 100:1k:100",
@@ -181,7 +182,7 @@ def split_settings(
         key, _, text = override.partition("=")
         key = key.strip()
         name = key.removeprefix("fixed.")
-        if key in KNOBS or name in space or name in TRITONS or key.startswith("--"):
+        if key in KNOBS or key == LENGTH_BUCKETS or name in space or name in TRITONS or key.startswith("--"):
             settings[name] = _value(name, override, text)
             continue
         near = misspelt_knob(key) if "." not in key and key not in dotted_keys() else None

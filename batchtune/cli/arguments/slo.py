@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import QUANTILES
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import parse_duration_s, parse_ratio
 
 ERRORS = "errors"

@@ -236,17 +236,17 @@ def repeated_points(
     """Each point once; one that a noisy host disturbed is repeated, within policy, and only its last run counts."""
     repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
     for plan in plans:
-        finished = _without_empty_verdict(bench.run(plan), scenario)
+        finished = without_empty_verdict(bench.run(plan), scenario)
         for _ in range(min(policy.REPEATS_MAX, repeats_left)):
             if spoilt_by(finished.trial) != "host":
                 break
             view.event("the host was noisy: once more")
             repeats_left -= 1
-            finished = _without_empty_verdict(bench.run(plan), scenario)
+            finished = without_empty_verdict(bench.run(plan), scenario)
         yield finished
 
 
-def _without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
+def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> FinishedTrial:
     """Where nothing is promised nothing is kept or broken; that the client or the host spoilt a point is no verdict."""
     measured = finished.trial.measurement
     if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):

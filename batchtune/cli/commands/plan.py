@@ -12,7 +12,8 @@ from batchtune.cli.commands.simulate import trusted, twin_document
 from batchtune.errors import UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.report.twin import note_when_slow, print_plan
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import parse_rate_rps
 from batchtune.twin.model.replicas import plan_replicas
 from batchtune.twin.model.traffic import traffic_of

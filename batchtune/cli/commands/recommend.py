@@ -35,7 +35,8 @@ from batchtune.recommend.reason import failure_with_batching
 from batchtune.recommend.recommendation import Recommendation, recommend
 from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 
 

@@ -25,7 +25,7 @@ from batchtune.report.html.shell.drawing import (
 )
 from batchtune.report.html.shell.shown import Look
 from batchtune.report.units import ratio
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.compare.blocks import is_noisy
 from batchtune.tune.compare.result import Comparison, Pair
 from batchtune.tune.compare.variant import Metric, figure_of

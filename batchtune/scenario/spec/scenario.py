@@ -7,7 +7,6 @@ YAML keys are short and their values carry units (`p95: 20ms`); the attributes c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
@@ -21,6 +20,8 @@ from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
+from batchtune.scenario.spec.served_models import SHARED, check_loads
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.spec.target import TargetSpec, written_for_triton
 from batchtune.scenario.spec.triton_knobs import (
     in_house_words,
@@ -28,7 +29,7 @@ from batchtune.scenario.spec.triton_knobs import (
     server_flags_of,
     triton_configuration,
 )
-from batchtune.scenario.units import PositiveSeconds, Ratio, problem
+from batchtune.scenario.units import problem
 
 Objective = Literal["capacity", "throughput", "latency"]
 
@@ -42,51 +43,6 @@ _KNOB_SCHEMA = {
     },
     "examples": [{"max_enqueued_batches": 100}],
 }
-
-
-class SloSpec(Spec):
-    """Limits on latency, counted from when a request was due, and on the share of failed requests."""
-
-    p50_s: PositiveSeconds | None = Field(default=None, alias="p50", description="limit of the median")
-    p90_s: PositiveSeconds | None = Field(
-        default=None, alias="p90", description="9 of 10 requests within this"
-    )
-    p95_s: PositiveSeconds | None = Field(
-        default=None, alias="p95", description="19 of 20 requests within this"
-    )
-    p99_s: PositiveSeconds | None = Field(
-        default=None, alias="p99", description="99 of 100 requests within this"
-    )
-    p99_9_s: PositiveSeconds | None = Field(
-        default=None, alias="p99.9", description="999 of 1000 within this"
-    )
-    error_ratio: Ratio = Field(default=0.01, alias="errors", description="most requests that may fail")
-
-    def limits(self) -> dict[str, float]:
-        """The latency limits that are set, in seconds, from `p50` to `p99.9`."""
-        limits = {
-            "p50": self.p50_s,
-            "p90": self.p90_s,
-            "p95": self.p95_s,
-            "p99": self.p99_s,
-            "p99.9": self.p99_9_s,
-        }
-        return {name: limit for name, limit in limits.items() if limit is not None}
-
-    @property
-    def promises(self) -> bool:
-        """Whether anything is promised: a latency limit, or a share of errors that somebody wrote down."""
-        return bool(self.limits()) or "error_ratio" in self.model_fields_set
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        limits = list(self.limits().items())
-        for (lower, lower_s), (higher, higher_s) in pairwise(limits):
-            if higher_s < lower_s:
-                raise problem(
-                    f"the limit of {higher} is below that of {lower}, which it includes", at=(higher,)
-                )
-        return self
 
 
 class Scenario(Spec):
@@ -138,6 +94,26 @@ class Scenario(Spec):
             return tuple(sorted(server_flags_of(self.fixed).items()))
         return server_flags(self.fixed)
 
+    def of_models(self) -> dict[str, Scenario]:
+        """A scenario for each of `target.models`, by name: its model, requests, rate and SLO, and all else as here."""
+        scenarios = {}
+        for at, own in enumerate(self.target.models):
+            load = self.load.model_copy(
+                update={
+                    "seed": self.load.seed + at,
+                    "rate_rps": self.load.rate_rps if own.rate_rps is None else own.rate_rps,
+                    "concurrency": own.concurrency or self.load.concurrency,
+                }
+            )
+            parts = {
+                "target": self.target.model_copy(update={"model": own.model, "models": ()}),
+                "request": own.request or self.request,
+                "slo": own.slo or self.slo,
+                "load": load,
+            }
+            scenarios[own.name] = self.model_copy(update=parts)
+        return scenarios
+
     def require_rows_fit(self) -> None:
         """Check that the largest request fits in some batch that may be tried; a server refuses larger ones.
 
@@ -169,10 +145,7 @@ class Scenario(Spec):
         But for the times that follow from the server's speed where nobody gave them: written down they would be given.
         """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        for part, spec, names in (
-            ("load", self.load, {"duration_s": "duration", "warm_up_s": "warm_up"}),
-            ("request", self.request, {"timeout_s": "timeout"}),
-        ):
+        for part, spec, names in (("load", self.load, {"duration_s": "duration", "warm_up_s": "warm_up"}),):
             for name in names.keys() - spec.model_fields_set:
                 del document[part][names[name]]
         if not self.search.budget_is_given:
@@ -181,8 +154,20 @@ class Scenario(Spec):
             del document["search"]["space"]
         if not self.check.model_fields_set:
             del document["check"]
-        if not self.slo.promises:  # a default that is spelt out would be a promise
-            del document["slo"]["errors"]
+        if not self.target.models:
+            del document["target"]["models"]
+        asked: list[tuple[RequestSpec | None, SloSpec | None, dict[str, Any]]] = [
+            (self.request, self.slo, document),
+            *(
+                (own.request, own.slo, written)
+                for own, written in zip(self.target.models, _models_in(document), strict=True)
+            ),
+        ]
+        for request, slo, written in asked:
+            if slo is not None and not slo.promises:  # a default that is spelt out would be a promise
+                del written["slo"]["errors"]
+            if request is not None and "timeout_s" not in request.model_fields_set:
+                del written["request"]["timeout"]
         return document
 
     @model_validator(mode="before")
@@ -208,6 +193,9 @@ class Scenario(Spec):
         self._check_objective()
         self._check_names()
         self._check_values()
+        check_loads(self.target.models, self.load)
+        for at in range(len(self.target.models)):
+            self._check_own_batching(at)
         return self
 
     def _speak_its_protocol(self) -> None:
@@ -232,6 +220,17 @@ class Scenario(Spec):
             search.model_fields_set.discard("space")
             object.__setattr__(self, "search", search)
 
+    def _check_own_batching(self, at: int) -> None:
+        own = self.target.models[at]
+        path = ("target", "models", at, "batching")
+        for name in SHARED:
+            if name in own.batching:
+                raise problem("all models share it", at=(*path, name), hint="write it in fixed")
+        try:
+            own.configuration(self.configuration())
+        except BatchingParametersError as error:
+            raise problem(error.message, hint=error.hint, at=path) from error
+
     def _check_objective(self) -> None:
         match self.objective:
             case "throughput" if self.load.open_loop:
@@ -252,7 +251,7 @@ class Scenario(Spec):
                     at=("slo",),
                     hint="add slo: {p95: 20ms}",
                 )
-            case "latency" if self.load.rate_is_missing():
+            case "latency" if self.load.rate_is_missing() and not self.target.models:
                 raise problem(
                     f"missing: arrivals {self.load.arrivals} at objective latency needs a rate",
                     at=("load", "rate"),
@@ -304,3 +303,8 @@ class Scenario(Spec):
             culprit = named[0] if named else varied
             path = ("search", "space") if culprit in point else ("fixed",)
             raise problem(error.message, hint=error.hint, at=(*path, culprit)) from error
+
+
+def _models_in(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = document["target"].get("models", [])
+    return models

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
+from batchtune.scenario.spec.served_models import ServedModelSpec
 from batchtune.scenario.units import PositiveSeconds, problem
 
 Framework = Literal["keras", "torch", "torchscript"]
@@ -67,8 +68,18 @@ class DockerSpec(Spec):
     )
 
 
+def _either_model_or_models(schema: dict[str, Any]) -> None:
+    """Editors ask for one of the two keys: `model` is required, but where models are listed it is the first of them."""
+    schema["required"].remove("model")
+    if not schema["required"]:
+        del schema["required"]
+    schema["anyOf"] = [{"required": ["model"]}, {"required": ["models"]}]
+
+
 class TargetSpec(Spec):
     """The server that is launched, attached to or only loaded, and the model that it serves."""
+
+    model_config = ConfigDict(json_schema_extra=_either_model_or_models)
 
     kind: TargetKind = Field(
         default="tfserving",
@@ -81,6 +92,11 @@ class TargetSpec(Spec):
         "(relative to this file), or a sample model; of a Triton a folder of its repository; of a running server the "
         "name that it serves the model by",
         examples=["imdb_transformer", "text_recognition", "resnet50", "./my_model", "./my_model.onnx"],
+    )
+    models: tuple[ServedModelSpec, ...] = Field(
+        default=(),
+        description="several models of one server instead of `model`, on the same batch threads; for `batchtune load`",
+        examples=[[{"name": "ranker", "model": "imdb_transformer", "rate": "200/s"}]],
     )
     rest_url: str | None = Field(
         default=None,
@@ -154,6 +170,36 @@ class TargetSpec(Spec):
         if self.kind == "triton":
             return "local"
         return "bundled" if self.command is None else "command"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_model(cls, given: Any) -> Any:
+        """Where several are listed, `model` is the first of them."""
+        models = given.get("models") if isinstance(given, Mapping) and "model" not in given else None
+        first = models[0] if isinstance(models, list | tuple) and models else None
+        model = first.get("model") if isinstance(first, Mapping) else getattr(first, "model", None)
+        return given if model is None else {**given, "model": model}
+
+    @model_validator(mode="after")
+    def _of_several_models(self) -> Self:
+        if not self.models:
+            return self
+        names = [own.name for own in self.models]
+        twice = next((at for at, name in enumerate(names) if name in names[:at]), None)
+        if twice is not None:
+            raise problem("another model has this name", at=("models", twice, "name"))
+        if self.model != self.models[0].model:
+            raise problem("several models are listed", at=("model",), hint="leave model out, or models")
+        if self.kind != "tfserving" or self.runs == "docker":
+            raise problem(
+                "several models are served by a server that is launched here: kind tfserving, bundled or local",
+                at=("models",),
+                hint="remove kind and docker, or list one model",
+            )
+        for flag in ("model_name", "model_base_path", "model_config_file"):
+            if flag in self.flags:
+                raise problem("the models are listed in target.models", at=("flags", flag), hint="remove one")
+        return self
 
     @model_validator(mode="after")
     def _of_one_server(self) -> Self:

@@ -29,7 +29,7 @@ class ModelUse:
             sums = dict(self._sums)
         for at, figure in enumerate(_FIGURES):
             values: dict[Labels, float] = {
-                (("model_name", name),): one[at] / 1000 if figure == "batch_micros" else one[at]
-                for name, one in sums.items()
+                (("model_name", name),): own[at] / 1000 if figure == "batch_micros" else own[at]
+                for name, own in sums.items()
             }
             yield from render_values(f"{prefix}model_{figure}_total", "counter", values)

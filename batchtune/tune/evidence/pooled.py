@@ -14,7 +14,8 @@ from typing import Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.scenario.spec.scenario import Scenario, SloSpec
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.claimed_capacity import Claim, claim_of
 from batchtune.tune.evidence.rates import asked_rps, locate, rungs_of

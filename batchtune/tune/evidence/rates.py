@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchtune.measure.statistics.isotonic import increasing_fit, isotonic_root
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.trials.ledger import is_spoilt
 from batchtune.tune.trials.trial import Trial, violations

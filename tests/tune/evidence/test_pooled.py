@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import pool
 from batchtune.tune.evidence.ranking import leaders

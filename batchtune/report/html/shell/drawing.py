@@ -14,7 +14,7 @@ from typing import Any, Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.listing import short_label
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import rounded_duration
 
 Trace = dict[str, Any]

@@ -14,7 +14,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES
 from batchtune.report.html.shell.drawing import Figure, Section, Trace, axis, finite, limited, numbers, safe
 from batchtune.report.html.shell.shown import Shown
-from batchtune.scenario.spec.scenario import SloSpec
+from batchtune.scenario.spec.slo import SloSpec
 
 QUANTILE_POINTS: Final = 160
 TIMELINE_BINS: Final = 60

@@ -1,0 +1,79 @@
+"""Which models share the server, and what is each asked and promised?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from pydantic import Field
+
+from batchtune.batching.parameters import Configuration, from_dict, to_dict, validate
+from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.request import RequestSpec
+from batchtune.scenario.spec.search import KnobField
+from batchtune.scenario.spec.section import ModelName, Spec
+from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.units import Count, RateRps, problem
+
+SHARED: Final = ("num_batch_threads", "thread_pool_name")
+"""What TensorFlow Serving takes from the server's own file, whatever a model's says."""
+
+
+class ServedModelSpec(Spec):
+    """One of several models of a server; what is left out is taken from the scenario's own request, load and slo."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="letters, digits, dots, - and _; the server serves the model by it",
+        examples=["ranker"],
+    )
+    model: ModelName = Field(min_length=1, description="as target.model")
+    request: RequestSpec | None = None
+    rate_rps: RateRps | None = Field(default=None, alias="rate", description="open loop: requests per second")
+    concurrency: Count | None = Field(default=None, description="closed loop: number of clients")
+    slo: SloSpec | None = None
+    batching: dict[str, KnobField] = Field(
+        default_factory=dict,
+        description="batching parameters of this model over those of `fixed`; the threads are shared",
+        examples=[{"max_batch_size": 4}],
+    )
+
+    def configuration(self, shared: Configuration) -> Configuration:
+        """What this model is batched with by a server with these parameters; without batching nothing of it counts.
+
+        Raises:
+            BatchingParametersError: a name or a value that no server would accept.
+        """
+        if shared.batching is None or not self.batching:
+            return shared
+        own = from_dict({**to_dict(shared.batching), **self.batching})
+        validate(own)
+        return replace(shared, batching=own)
+
+
+def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
+    """Each of several models has a load of its own, of the kind that `load` names; raises a problem where not."""
+    closed = not load.open_loop
+    if models and load.arrivals not in ("closed", "constant", "poisson", "gamma"):
+        raise problem("several models take closed, constant, poisson or gamma", at=("load", "arrivals"))
+    if models and load.requests is not None:
+        raise problem(
+            "several models are loaded for a time", at=("load", "requests"), hint="set load.duration"
+        )
+    if models and load.fleet is not None:
+        raise problem("several models are loaded from this machine", at=("load", "fleet"))
+    for at, own in enumerate(models):
+        key, other = ("rate", "concurrency") if closed else ("concurrency", "rate")
+        if (own.rate_rps if closed else own.concurrency) is not None:
+            raise problem(
+                f"load.arrivals is {load.arrivals}, which has no {key}",
+                at=("target", "models", at, key),
+                hint=f"write {other}, or change load.arrivals",
+            )
+        if not closed and (own.rate_rps or load.rate_rps) is None:
+            raise problem(
+                f"missing: arrivals {load.arrivals} needs the model's rate",
+                at=("target", "models", at, "rate"),
+                hint="add rate: 100/s",
+            )

@@ -1,0 +1,147 @@
+"""How are several models of one server loaded at the same time, each with its own requests, rate and SLO?
+
+A bench and a fleet for each, in a thread; every load is encoded before the first is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError, UsageError
+from batchtune.load.live import LiveAggregate
+from batchtune.load.record.samples import Samples
+from batchtune.load.worker.job import LoadJob
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.telemetry import ServerActivity, activity
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.loader import Fleet, Target
+from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+READY_LIMIT_S: Final = 120.0
+"""How long one load waits for the others' requests to be encoded, and asked alone where answers are expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """One model: its scenario, what it is batched with, the target that answers for it, and who sends its requests."""
+
+    name: str
+    scenario: Scenario
+    configuration: Configuration
+    target: Target
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTogether:
+    """One trial for each model, in their order, and what the whole server did meanwhile.
+
+    Of several models at once a trial has no account of the server's own: it counts them together.
+    """
+
+    finished: tuple[FinishedTrial, ...]
+    server: ServerActivity
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return tuple(finished.trial for finished in self.finished)
+
+
+def load_together(
+    loads: Sequence[ModelLoad],
+    *,
+    first_number: int = 1,
+    reason: str = "{name}",
+    on_live: Callable[[str, LiveAggregate], None] = lambda _name, _live: None,
+) -> LoadedTogether:
+    """Load these models side by side, once; `reason` names their trials, which count from `first_number`.
+
+    `on_live` is called on the threads of the loads, one at a time. Ctrl-C ends them all.
+
+    Raises:
+        UsageError: requests that do not fit a model; the message names it.
+        TargetError, MeasurementInvalidError: the server or a load generator died.
+    """
+    start, stop, lock = threading.Barrier(len(loads)), threading.Event(), threading.Lock()
+
+    def tell(name: str, live: LiveAggregate) -> None:
+        with lock:
+            on_live(name, live)
+
+    def run(load: ModelLoad, number: int) -> FinishedTrial:
+        fleet = _StartedTogether(load.fleet, start, stop)
+        bench = Bench(load.scenario, load.target, fleet, on_live=lambda _plan, live: tell(load.name, live))
+        plan = Plan(
+            number=number,
+            configuration=load.configuration,
+            source="load",
+            reason=reason.format(name=load.name),
+            seed=load.scenario.load.seed,
+        )
+        try:
+            return bench.run(plan)
+        except UsageError as error:
+            raise type(error)(f"{load.name}: {error.message}", hint=error.hint) from error
+        finally:
+            if not fleet.started:
+                start.abort()
+
+    server = loads[0].target
+    before = server.counters()
+    with ThreadPoolExecutor(max_workers=len(loads), thread_name_prefix="load") as pool:
+        runs = [pool.submit(run, load, first_number + at) for at, load in enumerate(loads)]
+        try:
+            finished = [future.result() for future in runs]
+        except BaseException:
+            stop.set()
+            start.abort()
+            raise
+    moved = activity(before, server.counters())
+    if len(loads) > 1:
+        finished = [_without_server(trial) for trial in finished]
+    return LoadedTogether(finished=tuple(finished), server=moved)
+
+
+def _without_server(finished: FinishedTrial) -> FinishedTrial:
+    measurement = finished.trial.measurement
+    if measurement is None:
+        return finished
+    return replace(finished, trial=replace(finished.trial, measurement=replace(measurement, server=None)))
+
+
+class _StartedTogether:
+    """A fleet that begins to send when all the others do, and ends where one of them failed."""
+
+    def __init__(self, fleet: Fleet, start: threading.Barrier, stop: threading.Event) -> None:
+        self._fleet = fleet
+        self._start = start
+        self._stop = stop
+        self.started = False
+
+    def retire(self, name: str, why: str) -> bool:
+        """Of several loads each has the workers that it has."""
+        return self._fleet.retire(name, why)
+
+    def run(
+        self,
+        job: LoadJob,
+        *,
+        on_progress: Callable[[LiveAggregate], None] | None = None,
+        should_stop: Callable[[LiveAggregate], bool] | None = None,
+    ) -> Samples:
+        if not self.started:
+            try:
+                self._start.wait(READY_LIMIT_S)
+            except threading.BrokenBarrierError as error:
+                raise TargetError("not loaded, because the load of another model could not begin") from error
+            self.started = True
+
+        def ends(live: LiveAggregate) -> bool:
+            return self._stop.is_set() or (should_stop is not None and should_stop(live))
+
+        return self._fleet.run(job, on_progress=on_progress, should_stop=ends)

@@ -1,0 +1,139 @@
+"""Several models of one server: each a scenario of its own, and mistakes told where they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import ScenarioError, UsageError
+from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.target.choice import target_of
+
+TWO = """\
+name: two
+target:
+  models:
+    - {name: ranker, model: imdb_transformer, rate: 300/s, slo: {p95: 50ms}, request: {rows: 2}}
+    - {name: reader, model: sequence_transformer}
+request: {rows: 4}
+load: {arrivals: poisson, rate: 20/s, seed: 7}
+slo: {p99: 1s}
+objective: latency
+"""
+CLOSED = TWO.replace(
+    "{arrivals: poisson, rate: 20/s, seed: 7}", "{arrivals: closed, concurrency: 8}"
+).replace("rate: 300/s", "concurrency: 3")
+
+
+def test_each_model_has_its_own_request_rate_and_slo_and_else_those_of_the_scenario() -> None:
+    ranker, reader = parse_scenario(TWO).of_models().values()
+    assert (ranker.target.model, reader.target.model) == ("imdb_transformer", "sequence_transformer")
+    assert (ranker.request.rows, reader.request.rows) == (2, 4)
+    assert (ranker.load.rate_rps, reader.load.rate_rps) == (300.0, 20.0)
+    assert (ranker.slo.limits(), reader.slo.limits()) == ({"p95": 0.05}, {"p99": 1.0})
+    assert (ranker.load.seed, reader.load.seed) == (7, 8)  # or both would send at the same instants
+    assert not ranker.target.models
+
+
+def test_in_a_closed_loop_each_has_its_own_clients() -> None:
+    text = CLOSED.replace("objective: latency", "objective: throughput")
+    found = [one.load.concurrency for one in parse_scenario(text).of_models().values()]
+    assert found == [3, 8]
+
+
+def test_it_reads_back_as_it_was_written() -> None:
+    scenario = parse_scenario(TWO)
+    assert scenario.target.model == "imdb_transformer"
+    again = parse_scenario(format_scenario(scenario))
+    assert again == scenario
+    slo = again.target.models[0].slo
+    assert slo is not None
+    assert slo.promises
+    errors = parse_scenario(TWO.replace("slo: {p95: 50ms}", "slo: {}")).target
+    assert errors.models[0].slo is not None
+    assert not errors.models[0].slo.promises
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("name: reader", "name: ranker"), "target.models.1.name: another model has this name"),
+        (("name: reader", "name: ../x"), "target.models.1.name: expected letters"),
+        (("  models:", "  model: other\n  models:"), "target.model: several models are listed"),
+        (
+            ("  models:", "  kind: external\n  grpc_url: h:1\n  models:"),
+            "target.models: several models are served by",
+        ),
+        (("  models:", "  server: docker\n  models:"), "target.models: several models are served by"),
+        (
+            ("  models:", "  flags: {model_name: x}\n  models:"),
+            "target.flags.model_name: the models are listed",
+        ),
+        (("rate: 300/s", "concurrency: 3"), "target.models.0.concurrency: load.arrivals is poisson"),
+        (("rate: 20/s, ", ""), "target.models.1.rate: missing: arrivals poisson needs the model's rate"),
+        (
+            ("slo: {p95: 50ms}", "slo: {p95: 50}"),
+            "target.models.0.slo.p95: expected a duration with its unit",
+        ),
+        (("rate: 300/s", "rats: 300/s"), "target.models.0.rats: unknown key"),
+        (("poisson, rate: 20/s", "ramp, ramp: {from: 1/s, to: 2/s}"), "load.arrivals: several models take"),
+    ],
+)
+def test_a_mistake_is_told_where_it_stands(change: tuple[str, str], words: str) -> None:
+    assert change[0] in TWO
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(TWO.replace(*change))
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("concurrency: 3", "rate: 3/s"), "target.models.0.rate: load.arrivals is closed, which has no rate"),
+        (
+            ("concurrency: 8", "concurrency: 8, requests: 9"),
+            "load.requests: several models are loaded for a time",
+        ),
+    ],
+)
+def test_a_closed_loop_has_no_rates_and_no_number_of_requests(change: tuple[str, str], words: str) -> None:
+    text = CLOSED.replace("objective: latency", "objective: throughput")
+    assert change[0] in text
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text.replace(*change))
+    assert words in caught.value.message
+
+
+def test_what_takes_one_model_says_so() -> None:
+    with pytest.raises(UsageError, match="only `batchtune load` takes several models so far"):
+        target_of(parse_scenario(TWO))
+
+
+OWN = TWO.replace(
+    "model: sequence_transformer", "model: sequence_transformer, batching: {max_batch_size: 4}"
+) + ("fixed: {max_batch_size: 16, batch_timeout_micros: 500, num_batch_threads: 2}\n")
+
+
+def test_a_models_own_batching_lies_over_what_is_fixed() -> None:
+    scenario = parse_scenario(OWN)
+    shared = scenario.configuration()
+    ranker, reader = scenario.target.models
+    assert ranker.configuration(shared) == shared
+    own = reader.configuration(shared).batching
+    assert own == BatchingParameters(max_batch_size=4, batch_timeout_micros=500, num_batch_threads=2)
+    assert reader.configuration(Configuration(batching=None)) == Configuration(batching=None)
+    assert parse_scenario(format_scenario(scenario)) == scenario
+
+
+@pytest.mark.parametrize(
+    ("batching", "words"),
+    [
+        ("max_batch_size: 0", "target.models.1.batching: input_batch_size_limit must be positive; was 0"),
+        ("max_batchsize: 4", "target.models.1.batching: unknown batching parameter 'max_batchsize'"),
+        ("num_batch_threads: 4", "target.models.1.batching.num_batch_threads: all models share it"),
+    ],
+)
+def test_own_parameters_that_no_server_would_take_are_refused(batching: str, words: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(OWN.replace("max_batch_size: 4", batching))
+    assert words in caught.value.message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
@@ -60,22 +60,25 @@ def explain_gain(
     return f"{facts}: {verdict}" if facts else verdict
 
 
-def padding_note(chosen: Pooled, pooled: Sequence[Pooled]) -> tuple[str, ...]:
-    """What its length buckets save of the padding in one queue; of the same parameters, else of the best without."""
-    per_element = _padding(chosen)
+def padding_note(chosen: Pooled, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """What its length buckets save of the padding in one queue; of the same parameters, else of the fastest without.
+
+    A calibration will do: padding depends on the batches, not on what is compared.
+    """
+    per_element = padding_per_element(_servers(run.trial for run in chosen.runs))
     if per_element is None or LENGTH_BUCKETS not in dict(chosen.configuration.flags):
         return ()
     whole = f"{padding_share(per_element)} of the elements computed are padding"
     rivals = [
-        one
-        for one in pooled
-        if one.configuration.batching is not None
-        and LENGTH_BUCKETS not in dict(one.configuration.flags)
-        and _padding(one) is not None
+        trial
+        for trial in trials
+        if trial.configuration.batching is not None
+        and LENGTH_BUCKETS not in dict(trial.configuration.flags)
+        and padding_per_element(_servers([trial])) is not None
     ]
     alike = [one for one in rivals if one.configuration.batching == chosen.configuration.batching]
-    best = max(alike or rivals, key=lambda one: one.runs[-1].throughput_rps.value, default=None)
-    in_one_queue = None if best is None else _padding(best)
+    best = max(alike or rivals, key=_throughput_rps, default=None)
+    in_one_queue = None if best is None else padding_per_element(_servers([best]))
     if best is None or in_one_queue is None:
         return (f"{whole}; what the buckets save is not known: one queue was not measured",)
     saved = saved_text(per_element, in_one_queue=in_one_queue)
@@ -282,9 +285,12 @@ def _missed(no_batching: Pooled, limits_s: dict[str, float]) -> str:
     return "without batching too many requests fail"
 
 
-def _padding(one: Pooled) -> float | None:
-    measured = [run.trial.measurement for run in one.runs]
-    return padding_per_element(each.server for each in measured if each is not None)
+def _servers(trials: Iterable[Trial]) -> list[ServerActivity | None]:
+    return [trial.measurement.server for trial in trials if trial.measurement is not None]
+
+
+def _throughput_rps(trial: Trial) -> float:
+    return 0.0 if trial.measurement is None else trial.measurement.throughput_rps.value
 
 
 def _activity(one: Pooled) -> ServerActivity | None:

@@ -249,7 +249,7 @@ def recommend(
             *notes_of(choice, unconfirmed, trials, scenario=scenario, promised=promised),
             *half_load_notes(chosen, search, scenario=scenario),
             *drift_notes(chosen, pooled, speed, drift=drift, scenario=scenario),
-            *padding_note(chosen, pooled),
+            *padding_note(chosen, trials),
         ),
     )
 

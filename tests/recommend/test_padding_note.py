@@ -29,7 +29,7 @@ def run(
 
 def note_of(*trials: Trial) -> tuple[str, ...]:
     pooled = pool(trials, scenario=SCENARIO)
-    return padding_note(next(one for one in pooled if one.configuration == trials[0].configuration), pooled)
+    return padding_note(next(one for one in pooled if one.configuration == trials[0].configuration), trials)
 
 
 def test_it_is_compared_with_one_queue_of_the_same_parameters():
@@ -50,6 +50,12 @@ def test_else_with_the_fastest_single_queue_and_more_padding_is_told_as_such():
     (note,) = note_of(*trials)
     assert note.startswith("padding added: 20 %")
     assert "max_batch_size=14" in note
+
+
+def test_a_calibration_of_one_queue_will_do():
+    calibration = replace(run(2, 100), source="calibration")
+    (note,) = note_of(run(1, 25, buckets="32,64"), calibration)
+    assert note.startswith("padding saved: 75 %")
 
 
 def test_without_a_single_queue_to_compare_with_it_says_so_and_without_buckets_nothing():

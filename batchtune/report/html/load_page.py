@@ -57,7 +57,7 @@ def load_document(run: Run) -> Document:
     if scenario.target.models:
         raise ArchiveError(
             f"{run.path}: a load of several models has no page yet",
-            hint="`batchtune trials` shows its figures",
+            hint=f"`batchtune trials {run.path}` shows its figures",
         )
     best = best_point(trials)
     points = _points(trials, best)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from batchtune.batching.dialects import parameters_file
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.tfserving import format_tfserving_text
 from batchtune.batching.triton import format_triton
 from batchtune.batching.triton_config import with_batching
 from batchtune.batching.triton_pbtxt import format_config_pbtxt
@@ -25,21 +25,7 @@ def parameters_text(recommendation: Recommendation, model_config: Mapping[str, A
     """The file for the server that was measured, with a comment that says what is in it."""
     if recommendation.configuration.dialect == "triton":
         return tritons_file(recommendation, model_config)
-    return batching_file(recommendation)
-
-
-def batching_file(recommendation: Recommendation) -> str:
-    """The recommended parameters in TF Serving's text format, with a comment that says what they are.
-
-    No batching has no parameters: the comment alone says so.
-    """
-    batching = recommendation.configuration.batching
-    comment = f"# batchtune: {recommendation.configuration.label()}\n"
-    if batching is None:
-        return (
-            f"{comment}# Leave out --enable_batching; with it this file would mean the server's defaults.\n"
-        )
-    return comment + format_tfserving_text(batching).rstrip("\n") + "\n"
+    return parameters_file(recommendation.configuration).text
 
 
 def tritons_file(recommendation: Recommendation, model_config: Mapping[str, Any] | None) -> str:

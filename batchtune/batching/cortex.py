@@ -1,16 +1,58 @@
 """How does Cortex's API specification write the parameters?
 
 `server_side_batching` has `max_batch_size` (2 to 1024) and `batch_interval` (above 0), both required;
-`processes_per_replica` becomes TF Serving's `num_batch_threads`. The rest keeps TF Serving's defaults.
+`processes_per_replica` becomes TF Serving's `num_batch_threads`. The rest keeps TF Serving's defaults. Cortex counts
+requests, but hands the size on to TensorFlow Serving, which counts rows.
 (Cortex v0.31, `images/tensorflow-serving-gpu/run.sh`, `pkg/types/spec/validations.go`)
 """
 
 from __future__ import annotations
 
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, to_dict
+import re
+from decimal import Decimal
+from typing import Any, Final
+
+import yaml
+
+from batchtune.batching.batching_file import BatchingFile
+from batchtune.batching.parameters import (
+    DEFAULT_MAX_BATCH_SIZE,
+    BatchingParameters,
+    did_you_mean,
+    to_dict,
+)
 from batchtune.errors import BatchingParametersError
 
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 _TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads"}
+_SIZES: Final = (2, 1024)
+_BLOCK: Final = "server_side_batching"
+_BLOCK_KEYS: Final = ("max_batch_size", "batch_interval")
+_WORKERS: Final = ("processes_per_replica", "threads_per_process")
+_PREDICTOR_KEYS: Final = _words(
+    "type path models model_path config python_path image tensorflow_serving_image env signature_key "
+    "dependencies log_level shm_size multi_model_reloading protobuf_path"
+)
+_API_KEYS: Final = _words(
+    "name kind predictor networking compute autoscaling update_strategy monitoring apis"
+)
+_UNITS: Final = {
+    "ns": "0.001",
+    "us": "1",
+    "µs": "1",
+    "μs": "1",
+    "ms": "1e3",
+    "s": "1e6",
+    "m": "6e7",
+    "h": "3.6e9",
+}
+_DURATION: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+
+_Entries = dict[str, yaml.Node]
 
 
 def format_cortex(parameters: BatchingParameters | None) -> str:
@@ -26,12 +68,13 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
         return "# no server_side_batching block: every request is executed by itself\n"
     size = DEFAULT_MAX_BATCH_SIZE if parameters.max_batch_size is None else parameters.max_batch_size
     micros = parameters.batch_timeout_micros or 0
-    if not 2 <= size <= 1024:
+    least, most = _SIZES
+    if not least <= size <= most:
         raise BatchingParametersError(
-            f"cortex: max_batch_size: Cortex accepts 2 to 1024; was {size}",
+            f"cortex: max_batch_size: Cortex accepts {least} to {most}; was {size}",
             hint="leave server_side_batching out: batches of one row are none"
-            if size < 2
-            else "search max_batch_size up to 1024",
+            if size < least
+            else f"search max_batch_size up to {most}",
         )
     if micros <= 0:
         raise BatchingParametersError(
@@ -54,6 +97,130 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
         f"threads_per_process: {2 * size}",
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def parse_cortex(text: str, *, source: str) -> BatchingFile:
+    """What an API specification says: the keys of a predictor, one API, or the list of a `cortex.yaml`.
+
+    Raises:
+        BatchingParametersError: `source:line: key: …`: no YAML, an unknown key, a value that Cortex refuses, or more
+            APIs with batching than one.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise BatchingParametersError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+    if root is None:
+        raise BatchingParametersError(f"{source}: the file is empty")
+    return _Reader(source).file(_Reader(source).predictor(root))
+
+
+class _Reader:
+    """Takes the nodes of a specification apart; `source` names them in errors."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def predictor(self, root: yaml.Node) -> _Entries:
+        """The predictor that batches; of a list with one API that one."""
+        apis = root.value if isinstance(root, yaml.SequenceNode) else [root]
+        predictors = [self._predictor_of(api) for api in apis]
+        batching = [predictor for predictor in predictors if _BLOCK in predictor]
+        if len(batching) > 1:
+            raise self._wrong(
+                batching[1][_BLOCK], _BLOCK, "a second API with batching", "keep the one that is asked for"
+            )
+        return (batching or predictors or [{}])[0]
+
+    def file(self, predictor: _Entries) -> BatchingFile:
+        processes, threads = (self._whole(predictor, name) for name in _WORKERS)
+        values: dict[str, Any] = {} if processes is None else {"num_batch_threads": processes}
+        block = predictor.get(_BLOCK)
+        if block is None:
+            return BatchingFile(dialect="cortex", parameters=BatchingParameters(**values), enabled=False)
+        entries = self._entries(block, _BLOCK_KEYS, _BLOCK)
+        for name in _BLOCK_KEYS:
+            if name not in entries:
+                raise self._wrong(block, f"{_BLOCK}.{name}", "missing")
+        size = self._whole(entries, "max_batch_size") or 0
+        least, most = _SIZES
+        if not least <= size <= most:
+            raise self._wrong(
+                entries["max_batch_size"], "max_batch_size", f"Cortex accepts {least} to {most}; was {size}"
+            )
+        self._check_workers(size, predictor, processes or 1, threads or 1)
+        values |= {"max_batch_size": size, "batch_timeout_micros": self._micros(entries["batch_interval"])}
+        under_way = (processes or 1) * (threads or 1)
+        return BatchingFile(
+            dialect="cortex",
+            parameters=BatchingParameters(**values),
+            notes=(f"Cortex's processes and threads keep at most {under_way} requests under way at once",),
+        )
+
+    def _check_workers(self, size: int, predictor: _Entries, processes: int, threads: int) -> None:
+        """A waiting request holds a thread: fewer threads than the size never fill a batch. Cortex's own words."""
+        kind = predictor.get("type")
+        node = predictor[_BLOCK]
+        if kind is not None and kind.value == "python":
+            if threads != size:
+                raise self._wrong(
+                    node, _BLOCK, f"threads_per_process ({threads}) must be max_batch_size ({size})"
+                )
+        elif size > processes * threads:
+            raise self._wrong(
+                node,
+                _BLOCK,
+                f"max_batch_size ({size}) must be less than or equal to processes_per_replica * threads_per_process "
+                f"({processes} * {threads} = {processes * threads})",
+                "raise threads_per_process: a request holds one while its batch fills",
+            )
+
+    def _predictor_of(self, api: yaml.Node) -> _Entries:
+        known = (*_PREDICTOR_KEYS, _BLOCK, *_WORKERS)
+        if not isinstance(api, yaml.MappingNode):
+            raise self._wrong(api, "", "expected the keys of an API, such as predictor")
+        if not any(key.value in ("predictor", "name", "kind") for key, _ in api.value):
+            return self._entries(api, known, "predictor")
+        entries = self._entries(api, _API_KEYS, "an API")
+        return self._entries(entries["predictor"], known, "predictor") if "predictor" in entries else {}
+
+    def _entries(self, node: yaml.Node, known: tuple[str, ...], where: str) -> _Entries:
+        if not isinstance(node, yaml.MappingNode):
+            raise self._wrong(node, where, f"expected keys, such as {known[0]}")
+        for key, _ in node.value:
+            if key.value not in known:
+                raise self._wrong(
+                    key, str(key.value), f"{where} has no such key", did_you_mean(key.value, known)
+                )
+        return {key.value: value for key, value in node.value}
+
+    def _whole(self, entries: _Entries, name: str) -> int | None:
+        node = entries.get(name)
+        if node is None:
+            return None
+        if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(r"[1-9]\d{0,8}", node.value):
+            raise self._wrong(node, name, f"expected a whole number above 0; was {_shown(node)}")
+        return int(node.value)
+
+    def _micros(self, node: yaml.Node) -> int:
+        """A Go duration, such as 0.1s or 1m30s, in whole microseconds, at least 1."""
+        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        if not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
+            raise self._wrong(
+                node, "batch_interval", f"expected a duration, such as 100ms; was {_shown(node)}"
+            )
+        exact = sum(Decimal(number) * Decimal(_UNITS[unit]) for number, unit in _DURATION.findall(text))
+        if exact <= 0:
+            raise self._wrong(node, "batch_interval", "Cortex accepts only an interval above 0")
+        return max(1, int(exact))
+
+    def _wrong(self, node: yaml.Node, key: str, what: str, hint: str = "") -> BatchingParametersError:
+        line = int(node.start_mark.line) + 1
+        return BatchingParametersError(f"{self._source}:{line}: {f'{key}: ' if key else ''}{what}", hint=hint)
+
+
+def _shown(node: Any) -> str:
+    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or keys"
 
 
 def _go_duration(micros: int) -> str:

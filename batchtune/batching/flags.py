@@ -6,9 +6,23 @@ and starts with its defaults, so it needs the parameters file.
 
 from __future__ import annotations
 
+import io
+import re
 import shlex
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
 
-from batchtune.batching.parameters import BatchingParameters, to_dict
+from batchtune.batching.batching_file import BatchingFile
+from batchtune.batching.parameters import (
+    PARAMETER_NAMES,
+    BatchingParameters,
+    from_dict,
+    to_dict,
+)
+from batchtune.errors import BatchingParametersError
+
+_SWITCH = "enable_batching"
 
 
 def format_flags(parameters: BatchingParameters | None) -> str:
@@ -20,3 +34,76 @@ def format_flags(parameters: BatchingParameters | None) -> str:
         shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words.append(f"--{name}={shown.lower() if isinstance(value, bool) else shown}")
     return shlex.join(words)
+
+
+def parse_flags(text: str, *, source: str) -> BatchingFile:
+    """What a line of flags says, quoted as for a shell; those that are no parameter are flags of the server.
+
+    Raises:
+        BatchingParametersError: `source:line: …`: no flag, a value of another type, a flag that is misspelt or given
+            twice.
+    """
+    values: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for line, word in _words(text, source):
+        name, equals, given = word.removeprefix("--").partition("=")
+        try:
+            if not word.startswith("--") or not name:
+                raise BatchingParametersError(f"expected --name=value; was {word!r}")
+            if name in values or name in settings:
+                raise BatchingParametersError(f"--{name} is given twice", hint="keep one of them")
+            if name in PARAMETER_NAMES:
+                values[name] = getattr(from_dict({name: _value(name, given)}), name)
+            elif name == _SWITCH:
+                settings[name] = _boolean(given) if equals else True
+            else:
+                settings[name] = _own_flag(name, given if equals else "true")
+        except BatchingParametersError as error:
+            raise BatchingParametersError(f"{source}:{line}: {error.message}", hint=error.hint) from error
+    enabled = settings.pop(_SWITCH, True)
+    parameters = BatchingParameters(**values)
+    return BatchingFile(dialect="flags", parameters=parameters, enabled=enabled, settings=settings)
+
+
+def _words(text: str, source: str) -> Iterator[tuple[int, str]]:
+    """Each word with the line on which it ends; a backslash at the end of a line goes on."""
+    stream = io.StringIO(re.sub(r" \\\n", "  \n", text))
+    lexer = shlex.shlex(stream, posix=True)
+    lexer.whitespace_split = True
+    try:
+        for word in lexer:
+            ends_line = text[: stream.tell()].endswith("\n")
+            yield lexer.lineno - ends_line, word
+    except ValueError as error:
+        raise BatchingParametersError(f"{source}:{lexer.lineno}: {error}") from error
+
+
+def _value(name: str, given: str) -> Any:
+    if name == "thread_pool_name":
+        return given
+    if name == "allowed_batch_sizes":
+        return [_number(size) for size in given.split(",")]
+    return _boolean(given) if given in ("true", "false") else _number(given)
+
+
+def _number(given: str) -> int | str:
+    """The number, or the text where it is none."""
+    return int(given) if re.fullmatch(r"[-+]?\d+", given, re.ASCII) else given
+
+
+def _boolean(given: str) -> bool:
+    if given not in ("true", "false"):
+        raise BatchingParametersError(f"--{_SWITCH} must be true or false; was {given!r}")
+    return given == "true"
+
+
+def _own_flag(name: str, given: str) -> str:
+    """A flag of the server's own, unless it is a parameter's name but for a letter or two."""
+    if name == "batching_parameters_file":
+        raise BatchingParametersError(f"--{name}={given} names another file", hint="give that one")
+    near = get_close_matches(name, (*PARAMETER_NAMES, _SWITCH), n=1, cutoff=0.85)
+    if near:
+        raise BatchingParametersError(
+            f"--{name}: unknown batching parameter", hint=f"did you mean --{near[0]}?"
+        )
+    return given

@@ -9,10 +9,22 @@ from pathlib import Path
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.target import DockerSpec, TargetSpec
+from batchtune.target.launch.docker import (
+    MODELS_INSIDE,
+    SCRATCH_INSIDE,
+    tfservings_container,
+    tritons_container,
+)
 from batchtune.target.model_files import lies_bare, served_name, version_files
 
 PORTS = ("--port=8500", "--rest_api_port=8501")
 """TF Serving's own."""
+
+_TRITONS_PORTS = (8000, 8001, 8002)
+_TRITONS_IMAGE = "nvcr.io/nvidia/tritonserver:26.04-py3"
+_OWN_IMAGE = "batchtune-server"
+"""As docker/README.md builds it; for models that are no SavedModel."""
 
 _SERVED = "served"
 """The folder, where the command is run, to which a model without a version directory is copied."""
@@ -29,9 +41,8 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
     if configuration.dialect == "triton":
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
-    saved_model = any(model.glob("*/saved_model.pb")) or (model / "saved_model.pb").is_file()
-    bucketed = LENGTH_BUCKETS in dict(configuration.flags)
-    server = "tensorflow_model_server" if saved_model and not bucketed else "batchtune-model-server"
+    is_own = LENGTH_BUCKETS in dict(configuration.flags) or not _is_saved_model(model)
+    server = "batchtune-model-server" if is_own else "tensorflow_model_server"
     name = served_name(scenario.target.model)
     copying, base_path = _copied(model, name) if lies_bare(model) else ("", _base_path(scenario))
     words = [f"--model_name={name}", *PORTS]
@@ -39,6 +50,61 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
     words += [f"--{name}={value}" for name, value in configuration.flags]
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
+
+
+def docker_command(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:
+    """The `docker run` that starts a server with what was recommended; one line, and a newline.
+
+    The model, and the parameters file, are mounted read-only; a path that is gone stands under PATH.
+    """
+    model = Path(scenario.target.model)
+    name = served_name(scenario.target.model)
+    file = parameters_file.resolve() if parameters_file.is_file() else parameters_file
+    target = scenario.target.model_copy(update={"cpus": None})
+    if configuration.dialect == "triton":
+        return shlex.join(_tritons_words(target, name, file)) + "\n"
+    mounts = _mounts(model, name)
+    args = [*PORTS, f"--model_name={name}", f"--model_base_path={MODELS_INSIDE}/{name}"]
+    if configuration.batching is not None:
+        inside = f"{SCRATCH_INSIDE}/batching_parameters.txt"
+        mounts[file] = inside
+        args += ["--enable_batching=true", f"--batching_parameters_file={inside}"]
+    args += [f"--{flag}={value}" for flag, value in configuration.flags]
+    bucketed = LENGTH_BUCKETS in dict(configuration.flags)
+    if bucketed or (model.exists() and not _is_saved_model(model)):
+        target = target.model_copy(update={"docker": DockerSpec(image=_OWN_IMAGE)})
+    words = tfservings_container(target, ports=(8500, 8501), mounts=mounts)
+    if words[-1] == _OWN_IMAGE:
+        words.remove("--entrypoint=tensorflow_model_server")
+        args = args[len(PORTS) :]  # the image names them
+    return shlex.join([*words, *args]) + "\n"
+
+
+def _tritons_words(target: TargetSpec, name: str, file: Path) -> list[str]:
+    docker = target.docker or DockerSpec()
+    target = target.model_copy(
+        update={"docker": docker.model_copy(update={"image": docker.image or _TRITONS_IMAGE})}
+    )
+    model = Path(target.model)
+    folder = model.resolve() if model.is_dir() else Path("MODEL_REPOSITORY") / name
+    inside = f"{MODELS_INSIDE}/{name}"
+    mounts = {folder: inside, file: f"{inside}/config.pbtxt"}
+    words = tritons_container(target, ports=_TRITONS_PORTS, mounts=mounts)
+    return [*words, f"--model-repository={MODELS_INSIDE}"]
+
+
+def _mounts(model: Path, name: str) -> dict[Path, str]:
+    """Where the model lies on this machine, and where in the container: with a version directory."""
+    inside = f"{MODELS_INSIDE}/{name}"
+    if model.is_file():
+        return {file.resolve(): f"{inside}/1/{own}" for own, file in version_files(model).items()}
+    if not model.is_dir():
+        return {Path("PATH") / model.name: inside}
+    return {model.resolve(): f"{inside}/1" if lies_bare(model) else inside}
+
+
+def _is_saved_model(model: Path) -> bool:
+    return any(model.glob("*/saved_model.pb")) or (model / "saved_model.pb").is_file()
 
 
 def _copied(model: Path, name: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from batchtune.cli.arguments.options import (
+    BatchingFileOption,
     ConcurrencyOption,
     JsonOption,
     LoadSetOption,
@@ -37,6 +38,7 @@ measuring = typer.Typer()
         "sweep ./my_model --slo-p95 20ms",
         "sweep model.onnx --slo-p95 20ms --concurrency 32 --rest --shape ids=128",
         "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
+        "sweep scenarios/triton-attached.yaml --batching-parameters-file config.pbtxt",
         "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
         "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
     )
@@ -55,6 +57,7 @@ def sweep(
     budget: Annotated[
         str | None, typer.Option(metavar="DURATION", help="What the sweep may take in all, such as 90s.")
     ] = None,
+    batching_parameters_file: BatchingFileOption = None,
     set_: SetOption = None,
     results: RootOption = Path("results"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
@@ -89,7 +92,13 @@ def sweep(
         *([] if budget is None else [f"search.budget.time={budget}"]),
     ]
     asked = subject_of_sweep(
-        subject, overrides, rate=rate, concurrency=concurrency, resume=resume, quiet=quiet
+        subject,
+        overrides,
+        rate=rate,
+        concurrency=concurrency,
+        batching_file=batching_parameters_file,
+        resume=resume,
+        quiet=quiet,
     )
     raise typer.Exit(
         run_sweep(
@@ -126,10 +135,7 @@ def load(
     subject: SubjectArgument,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
-    batching_parameters_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Parameters for the launched server instead of `fixed`."),
-    ] = None,
+    batching_parameters_file: BatchingFileOption = None,
     no_batching: Annotated[
         bool, typer.Option("--no-batching", help="Launch the server without batching.")
     ] = False,
@@ -216,6 +222,7 @@ def compare(
         bool,
         typer.Option("--no-batching", help="Of a model alone: without batching, and with (--set fixed.…)."),
     ] = False,
+    batching_parameters_file: BatchingFileOption = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="The variant to compare with. Default: the first.")
     ] = None,
@@ -249,6 +256,7 @@ def compare(
         rate=rate,
         concurrency=concurrency,
         no_batching=no_batching,
+        batching_file=batching_parameters_file,
         quiet=quiet,
     )
     code = run_compare(
@@ -289,10 +297,11 @@ def noise(
 def restore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
 ) -> None:
-    """Put back a running Triton that a killed sweep left with a configuration of its own.
+    """Put back a running server that a killed sweep left with a configuration of its own.
 
-    A sweep does that itself at its end, at Ctrl-C and when it fails. What the model had is kept in the run before the
-    first change. Ends with 7 when the server is gone or does not take it.
+    A sweep does that itself at its end, at Ctrl-C and when it fails. What a model had on a Triton is kept in the run
+    before the first change; of kind command target.restore is run. Ends with 7 when the server is gone, or does not
+    take it.
     """
     from batchtune.cli.attached import run_restore
 

@@ -16,7 +16,9 @@ from batchtune.cli.arguments.load_request import (
     asked_plans,
     question_of,
 )
+from batchtune.cli.commands.subject import subject_of_comparison, subject_of_sweep
 from batchtune.errors import ScenarioError, UsageError
+from batchtune.scenario.reader import read_scenario, read_variants
 
 SWEEP = """\
 name: swept
@@ -91,6 +93,70 @@ def test_settings_lie_over_the_parameters_of_a_file(tmp_path: Path) -> None:
     file.write_text("max_batch_size { value: 32 }\nbatch_timeout_micros { value: 5000 }\n")
     asked = configuration(tmp_path, "batch_timeout_micros=0", batching_parameters_file=file)
     assert asked.batching == from_dict({"max_batch_size": 32, "batch_timeout_micros": 0})
+
+
+CONFIG_PBTXT = """\
+max_batch_size: 48
+dynamic_batching { max_queue_delay_microseconds: 700 preferred_batch_size: 8 }
+"""
+
+
+def test_a_file_of_another_server_is_translated_and_what_it_says_more_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "config.pbtxt"
+    file.write_text(CONFIG_PBTXT)
+    wanted, question = asked(tmp_path, SWEEP, batching_parameters_file=file)
+    assert asked_configuration(question, wanted).batching == from_dict(
+        {"max_batch_size": 48, "batch_timeout_micros": 700}
+    )
+    assert f"{file}: preferred_batch_size has no counterpart in TensorFlow Serving" in question.notes
+
+
+def test_a_sweep_starts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
+    file.write_text(CONFIG_PBTXT)
+    scenario.write_text(SWEEP)
+    subject = subject_of_sweep(
+        str(scenario), [], rate=None, concurrency=None, resume=None, quiet=True, batching_file=file
+    )
+    swept = read_scenario(subject.source, overrides=subject.overrides)
+    assert swept.search.space["max_batch_size"].values == (4, 16, 48)
+    assert swept.search.space["batch_timeout_micros"].values == (0, 700, 1000)
+    assert swept.fixed == {}
+    file = tmp_path / "batching_parameters.txt"
+    file.write_text("max_batch_size { value: 16 }\nnum_batch_threads { value: 3 }\n")
+    subject = subject_of_sweep(
+        str(scenario), [], rate=None, concurrency=None, resume=None, quiet=True, batching_file=file
+    )
+    swept = read_scenario(subject.source)
+    assert swept.search.space["max_batch_size"].values == (4, 16)
+    assert swept.fixed == {"num_batch_threads": 3}
+    assert "note: " in capsys.readouterr().err
+
+
+def test_a_comparison_has_a_file_under_its_variants(tmp_path: Path) -> None:
+    file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
+    file.write_text(CONFIG_PBTXT)
+    without_sizes = SWEEP.replace(", allowed_batch_sizes: [1, 2, 4, 8, 16]", "")
+    scenario.write_text(
+        f"{without_sizes}variants: {{theirs: {{}}, ours: {{fixed: {{max_batch_size: 2}}}}}}\n"
+    )
+    subject = subject_of_comparison(
+        str(scenario), [], rate=None, concurrency=None, no_batching=False, quiet=True, batching_file=file
+    )
+    sizes = {
+        name: variant.configuration().batching.max_batch_size
+        for name, variant in read_variants(subject.source).items()
+    }
+    assert sizes == {"theirs": 48, "ours": 2}
+
+
+def test_a_mistake_in_a_file_is_told_before_a_model_is_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "b.txt"
+    file.write_text("max_batch_size: 8\n")
+    with pytest.raises(UsageError, match=r"b\.txt:1: max_batch_size is a wrapper message"):
+        subject_of_sweep(
+            "no model", [], rate=None, concurrency=None, resume=None, quiet=True, batching_file=file
+        )
 
 
 def test_no_batching_keeps_the_flags(tmp_path: Path) -> None:

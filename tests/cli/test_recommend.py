@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.run import SEARCH, Run, create_run
+from batchtune.batching.reading import parse_batching
 from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
 from batchtune.cli.commands.sweep import keep_account
-from batchtune.cli.deployment import deployment
+from batchtune.cli.deployment import deployment, docker_command
 from batchtune.errors import ArchiveError, BatchingParametersError, NoFeasibleConfigurationError, UsageError
 from batchtune.recommend.recommendation import recommend as choose
 from batchtune.scenario.reader import format_scenario
@@ -284,6 +286,59 @@ def test_the_latest_run_says_that_there_are_other_scenarios(run, capsys):
     earlier.path.rename(root / "kept elsewhere")
     run_recommend(None, {}, **options)
     assert capsys.readouterr().err == ""
+
+
+def test_a_container_has_the_model_and_the_parameters_mounted(run, tmp_path, capsys):
+    assert run_recommend(run.path, {}, dialect="docker", write=None, results=run.path.parent, json=False) == 0
+    command = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert command == (
+        "docker run --rm --publish=127.0.0.1:8500:8500 --publish=127.0.0.1:8501:8501 "
+        "--mount=type=bind,source=PATH/fake,target=/models/fake,readonly "
+        f"--mount=type=bind,source={run.path}/batching_parameters.txt,"
+        "target=/batchtune/batching_parameters.txt,readonly --entrypoint=tensorflow_model_server tensorflow/serving "
+        "--port=8500 --rest_api_port=8501 --model_name=fake --model_base_path=/models/fake --enable_batching=true "
+        "--batching_parameters_file=/batchtune/batching_parameters.txt"
+    )
+    mounted = re.search(r"source=([^,]*batching_parameters.txt)", command)
+    assert parse_batching(Path(mounted[1]).read_text(), source="f").parameters.max_batch_size == 14
+
+
+@pytest.mark.parametrize(
+    ("file", "mount", "image"),
+    [
+        ("net.onnx", "net.onnx,target=/models/net/1/model.onnx,", "batchtune-server --model_name=net"),
+        ("net/1/saved_model.pb", "net,target=/models/net,", "tensorflow/serving --port=8500"),
+        ("net/saved_model.pb", "net,target=/models/net/1,", "tensorflow/serving --port=8500"),
+    ],
+)
+def test_a_container_serves_the_model_as_it_lies(tmp_path, file, mount, image):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    model = tmp_path / ("net.onnx" if file == "net.onnx" else "net")
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    line = docker_command(alone, scenario_of(target={"model": str(model)}), Path("FILE"))
+    assert f"--mount=type=bind,source={tmp_path}/{mount}readonly" in line
+    assert image in line
+    assert "batching" not in line.replace("batchtune", "")
+
+
+def test_a_triton_s_container_has_its_configuration_in_the_place_of_the_old_one(tmp_path):
+    (tmp_path / "m").mkdir()
+    configuration = planted(1, batching={"max_batch_size": 8}, throughput=1, p95_s=1).configuration
+    scenario = scenario_of(target={"model": str(tmp_path / "m")})
+    line = docker_command(replace(configuration, dialect="triton"), scenario, Path("config.pbtxt"))
+    assert f"source={tmp_path}/m,target=/models/m,readonly" in line
+    assert "source=config.pbtxt,target=/models/m/config.pbtxt,readonly" in line
+    assert line.endswith("tritonserver --model-repository=/models\n")
+
+
+@pytest.mark.parametrize("dialect", ["k8s", "kserve"])
+def test_manifests_hold_what_was_recommended(run, tmp_path, dialect):
+    file = tmp_path / "m.yaml"
+    assert run_recommend(run.path, {}, dialect=dialect, write=file, results=tmp_path, json=False) == 0
+    assert parse_batching(file.read_text(), source="f").parameters.max_batch_size == 14
+    assert "name: fake-batching" in file.read_text()
 
 
 @pytest.mark.parametrize("dialect", ["triton", "cortex"])

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, to_dict
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.parameters import PARAMETER_NAMES, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
+from batchtune.cli.arguments.batching_file import file_knobs
 from batchtune.cli.arguments.loop import loop_overrides
 from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
 from batchtune.errors import UsageError
@@ -62,12 +62,14 @@ class LoadRequest:
 class Question:
     """The scenario that is to be loaded, the settings of a server that is launched, and what was changed unasked.
 
-    `launches` False: the command line or the scenario names a server that runs already, which is loaded as it is.
+    `file_knobs` are those of a batching parameters file, None: there is none. `launches` False: the command line or the
+    scenario names a server that runs already, which is loaded as it is.
     """
 
     scenario: Scenario
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
+    file_knobs: Mapping[str, Any] | None = None
     launches: bool = True
 
 
@@ -79,6 +81,7 @@ def question_of(wanted: LoadRequest) -> Question:
 
     Raises:
         UsageError: options that contradict each other, or that cannot apply to a server that runs already.
+        BatchingParametersError: the file of parameters cannot be read, or says what no server would understand.
         ScenarioError: as `read_scenario`.
     """
     refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
@@ -107,7 +110,13 @@ def question_of(wanted: LoadRequest) -> Question:
     else:
         elsewhere = scenario.target.model_copy(update={"flags": {}, "cpus": None})
         scenario = scenario.model_copy(update={"target": elsewhere})
-    return Question(scenario=scenario, settings=settings, notes=notes, launches=wanted.launches)
+    knobs = None
+    if wanted.batching_parameters_file is not None:
+        knobs, lacking = file_knobs(wanted.batching_parameters_file, scenario)
+        notes = (*notes, *lacking)
+    return Question(
+        scenario=scenario, settings=settings, notes=notes, file_knobs=knobs, launches=wanted.launches
+    )
 
 
 def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
@@ -128,7 +137,6 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
     """What a launched server is to be given: `fixed`, or the file's parameters, with the settings laid over them.
 
     Raises:
-        UsageError: the file cannot be read.
         BatchingParametersError: values that no server would accept.
     """
     scenario, settings = question.scenario, question.settings
@@ -137,9 +145,9 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
     if wanted.no_batching:
         return Configuration(batching=None, flags=server_flags({**scenario.fixed, **settings}))
     base: dict[str, Any] = dict(scenario.fixed)
-    if wanted.batching_parameters_file is not None:
+    if question.file_knobs is not None:
         flags = {name: value for name, value in scenario.fixed.items() if name not in KNOBS}
-        base = {**flags, **_file_parameters(wanted.batching_parameters_file)}
+        base = {**flags, **question.file_knobs}
     if settings.keys() & PARAMETER_NAMES:
         base.pop("enable_batching", None)
     return configuration_of(base, settings, searched={*scenario.search.space, *settings})
@@ -149,8 +157,8 @@ def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
     """The same of a launched Triton; where nobody asked for anything the model runs as its configuration says."""
     scenario, found = question.scenario, question.scenario.target.found
     knobs = {**scenario.fixed, **in_house_words(question.settings)}
-    if wanted.batching_parameters_file is not None:
-        knobs |= _file_parameters(wanted.batching_parameters_file)
+    if question.file_knobs is not None:
+        knobs |= question.file_knobs
     if wanted.no_batching:
         knobs["enable_batching"] = False
     if found is not None and knobs.keys() <= server_flags_of(knobs).keys():
@@ -266,14 +274,6 @@ def _with_time_for_all(scenario: Scenario) -> Scenario:
     if load.requests is None or "duration_s" in load.model_fields_set:
         return scenario
     return scenario.model_copy(update={"load": load.model_copy(update={"duration_s": COUNTED_LIMIT_S})})
-
-
-def _file_parameters(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--batching-parameters-file: {error}") from error
-    return to_dict(parse_tfserving_text(text, source=str(path)))
 
 
 def _key_of(override: str) -> str:

@@ -83,6 +83,15 @@ RateOption = Annotated[
     str | None,
     typer.Option(metavar="R|START:END:STEP|START:END:xK", help="Open loop at R requests/s, or a range."),
 ]
+BatchingFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--batching-parameters-file",
+        metavar="FILE",
+        help="Parameters of a file instead of `fixed`: TensorFlow Serving's text, a config.pbtxt, YAML of Cortex or "
+        "Kubernetes, flags. What is searched stays so, with the file's value among what is tried.",
+    ),
+]
 RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 WhyOption = Annotated[
@@ -93,7 +102,7 @@ RunArgument = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
 ]
 Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
-Dialect = Literal["tfserving", "triton", "cortex", "flags", "json"]
+Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]
 

@@ -11,19 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from batchtune.archive.deployable import batching_file, parameters_name, parameters_text, tritons_file
+from batchtune.archive.deployable import parameters_name, parameters_text, tritons_file
 from batchtune.archive.run import (
     RECOMMENDATION,
     SCENARIO,
     Run,
 )
 from batchtune.archive.whole_files import write_whole
-from batchtune.batching.cortex import format_cortex
-from batchtune.batching.flags import format_flags
+from batchtune.batching.dialects import RenderedDialect, rendered, without_counterpart
+from batchtune.batching.kubernetes import ParametersFile
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo import in_place_of, promised
-from batchtune.cli.deployment import deployment
+from batchtune.cli.deployment import deployment, docker_command
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
@@ -37,6 +37,7 @@ from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
+from batchtune.target.model_files import served_name
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 
 
@@ -125,10 +126,14 @@ def conclude(
         raise
     own_dialect = chosen.configuration.dialect
     dialect = dialect or own_dialect
-    text = "" if json and write is None else formatted(chosen, dialect, run.model_config())
+    text = ""
+    if dialect != "docker" and not (json and write is None):
+        text = formatted(chosen, dialect, run.model_config(), model=served_name(scenario.target.model))
     own = slo is None or slo == scenario.slo
     if own and (swept or not (run.path / RECOMMENDATION).is_file()):
         _keep(run, chosen)
+    if dialect == "docker":
+        text = docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
     if write is not None:
         _write(write, text)
     asked = None if own else slo
@@ -222,33 +227,27 @@ def _keep(run: Run, chosen: Recommendation) -> None:
         print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
 
 
-def formatted(chosen: Recommendation, dialect: Dialect, model_config: Mapping[str, Any] | None = None) -> str:
+def formatted(
+    chosen: Recommendation,
+    dialect: RenderedDialect,
+    model_config: Mapping[str, Any] | None = None,
+    *,
+    model: str = "model",
+) -> str:
     """The recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
+
+    `model` is the name that it is served by.
 
     Raises:
         BatchingParametersError: the dialect cannot say it.
     """
-    batching, flags = chosen.configuration.batching, chosen.configuration.flags
-    match dialect:
-        case "json":
-            return json_text.dumps(chosen.configuration.to_dict(), indent=2) + "\n"
-        case "triton":
-            text = tritons_file(chosen, model_config)
-            alien = () if chosen.configuration.dialect == "triton" else flags
-            return _without_counterpart(alien, "Triton") + text
-        case "cortex":
-            return _without_counterpart(flags, "Cortex") + format_cortex(batching)
-        case "flags":
-            return (
-                " ".join([format_flags(batching), *(shlex.quote(f"--{one}={said}") for one, said in flags)])
-                + "\n"
-            )
-        case "tfserving":
-            return batching_file(chosen)
-
-
-def _without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
-    return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)
+    configuration = chosen.configuration
+    if dialect == "triton":
+        alien = () if configuration.dialect == "triton" else configuration.flags
+        return without_counterpart(alien, "Triton") + tritons_file(chosen, model_config)
+    name, text = parameters_name(configuration), parameters_text(chosen, model_config)
+    file = ParametersFile(name=name, text=text)
+    return rendered(configuration, dialect, model=model, rows_per_request=chosen.rows_per_request, file=file)
 
 
 def _write(path: Path, text: str) -> None:

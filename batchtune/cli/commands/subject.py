@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchtune.archive.run import SCENARIO
+from batchtune.batching.reading import read_batching_file
+from batchtune.cli.arguments.batching_file import with_file
 from batchtune.cli.arguments.load_request import LoadRequest, split_settings
 from batchtune.cli.arguments.loop import loop_overrides, refuse_range
 from batchtune.cli.arguments.points import refuse_both
@@ -44,6 +46,7 @@ def subject_of_sweep(
     *,
     rate: str | None,
     concurrency: str | None,
+    batching_file: Path | None = None,
     resume: Path | None,
     quiet: bool,
 ) -> Subject:
@@ -58,7 +61,9 @@ def subject_of_sweep(
             "--resume goes on with the scenario of the run, not with a model",
             hint=f"batchtune sweep {resume / SCENARIO} --resume {resume}",
         )
-    return _subject(argument, overrides, command="sweep", rate=rate, concurrency=concurrency, quiet=quiet)
+    _check_file(batching_file)
+    subject = _subject(argument, overrides, command="sweep", rate=rate, concurrency=concurrency, quiet=quiet)
+    return _with_file(subject, batching_file, searched=True)
 
 
 def subject_of_comparison(
@@ -68,6 +73,7 @@ def subject_of_comparison(
     rate: str | None,
     concurrency: str | None,
     no_batching: bool,
+    batching_file: Path | None = None,
     quiet: bool,
 ) -> Subject:
     """The scenario of a comparison; a bare model has no variants but with and without batching.
@@ -87,7 +93,11 @@ def subject_of_comparison(
             f"{argument}: a model alone has no variants",
             hint="give --no-batching to compare with and without batching, or a scenario with variants",
         )
-    return _subject(argument, overrides, command="compare", rate=rate, concurrency=concurrency, quiet=quiet)
+    _check_file(batching_file)
+    subject = _subject(
+        argument, overrides, command="compare", rate=rate, concurrency=concurrency, quiet=quiet
+    )
+    return _with_file(subject, batching_file, searched=False)
 
 
 def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
@@ -119,6 +129,19 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
     return replace(
         wanted, scenario=looked.text(argument), rest_url=address.rest_url, grpc_url=address.grpc_url
     )
+
+
+def _check_file(batching_file: Path | None) -> None:
+    """A mistake in the file is told before a model is looked at."""
+    if batching_file is not None:
+        read_batching_file(batching_file)
+
+
+def _with_file(subject: Subject, batching_file: Path | None, *, searched: bool) -> Subject:
+    if batching_file is None:
+        return subject
+    source = with_file(subject.source, subject.overrides, batching_file, searched=searched)
+    return Subject(source=source, overrides=[])
 
 
 def _subject(

@@ -1,0 +1,69 @@
+"""For which server was a file of batching parameters written, and what does it say?
+
+What is in it decides, not only its name: TensorFlow Serving's text proto, a Triton model's config.pbtxt, Cortex's API
+specification, Kubernetes manifests as `k8s` and `kserve` write them, or flags.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from batchtune.batching.batching_file import BatchingFile
+from batchtune.batching.cortex import parse_cortex
+from batchtune.batching.flags import parse_flags
+from batchtune.batching.kubernetes import parse_manifests
+from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.triton_reading import MODEL_FIELDS, parse_config_pbtxt
+from batchtune.errors import BatchingParametersError
+
+_COMMENT: Final = re.compile(r"#[^\n]*")
+_YAML_NAMES: Final = (".yaml", ".yml")
+_CORTEX: Final = re.compile(
+    r"^[ -]*(?:server_side_batching|processes_per_replica|threads_per_process) *:", re.MULTILINE
+)
+_MANIFEST: Final = re.compile(r"^apiVersion *:", re.MULTILINE)
+_TRITON: Final = re.compile(
+    rf"(?<![\w\"'])(?:{'|'.join(name for name in MODEL_FIELDS if name != 'max_batch_size')})\s*[:{{\[<]"
+)
+
+
+def read_batching_file(path: Path) -> BatchingFile:
+    """What a file says.
+
+    Raises:
+        BatchingParametersError: it cannot be read; else as `parse_batching`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BatchingParametersError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BatchingParametersError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    return parse_batching(text, source=str(path))
+
+
+def parse_batching(text: str, *, source: str) -> BatchingFile:
+    """What a text says; `source` is its file's name.
+
+    Raises:
+        BatchingParametersError: `source:line: …` for what its server would not understand, or do otherwise.
+    """
+    bare = _COMMENT.sub("", text)
+    if _MANIFEST.search(bare):
+        name, content, enabled = parse_manifests(text, source=source)
+        if not enabled:
+            return BatchingFile(dialect="kubernetes", parameters=parse_tfserving_text(""), enabled=False)
+        return _of_pbtxt(content, source, named=name)
+    if Path(source).suffix in _YAML_NAMES or _CORTEX.search(bare):
+        return parse_cortex(text, source=source)
+    if bare.lstrip().startswith("--"):
+        return parse_flags(text, source=source)
+    return _of_pbtxt(text, source, named=Path(source).name)
+
+
+def _of_pbtxt(text: str, source: str, *, named: str) -> BatchingFile:
+    if named == "config.pbtxt" or _TRITON.search(_COMMENT.sub("", text)):
+        return parse_config_pbtxt(text, source=source)
+    return BatchingFile(dialect="tfserving", parameters=parse_tfserving_text(text, source=source))

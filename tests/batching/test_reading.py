@@ -1,0 +1,306 @@
+"""Is a file of parameters read as the server reads it that it was written for, and written so that it reads back?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.batching.batching_file import BatchingFile
+from batchtune.batching.dialects import RenderedDialect, rendered
+from batchtune.batching.kubernetes import (
+    ParametersFile,
+    digest_of,
+    format_k8s,
+    format_kserve,
+    kubernetes_name,
+)
+from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
+from batchtune.batching.reading import parse_batching, read_batching_file
+from batchtune.errors import BatchingParametersError
+
+SIZES = st.integers(2, 1024)
+WORKERS = st.none() | st.integers(1, 512)
+MICROS = st.integers(1, 10**8)
+ANY = st.builds(
+    BatchingParameters,
+    max_batch_size=st.none() | st.integers(0, 2**62),
+    batch_timeout_micros=st.none() | st.integers(-9, 2**62),
+    max_enqueued_batches=st.none() | st.integers(0, 2**62),
+    num_batch_threads=WORKERS,
+    thread_pool_name=st.none() | st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9),
+    allowed_batch_sizes=st.lists(st.integers(1, 9), max_size=3).map(tuple),
+    pad_variable_length_inputs=st.booleans(),
+    enable_large_batch_splitting=st.none() | st.booleans(),
+    max_execution_batch_size=st.none() | st.integers(0, 9),
+)
+SERVER_FLAGS = st.dictionaries(
+    st.sampled_from(["grpc_max_threads", "odd"]), st.from_regex(r"[a-z =#'\"]{1,6}", fullmatch=True)
+)
+
+
+def read_back(parameters: BatchingParameters, dialect: RenderedDialect, **flags: str) -> BatchingFile:
+    configuration = Configuration(batching=parameters, flags=tuple(sorted(flags.items())))
+    return parse_batching(rendered(configuration, dialect, model="m"), source="file")
+
+
+@given(ANY, SERVER_FLAGS)
+def test_flags_read_back(parameters: BatchingParameters, flags: dict[str, str]) -> None:
+    file = read_back(parameters, "flags", **flags)
+    assert (file.dialect, file.parameters, dict(file.settings)) == ("flags", parameters, flags)
+
+
+@given(ANY)
+def test_tensorflow_servings_text_reads_back(parameters: BatchingParameters) -> None:
+    file = read_back(parameters, "tfserving")
+    assert (file.dialect, file.parameters, file.enabled) == ("tfserving", parameters, True)
+
+
+@given(ANY, SERVER_FLAGS, st.sampled_from(["k8s", "kserve"]))
+def test_manifests_read_back(
+    parameters: BatchingParameters, flags: dict[str, str], dialect: RenderedDialect
+) -> None:
+    assert read_back(parameters, dialect, **flags).parameters == parameters
+
+
+@given(
+    st.builds(
+        BatchingParameters,
+        max_batch_size=SIZES,
+        batch_timeout_micros=MICROS,
+        num_batch_threads=st.integers(1, 512),
+    )
+)
+def test_cortex_reads_back(parameters: BatchingParameters) -> None:
+    file = read_back(parameters, "cortex")
+    assert (file.dialect, file.parameters) == ("cortex", parameters)
+
+
+@given(
+    st.builds(
+        BatchingParameters,
+        max_batch_size=st.integers(1, 4096),
+        batch_timeout_micros=st.none() | st.integers(0, 10**9),
+        num_batch_threads=WORKERS,
+        max_enqueued_batches=st.none() | st.integers(1, 10**5),
+    )
+)
+def test_a_config_pbtxt_reads_back(parameters: BatchingParameters) -> None:
+    file = read_back(parameters, "triton")
+    assert file.dialect == "triton"
+    assert file.knobs(on_triton=False)[0] == to_dict(parameters)
+
+
+@pytest.mark.parametrize("dialect", ["tfserving", "flags", "k8s", "kserve"])
+def test_no_batching_is_read_as_such(dialect: RenderedDialect) -> None:
+    text = rendered(Configuration(batching=None), dialect, model="m")
+    if dialect == "tfserving":  # the file has nothing to say: the flag is left out
+        assert "Leave out --enable_batching" in text
+    else:
+        assert parse_batching(text, source="f").knobs(on_triton=False)[0] == {"enable_batching": False}
+
+
+CONFIG_PBTXT = """\
+name: "m"
+platform: "onnxruntime_onnx"  # not our business
+max_batch_size: 32
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+dynamic_batching {
+  preferred_batch_size: [ 8, 16 ]
+  max_queue_delay_microseconds: 100
+  preserve_ordering: true
+  default_queue_policy { timeout_action: REJECT max_queue_size: 64 }
+  priority_levels: 2
+}
+instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0 ] }, { kind: KIND_CPU } ]
+parameters { key: "k" value { string_value: "v" } }
+"""
+
+
+def test_a_config_pbtxt_is_told_apart_and_its_own_settings_are_kept() -> None:
+    file = parse_batching(CONFIG_PBTXT, source="any name")
+    knobs, notes = file.knobs(on_triton=True)
+    assert knobs == {
+        "max_batch_size": 32,
+        "batch_timeout_micros": 100,
+        "num_batch_threads": 2,
+        "preferred_batch_size": [8, 16],
+        "preserve_ordering": True,
+        "default_queue_policy.timeout_action": "REJECT",
+        "default_queue_policy.max_queue_size": 64,
+    }
+    assert notes == ("any name:10: priority_levels stays out: no search changes priorities",)
+    knobs, notes = file.knobs(on_triton=False, rows_per_request=4)
+    assert knobs["max_enqueued_batches"] == 8
+    assert "preferred_batch_size has no counterpart in TensorFlow Serving" in notes
+    assert not set(knobs) & {"preferred_batch_size", "preserve_ordering"}
+
+
+def test_a_model_without_dynamic_batcher_is_not_batched() -> None:
+    knobs, _ = parse_batching("max_batch_size: 8", source="config.pbtxt").knobs(on_triton=True)
+    assert knobs == {"max_batch_size": 8, "enable_batching": False}
+
+
+def test_what_triton_cannot_be_told_of_a_batching_parameters_file_is_named() -> None:
+    text = "max_batch_size { value: 8 }\nmax_enqueued_batches { value: 10 }\nallowed_batch_sizes: [4, 8]\n"
+    knobs, notes = parse_batching(text, source="b.txt").knobs(on_triton=True, rows_per_request=2)
+    assert knobs == {"max_batch_size": 8, "default_queue_policy.max_queue_size": 40}
+    assert notes == ("allowed_batch_sizes has no counterpart in Triton",)
+
+
+CORTEX_YAML = """\
+- name: resnet
+  kind: RealtimeAPI
+  predictor:
+    type: tensorflow
+    models: {path: s3://bucket}
+    server_side_batching: {max_batch_size: 32, batch_interval: 0.1s}
+    processes_per_replica: 4
+    threads_per_process: 192
+  compute: {gpu: 1}
+"""
+
+
+def test_a_cortex_yaml_is_read() -> None:
+    file = parse_batching(CORTEX_YAML, source="cortex.yaml")
+    assert file.parameters == BatchingParameters(
+        max_batch_size=32, batch_timeout_micros=100_000, num_batch_threads=4
+    )
+    assert file.notes == ("Cortex's processes and threads keep at most 768 requests under way at once",)
+    without = CORTEX_YAML.replace(
+        "    server_side_batching: {max_batch_size: 32, batch_interval: 0.1s}\n", ""
+    )
+    assert parse_batching(without, source="cortex.yaml").knobs(on_triton=False)[0] == {
+        "num_batch_threads": 4,
+        "enable_batching": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"), [("1m30s", 90_000_000), ("1.5ms", 1500), ("100us", 100), ("1ns", 1), (".5s", 500_000)]
+)
+def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
+    yaml_text = CORTEX_YAML.replace("0.1s", text)
+    assert parse_batching(yaml_text, source="cortex.yaml").parameters.batch_timeout_micros == micros
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words", "hint"),
+    [
+        ("b.txt", "max_batch_size: 8\n", "b.txt:1: max_batch_size is a wrapper", "max_batch_size { value: 8 }"),
+        ("b.txt", "\nmax_batch_sise { value: 8 }", "b.txt:2: unknown batching parameter", "max_batch_size"),
+        ("config.pbtxt", "max_batch_sise: 8", "config.pbtxt:1: ModelConfig has no field", "max_batch_size"),
+        ("config.pbtxt", "max_batch_size: 0", "config.pbtxt:1: max_batch_size 0: the model's tensors", ""),
+        ("c", "dynamic_batching {\n  max_delay: 5\n}", "c:2: dynamic_batching has no field 'max_delay'", ""),
+        ("c", "instance_group { cout: 2 }", "c:1: instance_group has no field", "count"),
+        ("c", "sequence_batching { }", "c:1: sequence_batching: it is no dynamic batcher", ""),
+        ("c", "dynamic_batching { default_queue_policy { timeout_action: STOP } }", "c:1: timeout_action must", ""),
+        ("c", "dynamic_batching: 3", "c:1: dynamic_batching must be a block", ""),
+        ("f", "--max_batch_size=8\n--num_batch_threads=two", "f:2: num_batch_threads must be a whole", ""),
+        ("f", "--enable_batching\n--max_batch_sise=8", "f:2: --max_batch_sise: unknown batching", "max_batch_size"),
+        ("f", "--max_batch_size=8 \\\n --max_batch_size=9", "f:2: --max_batch_size is given twice", ""),
+        ("f", "--batching_parameters_file=x", "f:1: --batching_parameters_file=x names another file", ""),
+        ("f", "--a='", "f:1: No closing quotation", ""),
+        ("f", "--a=1 b", "f:1: expected --name=value; was 'b'", ""),
+        ("k.yaml", "a: [", "k.yaml: not YAML", ""),
+        ("k.yaml", "", "k.yaml: the file is empty", ""),
+        ("k.yaml", "just words", "k.yaml:1: expected the keys of an API", ""),
+        ("k.yaml", "server_side_batching:\n  max_batch_size: 8\n", "k.yaml:2: server_side_batching.batch_interval: missing", ""),
+        ("k.yaml", "server_side_batching:\n  max_batch: 8\n", "k.yaml:2: max_batch: server_side_batching has no", "max_batch_size"),
+        ("k.yaml", CORTEX_YAML.replace("32", "2048"), "k.yaml:6: max_batch_size: Cortex accepts 2 to 1024", ""),
+        ("k.yaml", CORTEX_YAML.replace("0.1s", "0.1"), "k.yaml:6: batch_interval: expected a duration", ""),
+        ("k.yaml", CORTEX_YAML.replace("0.1s", "0s"), "k.yaml:6: batch_interval: Cortex accepts only", ""),
+        ("k.yaml", CORTEX_YAML.replace("192", "7"), "k.yaml:6: server_side_batching: max_batch_size (32) must be less than or equal to processes_per_replica * threads_per_process (4 * 7 = 28)", ""),
+        ("k.yaml", CORTEX_YAML.replace("tensorflow", "python"), "k.yaml:6: server_side_batching: threads_per_process (192) must be max_batch_size", ""),
+        ("k.yaml", CORTEX_YAML.replace("processes_per", "process_per"), "k.yaml:7: process_per_replica: predictor has no such key", "processes_per_replica"),
+        ("k.yaml", CORTEX_YAML.replace("replica: 4", "replica: four"), "k.yaml:7: processes_per_replica: expected a whole", ""),
+        ("k.yaml", CORTEX_YAML * 2, "k.yaml:15: server_side_batching: a second API", ""),
+        ("m", "apiVersion: apps/v1\nargs:\n- --batching_parameters_file=/x\n", "m:3: no ConfigMap here has", "data"),
+    ],
+)  # fmt: skip
+def test_what_its_server_would_not_understand_is_told_with_file_and_line(
+    name: str, text: str, words: str, hint: str
+) -> None:
+    with pytest.raises(BatchingParametersError) as raised:
+        parse_batching(text, source=name)
+    assert raised.value.message.startswith(words)
+    assert hint in raised.value.hint
+
+
+def test_a_mistake_in_a_config_map_is_told_with_the_line_of_the_manifest() -> None:
+    configuration = Configuration(batching=BatchingParameters(max_batch_size=8, num_batch_threads=2))
+    text = rendered(configuration, "k8s", model="m").replace("num_batch_threads {", "num_batch_thread {")
+    line = next(at for at, words in enumerate(text.splitlines(), 1) if "num_batch_thread {" in words)
+    with pytest.raises(BatchingParametersError, match=rf"^m\.yaml:{line}: unknown batching parameter"):
+        parse_batching(text, source="m.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"\xff")
+    for path, words in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "directory"),
+        (tmp_path / "latin", "UTF-8"),
+    ):
+        with pytest.raises(BatchingParametersError, match=words) as raised:
+            read_batching_file(path)
+        assert raised.value.message.startswith(f"{path}: ")
+
+
+def test_a_deployment_mounts_its_parameters_and_names_them() -> None:
+    configuration = Configuration(
+        batching=BatchingParameters(max_batch_size=8), flags=(("grpc_max_threads", "64"),)
+    )
+    config_map, deployment = yaml.safe_load_all(rendered(configuration, "k8s", model="My_Model"))
+    assert config_map["metadata"]["name"] == "my-model-batching"
+    assert config_map["data"]["batching_parameters.txt"].endswith("max_batch_size { value: 8 }\n")
+    template = deployment["spec"]["template"]
+    assert deployment["metadata"]["name"] == "my-model"
+    assert template["spec"]["containers"] == [
+        {
+            "name": "my-model",
+            "args": [
+                "--enable_batching=true",
+                "--batching_parameters_file=/batchtune/batching_parameters.txt",
+                "--grpc_max_threads=64",
+            ],
+            "volumeMounts": [{"name": "batching", "mountPath": "/batchtune"}],
+        }
+    ]
+    assert template["spec"]["volumes"] == [{"name": "batching", "configMap": {"name": "my-model-batching"}}]
+    assert template["metadata"]["labels"]["batchtune"].startswith("p")
+
+
+def test_pods_of_other_parameters_have_another_label() -> None:
+    labels = set()
+    for size in (8, 16):
+        configuration = Configuration(batching=BatchingParameters(max_batch_size=size))
+        *_, service = yaml.safe_load_all(rendered(configuration, "kserve", model="m"))
+        labels.add(service["metadata"]["labels"]["batchtune"])
+        assert service["spec"]["predictor"]["model"]["args"][0] == "--enable_batching=true"
+    assert len(labels) == 2
+
+
+def test_without_batching_nothing_is_mounted() -> None:
+    (deployment,) = yaml.safe_load_all(rendered(Configuration(batching=None), "k8s", model="m"))
+    assert deployment["spec"]["template"]["spec"] == {"containers": [{"name": "m", "args": []}]}
+
+
+@pytest.mark.parametrize("write", [format_k8s, format_kserve])
+def test_a_tritons_file_takes_the_place_of_the_one_in_the_repository(write: object) -> None:
+    configuration = Configuration(batching=BatchingParameters(max_batch_size=8), dialect="triton")
+    file = ParametersFile(name="config.pbtxt", text=CONFIG_PBTXT)
+    text = write(configuration, file, model="m")  # type: ignore[operator]
+    assert "/m/config.pbtxt" in text
+    assert "args:" not in text
+    assert digest_of(configuration, file) in text
+    assert parse_batching(text, source="f").parameters.max_batch_size == 32
+
+
+def test_names_are_those_that_kubernetes_takes() -> None:
+    assert kubernetes_name("Text_Recognition.v2") == "text-recognition-v2"
+    assert kubernetes_name("__") == "model"
+    assert len(kubernetes_name("x" * 99)) <= 54

@@ -35,6 +35,9 @@ _NUMPY_NAMES = {
     "DT_UINT64": "uint64",
 }
 
+_PROBE_LIMIT_S: Final = 2.0
+"""A server that is asked whether it is ready and does not answer is asked again."""
+
 _ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 """A request asked alone may have a large answer; grpcio's own limit is 4 MiB."""
 
@@ -178,12 +181,13 @@ def wait_until_ready(
 
     give_up = time.monotonic() + limit_s
     last = "no answer"
-    with control_client(endpoint, timeout_s=2.0) as client:
+    with control_client(endpoint) as client:
         while time.monotonic() < give_up:
             if still_alive is not None:
                 still_alive()
             try:
-                answer = client.get(endpoint.model_path)
+                left_s = max(0.001, give_up - time.monotonic())
+                answer = client.get(endpoint.model_path, timeout=min(_PROBE_LIMIT_S, left_s))
             except httpx.HTTPError as error:
                 last = in_words(error)
             else:

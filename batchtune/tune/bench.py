@@ -23,6 +23,7 @@ from batchtune.tune import policy
 from batchtune.tune.capacity_search import capacity_plan, search_capacity
 from batchtune.tune.loader import Figures, Fleet, Loader, LoadRun, Target
 from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.failure_texts import undecodable
 from batchtune.tune.trials.pace import Pace, Times, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
@@ -269,6 +270,8 @@ class Bench:
         if not self._target.alive():
             return f"the server died under load; its last words:\n{self._target.log_tail()}"
         samples = outcome.figures.samples
+        if lie := undecodable(samples):
+            return lie
         if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
             return None
         errors = samples.errors()

@@ -26,7 +26,7 @@ if words[0] == "run":
     arguments = words[at + 1 :]
     for mount in mounts:
         arguments = [word.replace("=" + mount["target"], "=" + mount["source"]) for word in arguments]
-    server = subprocess.Popen([sys.executable, "-m", "batchtune.server", *arguments], start_new_session=True)
+    server = subprocess.Popen([*SERVER, *arguments], start_new_session=True)
     (folder / "pid").write_text(str(server.pid))
     pathlib.Path(dict(options)["cidfile"]).write_text("c0ffee")
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
@@ -40,13 +40,15 @@ if words[0] == "rm":
 
 
 class StandInDocker:
-    """`program` is the executable; `fault` is what `run` says instead of running."""
+    """`program` is the executable; `fault` is what `run` says instead of running, `server` another one than ours."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, server: Path | None = None) -> None:
         self._folder = folder / "engine"
         self._folder.mkdir()
         self.program = self._folder / "docker"
-        self.program.write_text(SCRIPT.replace("PYTHON", sys.executable).replace("FOLDER", str(self._folder)))
+        command = [sys.executable, "-m", "batchtune.server"] if server is None else [str(server)]
+        text = SCRIPT.replace("PYTHON", sys.executable).replace("FOLDER", str(self._folder))
+        self.program.write_text(text.replace("SERVER", repr(command)))
         self.program.chmod(0o755)
 
     @property
@@ -60,3 +62,6 @@ class StandInDocker:
 
     def fail(self, words: str) -> None:
         (self._folder / "fault").write_text(words)
+
+    def mend(self) -> None:
+        (self._folder / "fault").unlink(missing_ok=True)

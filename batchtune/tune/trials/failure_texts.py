@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from batchtune.load.record.samples import Status
+from batchtune.load.record.samples import Samples, Status
 from batchtune.target.model_errors import OUT_OF_MEMORY, meaning_of
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.trial import Trial
@@ -18,6 +18,15 @@ _OVERLOAD: Final = frozenset(
     for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
 )
 """As a trial's `error_texts` are keyed."""
+
+
+def undecodable(samples: Samples) -> str:
+    """What to say of a server most of whose answers, of those that were looked at, are none; empty: they are."""
+    malformed = min(int((samples.status == Status.MALFORMED).sum()), samples.answers_checked)
+    if not malformed or 2 * malformed < samples.answers_checked:
+        return ""
+    text = samples.error_texts.get(Status.MALFORMED.name, "")
+    return f"of {samples.answers_checked} answers that were looked at {malformed} are none: {text}"
 
 
 def explain_failure(trials: Sequence[Trial]) -> str:

@@ -14,6 +14,9 @@ from batchtune.archive.run import Run, open_run
 from batchtune.batching.triton_config import FoundBatching, found_batching
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import LaunchedTarget
+from batchtune.target.command import restored as restored_by_command
+from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 
@@ -29,6 +32,8 @@ DIFFERENCES = (
 def beginning(scenario: Scenario) -> str:
     """What is said while the server is launched or attached to."""
     target = scenario.target
+    if target.kind == "command":
+        return f"running the commands of target for {target.model}"
     if target.attached:
         return f"attaching to {target.model} at {target.rest_url}"
     return f"launching the server for {target.model}"
@@ -60,8 +65,10 @@ def with_found(scenario: Scenario, found: FoundBatching | None) -> Scenario:
     return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": found})})
 
 
-def put_back(target: TritonTarget, run: Run) -> bool:
+def put_back(target: LaunchedTarget, run: Run) -> bool:
     """Restore an attached server; where that fails, say so with the command that tries again, and return False."""
+    if isinstance(target, TfServingTarget):
+        return True
     try:
         target.restore()
     except TargetError as error:
@@ -86,17 +93,24 @@ def run_restore(path: Path) -> int:
         TargetError: the server is gone, or does not take it.
     """
     run = open_run(path)
+    target = run.scenario().target
+    if target.kind == "command" and target.restore is not None:
+        run.hold()
+        restored_by_command(target)
+        print("target.restore has put back what was there", file=sys.stderr)
+        return 0
     original = read_original(run)
     if original is None or not original.attached:
         raise UsageError(
             f"{run.path} attached to no server: there is nothing to put back",
-            hint="only a sweep of kind triton with target.rest_url changes a server that is not its own",
+            hint="only a sweep of kind triton with target.rest_url, or of kind command with target.restore, changes a "
+            "server that is not its own",
         )
     run.hold()
     if original.restored:
         print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
         return 0
-    write_original(run, restored(original, run.scenario().target))
+    write_original(run, restored(original, target))
     served = found_batching(original.config).words() if original.loaded else "not served"
     print(f"{original.model} at {original.rest_url} is as it was: {served}", file=sys.stderr)
     return 0

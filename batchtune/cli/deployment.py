@@ -9,7 +9,8 @@ from pathlib import Path
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.target import DockerSpec, TargetSpec
+from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec, takes_file
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.launch.docker import (
     MODELS_INSIDE,
     SCRATCH_INSIDE,
@@ -38,6 +39,8 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
     attached may be anywhere.
     """
     model = Path(scenario.target.model)
+    if scenario.target.kind == "command":
+        return _by_commands(scenario.target)
     if configuration.dialect == "triton":
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
@@ -50,6 +53,15 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
     words += [f"--{name}={value}" for name, value in configuration.flags]
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
+
+
+def _by_commands(target: TargetSpec) -> str:
+    """The target's own command, with the file that it gets; the parameters go to its stdin where it names none."""
+    words = target.apply or target.launch or ()
+    dialect = (target.render or "json") if takes_file(words) else "json"
+    filled = shlex.join(word.replace(FILE_PLACE, "FILE").replace(JSON_PLACE, "FILE") for word in words)
+    given = "" if takes_file(words) else " < FILE"
+    return f"batchtune recommend --format {dialect} --write FILE && {filled}{given}"
 
 
 def docker_command(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.command import CommandTarget
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.demand import demand_of
 from batchtune.target.model_files import served_name
@@ -14,6 +16,9 @@ from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
 from batchtune.target.urls import external_endpoint, tls_options
 
+LaunchedTarget: TypeAlias = TfServingTarget | TritonTarget | CommandTarget
+"""What takes configurations."""
+
 
 def target_of(
     scenario: Scenario,
@@ -21,7 +26,7 @@ def target_of(
     on_event: Callable[[str], None] = lambda _text: None,
     original: OriginalModel | None = None,
     clients_most: int = 0,
-) -> TfServingTarget | TritonTarget:
+) -> LaunchedTarget:
     """The target that takes the scenario's configurations, not started yet.
 
     `original` is what an interrupted run found on a Triton that it attached to, `clients_most` how many clients some
@@ -40,10 +45,18 @@ def target_of(
     match scenario.target.kind:
         case "triton":
             return TritonTarget(scenario.target, on_event=on_event, original=original)
+        case "command":
+            return CommandTarget(
+                scenario.target,
+                kserve=protocol.startswith("kserve_"),
+                rows_per_request=scenario.request.rows_most,
+                on_event=on_event,
+            )
         case "external":
             raise UsageError(
                 "target.kind: an external server is loaded as it is: nothing of it is reconfigured",
-                hint="measure it with `batchtune load`; a Triton in explicit model control is tuned by kind: triton",
+                hint="measure it with `batchtune load`; a Triton in explicit model control is tuned by "
+                "kind: triton, any server by commands of yours by kind: command",
             )
         case "tfserving" if protocol not in ("grpc", "rest"):
             raise UsageError(

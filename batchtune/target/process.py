@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,8 +45,9 @@ def ending_with_us() -> tuple[str, ...]:
 class ServerProcess:
     """A child in a session of its own (Ctrl-C reaches us, not it), its output in a log file.
 
-    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `cpus` are those that
-    it may run on, None: all. `container` is the one that the command runs, if it does.
+    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `environment` is all
+    that it gets, None: ours. `cpus` are those that it may run on, None: all. `container` is the one that the command
+    runs, if it does.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ServerProcess:
         command: Sequence[str],
         *,
         log_path: Path,
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         cpus: Sequence[int] | None = None,
         container: Container | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class ServerProcess:
         if shutil.which(self.command[0]) is None:
             raise TargetError(
                 f"cannot start {self.command[0]!r}: no such program",
-                hint="install it, or check target.server, target.command or target.docker",
+                hint="install it, or check target.server, target.command, target.launch or target.docker",
             )
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
@@ -85,7 +86,7 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env={**os.environ, **(self._environment or {})},
+                    env=self._environment,
                 )
             except OSError as error:
                 raise TargetError(f"cannot start {self.command[0]!r}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from batchtune.errors import UsageError
-from batchtune.scenario.spec.target import TlsSpec
+from batchtune.scenario.spec.server_words import TlsSpec
 from batchtune.target.endpoint import Endpoint, TlsOptions
 
 

@@ -341,6 +341,17 @@ def test_manifests_hold_what_was_recommended(run, tmp_path, dialect):
     assert "name: fake-batching" in file.read_text()
 
 
+def test_a_server_behind_commands_is_deployed_by_its_own():
+    target = {"kind": "command", "model": "m", "rest_url": "http://h:1"}
+    configuration = planted(1, batching={"max_batch_size": 8}, throughput=1, p95_s=1).configuration
+    for words, render, expected in (
+        (["kubectl", "apply", "-f", "{file}"], "k8s", "--format k8s --write FILE && kubectl apply -f FILE"),
+        (["./apply it"], None, "--format json --write FILE && './apply it' < FILE"),
+    ):
+        scenario = scenario_of(target={**target, "apply": words, "render": render})
+        assert deployment(configuration, scenario, Path("FILE")) == f"batchtune recommend {expected}"
+
+
 @pytest.mark.parametrize("dialect", ["triton", "cortex"])
 def test_another_servers_dialect_is_not_deployed_on_tf_serving(run, capsys, dialect):
     run_recommend(run.path, {}, dialect=dialect, write=None, results=run.path.parent, json=False)

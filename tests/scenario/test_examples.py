@@ -50,6 +50,11 @@ def test_an_example_asks_one_question_and_names_the_command_that_answers(name: s
 
 
 @pytest.mark.parametrize("name", example_names())
+def test_an_example_has_its_line_in_the_manual(name: str) -> None:
+    assert f"\n| `{name}.yaml` | " in (ROOT / "scenarios" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", example_names())
 def test_an_example_written_elsewhere_is_the_same_scenario(name: str) -> None:
     text = read_example(name).text_for("mine.yaml")
     assert parse_scenario(text) == read_scenario(ROOT / "scenarios" / f"{name}.yaml")

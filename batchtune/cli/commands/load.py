@@ -37,9 +37,8 @@ from batchtune.report.load_points import points_dict, print_points, print_points
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
-from batchtune.target.choice import external_target, target_of
+from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.external import ExternalTarget
-from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
@@ -213,7 +212,7 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
 
 def _bench(
     scenario: Scenario,
-    target: TfServingTarget | TritonTarget | ExternalTarget,
+    target: LaunchedTarget | ExternalTarget,
     fleet: AnyFleet,
     plans: Sequence[Plan],
     view: View,
@@ -266,9 +265,7 @@ def _keep(measured: Measured, finished: FinishedTrial) -> None:
         measured.run = None
 
 
-def _target(
-    question: Question, wanted: LoadRequest, view: View
-) -> TfServingTarget | TritonTarget | ExternalTarget:
+def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:
     if question.launches:
         view.event(beginning(question.scenario))
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))

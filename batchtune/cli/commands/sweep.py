@@ -21,8 +21,7 @@ from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
-from batchtune.target.choice import target_of
-from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.strategies.references import reference_configurations
 from batchtune.tune.sweep.progress import Watcher
@@ -88,7 +87,7 @@ def run_sweep(
                 raise
             fault = error
         finally:
-            is_as_it_was = put_back(target, run) if isinstance(target, TritonTarget) and run else True
+            is_as_it_was = run is None or put_back(target, run)
     if run is None:
         print("interrupted before the first trial", file=sys.stderr)
         return 130
@@ -142,7 +141,7 @@ def _concluded(
 
 def _search(
     scenario: Scenario,
-    target: TfServingTarget | TritonTarget,
+    target: LaunchedTarget,
     fleet: AnyFleet,
     run: Run,
     trials: list[Trial],

@@ -266,7 +266,7 @@ class Scenario(Spec):
                 wrong = self._wrong_of_triton(name)
                 if wrong is not None:
                     raise problem(wrong[0], at=(*path, name), hint=wrong[1])
-                meant = misspelt_knob(name) if self.target.kind == "tfserving" else None
+                meant = misspelt_knob(name) if self.target.kind in ("tfserving", "command") else None
                 if meant is not None:
                     raise problem(
                         "unknown batching parameter",

@@ -8,12 +8,20 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from batchtune.batching.triton_config import FoundBatching
-from batchtune.scenario.spec.section import FileName, ModelName, ServerCpus, Spec
+from batchtune.scenario.spec.section import ModelName, ServerCpus, Spec
 from batchtune.scenario.spec.served_models import ServedModelSpec
+from batchtune.scenario.spec.server_words import (
+    FILE_PLACE,
+    Argv,
+    DockerSpec,
+    RenderedFile,
+    TlsSpec,
+    takes_file,
+)
 from batchtune.scenario.units import PositiveSeconds, problem
 
 Framework = Literal["keras", "torch", "torchscript"]
-TargetKind = Literal["tfserving", "triton", "external"]
+TargetKind = Literal["tfserving", "triton", "command", "external"]
 ServerKind = Literal["bundled", "local", "docker"]
 
 
@@ -29,43 +37,6 @@ FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
 Address = Annotated[
     str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$", description="HOST:PORT")
 ]
-
-
-class TlsSpec(Spec):
-    """How to verify the server and, for mutual TLS, to identify ourselves; PEM files."""
-
-    ca_file: FileName | None = Field(default=None, description="absent: the system's trust store")
-    certificate_file: FileName | None = None
-    key_file: FileName | None = None
-    server_name: str | None = Field(
-        default=None, description="name in the server's certificate, if not its address"
-    )
-
-    @model_validator(mode="after")
-    def _pair(self) -> Self:
-        if self.key_file is not None and self.certificate_file is None:
-            raise problem("missing: a key_file goes with a certificate_file", at=("certificate_file",))
-        return self
-
-
-class DockerSpec(Spec):
-    """How a container is run: the model mounted read-only, ports on the loopback, removed at its end."""
-
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        description="absent: tensorflow/serving, with gpus tensorflow/serving:latest-gpu; a Triton's must be named",
-        examples=["tensorflow/serving:2.19.1", "nvcr.io/nvidia/tritonserver:26.04-py3"],
-    )
-    gpus: str | None = Field(
-        default=None, description="as --gpus of docker run; absent: none", examples=["all", "device=0"]
-    )
-    program: str = Field(default="docker", min_length=1, description="podman and nerdctl take the same words")
-    options: tuple[str, ...] = Field(
-        default=(),
-        description="further options of docker run, each with its value in one word",
-        examples=[["--shm-size=2g", "--env=TF_CPP_VMODULE=http_server=1"]],
-    )
 
 
 def _either_model_or_models(schema: dict[str, Any]) -> None:
@@ -84,7 +55,8 @@ class TargetSpec(Spec):
     kind: TargetKind = Field(
         default="tfserving",
         description="tfserving: speaks TensorFlow Serving's API, launched; triton: launched, or with rest_url attached "
-        "to and put back as it was; external: runs already and is only loaded",
+        "to and put back as it was; command: any server, given its parameters by commands of yours; external: runs "
+        "already and is only loaded",
     )
     model: ModelName = Field(
         min_length=1,
@@ -143,6 +115,43 @@ class TargetSpec(Spec):
         "on different CPUs where there are enough; all: they share them",
         examples=[[0], "all"],
     )
+    launch: Argv | None = Field(
+        default=None,
+        description="of kind command: the server itself, started before the first configuration and ended with the "
+        "sweep; with a {json} or {file} among its words it is started anew for each",
+        examples=[["my_server", "--config={file}"]],
+    )
+    apply: Argv | None = Field(
+        default=None,
+        description="of kind command: gives a configuration, and ends; on its stdin is JSON, {json} is a file of the "
+        "same, {file} one in the dialect of render",
+        examples=[["kubectl", "apply", "--server-side", "--force-conflicts", "--filename={file}"]],
+    )
+    render: RenderedFile | None = Field(default=None, description="of kind command: the dialect of {file}")
+    ready: Argv | str | None = Field(
+        default=None,
+        description="of kind command: a URL that answers with 200, or a command that ends with 0, asked until it does; "
+        "{digest} is the label of the pods that k8s and kserve make; absent: the model's status at rest_url",
+        examples=["http://127.0.0.1:8501/v1/models/m", ["kubectl", "rollout", "status", "deployment/m"]],
+    )
+    stop: Argv | None = Field(
+        default=None, description="of kind command: run at the end, before what was launched is ended"
+    )
+    restore: Argv | None = Field(
+        default=None,
+        description="of kind command: run at the very end, to put back what was there",
+        examples=[["kubectl", "apply", "--filename=my_model.yaml"]],
+    )
+    environment: tuple[str, ...] | None = Field(
+        default=None,
+        description="of kind command: names of variables that the commands get besides PATH, HOME and the like",
+        examples=[["AWS_PROFILE"]],
+    )
+    step_timeout_s: PositiveSeconds | None = Field(
+        default=None,
+        alias="step_timeout",
+        description="of kind command: how long apply, stop and restore may take; absent: 2 minutes",
+    )
     tls: TlsSpec | None = None
     found: FoundBatching | None = Field(
         default=None,
@@ -152,8 +161,8 @@ class TargetSpec(Spec):
 
     @property
     def runs_already(self) -> bool:
-        """Whether somebody else started the server: it is attached to, or only loaded."""
-        return self.kind == "external" or self.attached
+        """Whether somebody else started the server, or commands do: no CPUs of this machine are given to it."""
+        return self.kind in ("external", "command") or self.attached
 
     @property
     def attached(self) -> bool:
@@ -237,7 +246,7 @@ class TargetSpec(Spec):
             self._refuse(
                 ("rest_url", "grpc_url"), "a server of kind tfserving is launched", "set kind: external"
             )
-        elif self.kind == "external" and self.rest_url is None and self.grpc_url is None:
+        elif self.kind in ("external", "command") and self.rest_url is None and self.grpc_url is None:
             raise problem(
                 "missing: where the server is",
                 at=("rest_url",),
@@ -252,20 +261,61 @@ class TargetSpec(Spec):
         twice = next((name for name in self.endpoints if self.endpoints.count(name) > 1), None)
         if twice is not None:
             raise problem(f"{twice} is given twice", at=("endpoints",), hint="name each replica once")
+        if self.kind == "command":
+            self._refuse(
+                _OF_A_LAUNCH, "of kind command only launch and apply start a server", "say it in these words"
+            )
+            self._consist_of_commands()
+        else:
+            self._refuse(
+                _COMMANDS,
+                f"of kind command only; this one is {self.kind}",
+                "set kind: command, or leave it out",
+            )
         if self.runs_already:
             self._refuse(_OF_A_LAUNCH, "the server behind the URL runs already", "leave it out, or the URL")
         if self.kind == "triton":
             self._refuse(("framework", "device"), "kind triton takes none", _TRITONS[0])
         return self
 
+    def _consist_of_commands(self) -> None:
+        """Check that the parameters get to the server, and somebody says when it is ready."""
+        given = [word for words in (self.launch, self.apply) for word in words or ()]
+        if self.apply is None and (self.launch is None or not takes_file(self.launch)):
+            raise problem(
+                "missing: how the server is given its parameters",
+                at=("apply",),
+                hint="add apply: [PROGRAM, …], or a word with {json} or {file} to launch",
+            )
+        asks_file = any(FILE_PLACE in word for word in given)
+        if asks_file and self.render is None:
+            raise problem(
+                "missing: the dialect of {file}", at=("render",), hint="add render: k8s, kserve or tfserving"
+            )
+        if self.render is not None and not asks_file:
+            raise problem(
+                "no word of launch or apply has {file} in it",
+                at=("render",),
+                hint="leave it out, or name {file}",
+            )
+        if self.ready is None and self.rest_url is None:
+            raise problem(
+                "missing: who says that the server is ready",
+                at=("ready",),
+                hint="add a command, a URL, or rest_url",
+            )
+        if isinstance(self.ready, str) and not self.ready.startswith(("http://", "https://")):
+            raise problem(f"expected a URL or a list of words; was {self.ready!r}", at=("ready",))
+
     def _refuse(self, names: tuple[str, ...], why: str, hint: str) -> None:
         for name in names:
             field = type(self).model_fields[name]
             if getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}):
-                raise problem(why, at=(name,), hint=hint)
+                raise problem(why, at=(field.alias or name,), hint=hint)
 
 
 _OF_A_LAUNCH: Final = ("server", "docker", "command", "flags", "cpus", "framework", "device")
+_COMMANDS: Final = ("launch", "apply", "render", "ready", "stop", "restore", "environment", "step_timeout_s")
 _TRITONS: Final = ("the model's config.pbtxt says what runs it, and where",)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from batchtune.scenario.spec.target import DockerSpec, TargetSpec
+from batchtune.scenario.spec.server_words import DockerSpec
+from batchtune.scenario.spec.target import TargetSpec
 
 MODELS_INSIDE: Final = "/models"
 SCRATCH_INSIDE: Final = "/batchtune"

@@ -1,0 +1,316 @@
+"""How is any server tuned, by commands of the user's that launch it, give it its parameters, ask it, and put it back?
+
+A Kubernetes rollout, a compose file, or a server that nobody here knows. The parameters go to a command as JSON on its
+stdin, or in files that its words name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from batchtune.batching.dialects import parameters_file, rendered
+from batchtune.batching.kubernetes import digest_of
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError
+from batchtune.interrupts import interrupts_noted
+from batchtune.scenario.spec.server_words import DIGEST_PLACE, FILE_PLACE, JSON_PLACE, takes_file
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.scratch import ScratchFolder
+from batchtune.target.apply_record import ApplyRecord
+from batchtune.target.endpoint import Endpoint, in_words, wait_until_ready
+from batchtune.target.external import ExternalTarget
+from batchtune.target.launch.server_log import ServerLog
+from batchtune.target.model_files import served_name
+from batchtune.target.process import ServerProcess
+from batchtune.target.short_program import last_words, run_step, small_environment
+from batchtune.target.telemetry import Counters
+from batchtune.target.urls import external_endpoint, tls_options
+from batchtune.wire.signature import Signature
+
+DYING_S: Final = 0.2
+"""A server that is killed closes its connections a moment before it has ended."""
+
+STEP_LIMIT_S: Final = 120.0
+"""A command that takes longer, and was not given more, hangs: an apply ends long before its rollout."""
+
+_READY_STEP_S: Final = 0.2
+_PROBE_LIMIT_S: Final = 2.0
+
+
+class CommandTarget:
+    """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
+
+    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs.
+    """
+
+    def __init__(
+        self,
+        spec: TargetSpec,
+        *,
+        kserve: bool = False,
+        rows_per_request: int = 1,
+        on_event: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._spec = spec
+        self._on_event = on_event
+        self._kserve = kserve
+        self._rows_per_request = rows_per_request
+        self._model = served_name(spec.model)
+        self._server = ExternalTarget(_endpoint(spec, self._model), kserve=kserve)
+        self._environment = small_environment(spec.environment or ())
+        self._scratch = ScratchFolder()
+        self._log = ServerLog(self._scratch.path / "server.log")
+        self._process: ServerProcess | None = None
+        self._in_force: Configuration | None = None
+        self._changed = False
+        self._digest = ""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._server.endpoint
+
+    @property
+    def in_force(self) -> Configuration | None:
+        """The configuration applied last; None before the first, and where the server died or does not answer."""
+        return self._in_force
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def apply(self, configuration: Configuration) -> ApplyRecord:
+        """Bring a configuration into force by the scenario's commands, and return when the server is ready.
+
+        Raises:
+            TargetError: a command failed or hangs, or the server is not ready in time; what was launched is ended.
+            BatchingParametersError: the dialect of the file cannot say it.
+        """
+        started = time.monotonic()
+        if self.alive() and configuration == self._in_force:
+            return ApplyRecord(how="unchanged", seconds=0.0)
+        self._in_force = None
+        self._changed = True
+        document = rendered(configuration, "json", model=self._model)
+        self._write(configuration, document)
+        try:
+            self._launch()
+            if self._spec.apply is not None:
+                self._step("apply", self._spec.apply, given=document)
+            self._wait_until_ready()
+        except BaseException:
+            self._end_process()
+            raise
+        finally:
+            self._log.copy()
+        self._in_force = configuration
+        return ApplyRecord(how="restart", seconds=time.monotonic() - started)
+
+    def counters(self) -> Counters:
+        """One reading of the server's metrics; of one that was launched also its CPU time and memory.
+
+        Raises:
+            TargetError: it died or does not answer; the next `apply` starts it anew.
+        """
+        try:
+            self._raise_if_dead()
+            counters = self._server.counters()
+        except TargetError:
+            self._in_force = None
+            self._raise_if_dead(within_s=DYING_S)
+            raise
+        if self._process is None:
+            return counters
+        cpu_s, peak_bytes = self._process.cpu_s(), self._process.memory_peak_bytes()
+        return replace(counters, server_cpu_s=cpu_s, memory_peak_bytes=peak_bytes)
+
+    def signature(self, name: str) -> Signature:
+        return self._server.signature(name)
+
+    def alive(self) -> bool:
+        """Of a server that was not launched here a trial's counters tell whether it answers."""
+        return self._spec.launch is None or (self._process is not None and self._process.running)
+
+    def keep_log(self, path: Path) -> None:
+        """From now on keep what the commands and a launched server say in this file too, bounded in size."""
+        self._log.keep_in(path)
+
+    def log_tail(self) -> str:
+        return last_words(self._log.path) or "  (nothing was said)"
+
+    def restore(self) -> None:
+        """Run `stop`, end what was launched, then run `restore`; once, and only where something was applied.
+
+        Raises:
+            TargetError: `restore` failed.
+        """
+        changed, self._changed = self._changed, False
+        self._in_force = None
+        with interrupts_noted():
+            try:
+                if changed and self._spec.stop is not None:
+                    self._step("stop", self._spec.stop)
+            except TargetError as error:
+                self._on_event(error.message)
+            finally:
+                self._end_process()
+            if changed and self._spec.restore is not None:
+                self._step("restore", self._spec.restore)
+                self._on_event("target.restore has put back what was there")
+
+    def close(self) -> None:
+        """As `restore`, and remove the scratch files; more than once is fine."""
+        try:
+            self.restore()
+        finally:
+            self._log.copy()
+            self._scratch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, configuration: Configuration, document: str) -> None:
+        """Write the files that the commands' words name.
+
+        Raises:
+            BatchingParametersError: the dialect cannot say it.
+        """
+        self._digest = digest_of(configuration, parameters_file(configuration))
+        self._json_path.write_text(document, encoding="utf-8")
+        if self._spec.render is not None:
+            text = rendered(
+                configuration,
+                self._spec.render,
+                model=self._model,
+                rows_per_request=self._rows_per_request,
+            )
+            self._file_path.write_text(text, encoding="utf-8")
+
+    def _launch(self) -> None:
+        """Start the server where it does not run; where its words name a file, for every configuration."""
+        words = self._spec.launch
+        if words is None or (self.alive() and not takes_file(words)):
+            return
+        self._end_process()
+        self._process = ServerProcess(
+            self._filled(words), log_path=self._log.path, environment=self._environment
+        )
+        self._process.start()
+
+    def _wait_until_ready(self) -> None:
+        ready, limit_s = self._spec.ready, self._spec.ready_timeout_s
+        if ready is None and not self._kserve:
+            wait_until_ready(self.endpoint, limit_s=limit_s, still_alive=self._raise_if_dead)
+            return
+        if ready is None:
+            ready = f"{self.endpoint.rest_url}{self.endpoint.kserve_path}/ready"
+        give_up = time.monotonic() + limit_s
+        failure = "it was not asked"
+        while (left_s := give_up - time.monotonic()) > 0.0:
+            self._raise_if_dead()
+            failure = self._url_failure(ready) if isinstance(ready, str) else self._failure(ready, left_s)
+            if not failure:
+                return
+            time.sleep(min(_READY_STEP_S, max(0.0, give_up - time.monotonic())))
+        raise TargetError(
+            f"the server is not ready after {limit_s:g} s: {failure}",
+            hint="a big model, or a rollout, may need a longer target.ready_timeout",
+        )
+
+    def _failure(self, words: Sequence[str], limit_s: float) -> str:
+        try:
+            self._step("ready", words, limit_s=limit_s)
+        except TargetError as error:
+            return error.message
+        return ""
+
+    def _url_failure(self, url: str) -> str:
+        import httpx
+
+        context = self.endpoint.tls.context() if self.endpoint.tls else False
+        try:
+            with httpx.Client(timeout=_PROBE_LIMIT_S, verify=context, trust_env=False) as client:
+                answer = client.get(url)
+        except httpx.HTTPError as error:
+            return f"{url}: {in_words(error)}"
+        except httpx.InvalidURL as error:
+            raise TargetError(f"target.ready: {error}") from error
+        return (
+            ""
+            if answer.status_code == 200
+            else f"{url}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
+        )
+
+    def _step(self, key: str, words: Sequence[str], *, given: str = "", limit_s: float | None = None) -> None:
+        run_step(
+            self._filled(words),
+            key=f"target.{key}",
+            limit_s=limit_s or self._spec.step_timeout_s or STEP_LIMIT_S,
+            environment=self._environment,
+            log_path=self._log.path,
+            given=given,
+        )
+
+    def _filled(self, words: Sequence[str]) -> list[str]:
+        filled = list(words)
+        for place, text in (
+            (JSON_PLACE, str(self._json_path)),
+            (FILE_PLACE, str(self._file_path)),
+            (DIGEST_PLACE, self._digest),
+        ):
+            filled = [word.replace(place, text) for word in filled]
+        return filled
+
+    @property
+    def _json_path(self) -> Path:
+        return self._scratch.path / "parameters.json"
+
+    @property
+    def _file_path(self) -> Path:
+        suffix = ".yaml" if self._spec.render in ("k8s", "kserve", "cortex") else ".txt"
+        return self._scratch.path / f"parameters{suffix}"
+
+    def _raise_if_dead(self, *, within_s: float = 0.0) -> None:
+        if self._process is not None:
+            self._process.raise_if_dead(within_s=within_s)
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+
+def restored(spec: TargetSpec) -> None:
+    """Run a target's `restore`, for a run that was killed before it could.
+
+    Raises:
+        TargetError: it failed.
+    """
+    if spec.restore is not None:
+        with ScratchFolder() as scratch:
+            run_step(
+                spec.restore,
+                key="target.restore",
+                limit_s=spec.step_timeout_s or STEP_LIMIT_S,
+                environment=small_environment(spec.environment or ()),
+                log_path=scratch.path / "log",
+            )
+
+
+def _endpoint(spec: TargetSpec, model_name: str) -> Endpoint:
+    return external_endpoint(
+        model_name=model_name,
+        rest_url=spec.rest_url,
+        grpc_url=spec.grpc_url,
+        tls=tls_options(spec.tls),
+        names=("target.rest_url", "target.grpc_url"),
+    )

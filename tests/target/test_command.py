@@ -1,0 +1,284 @@
+"""Is any server launched, given its parameters, asked, and put back by commands, and is every failure of one told?"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from batchtune.archive.run import create_run
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.cli.attached import run_restore
+from batchtune.errors import ScenarioError, TargetError
+from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
+from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.choice import target_of
+from batchtune.target.command import CommandTarget, restored
+from batchtune.target.short_program import small_environment
+from tests.server.server_process import free_ports, write_emulated
+from tests.target.stand_ins.kubectl import StandInKubectl
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
+READY = ["sh", "-c", "exit 0"]
+
+
+def spec_of(**keys: object) -> TargetSpec:
+    given = {
+        "kind": "command",
+        "model": "m",
+        "rest_url": "http://127.0.0.1:9",
+        "apply": ["true"],
+        "ready": READY,
+    }
+    return TargetSpec.model_validate({**given, **keys})
+
+
+def kept(path: Path) -> list[str]:
+    return ["sh", "-c", f'cat > {path} && echo "$@" >> {path}', "sh"]
+
+
+def test_a_command_gets_json_on_its_stdin_and_files_in_its_words(tmp_path: Path) -> None:
+    spec = spec_of(apply=[*kept(tmp_path / "got"), "{json}", "--file={file}", "{other}"], render="tfserving")
+    with CommandTarget(spec) as target:
+        assert target.apply(BATCHED).how == "restart"
+        assert target.apply(BATCHED).how == "unchanged"
+        *document, words = (tmp_path / "got").read_text().splitlines()
+        expected = {"batching": {"max_batch_size": 4, "batch_timeout_micros": 0}, "flags": {}}
+        json_path, file, other = words.split()
+        assert json.loads("\n".join(document)) == json.loads(Path(json_path).read_text()) == expected
+        assert "max_batch_size { value: 4 }" in Path(file.removeprefix("--file=")).read_text()
+        assert other == "{other}"
+    assert not Path(json_path).exists()
+
+
+def test_a_command_has_a_small_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "1")
+    monkeypatch.setenv("ASKED_FOR", "2")
+    spec = spec_of(apply=["sh", "-c", f"env > {tmp_path / 'env'}"], environment=["ASKED_FOR", "NOT_SET"])
+    with CommandTarget(spec) as target:
+        target.apply(BATCHED)
+    names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert {"PATH", "ASKED_FOR"} <= names
+    assert not names & {"SECRET", "NOT_SET"}
+    assert "SECRET" not in small_environment()
+
+
+def test_stop_and_restore_are_run_once_and_only_after_something_was_applied(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    steps = {name: ["sh", "-c", f"echo {name} >> {log}"] for name in ("stop", "restore")}
+    with CommandTarget(spec_of(**steps)):
+        pass
+    assert not log.exists()
+    with CommandTarget(spec_of(**steps, apply=["sh", "-c", f"echo apply >> {log}"])) as target:
+        target.apply(BATCHED)
+        target.restore()
+    assert log.read_text().split() == ["apply", "stop", "restore"]
+    restored(spec_of(**steps))
+    assert log.read_text().split()[3:] == ["restore"]
+
+
+def test_a_stop_that_fails_is_told_and_what_was_there_is_put_back_all_the_same(tmp_path: Path) -> None:
+    events: list[str] = []
+    restore = ["touch", str(tmp_path / "restored")]
+    with CommandTarget(spec_of(stop=["false"], restore=restore), on_event=events.append) as target:
+        target.apply(BATCHED)
+    assert events[0] == "target.stop exited with 1; it said nothing"
+    assert (tmp_path / "restored").exists()
+
+
+def test_a_restore_that_fails_says_so() -> None:
+    target = CommandTarget(spec_of(restore=["sh", "-c", "echo forbidden; exit 3"]))
+    target.apply(BATCHED)
+    with pytest.raises(TargetError, match=r"target\.restore exited with 3; its last words:\n  forbidden"):
+        target.close()
+    target.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"apply": ["sh", "-c", "echo no quota >&2; exit 3"]}, "target.apply exited with 3; its last words:\n  no quota"),
+        ({"apply": ["sh", "-c", "kill -9 $$"]}, "target.apply was ended by signal 9; it said nothing"),
+        ({"apply": ["no-such-program-here"]}, "target.apply: cannot start 'no-such-program-here': no such program"),
+        ({"apply": ["sh", "-c", "echo waiting; sleep 60"], "step_timeout": "100ms"}, "target.apply did not end within 0.1 s; its last words:\n  waiting"),
+        ({"ready": ["sh", "-c", "echo 0 of 1; exit 1"], "ready_timeout": "300ms"}, "the server is not ready after 0.3 s: target.ready exited with 1; its last words:\n  0 of 1"),
+        ({"ready": ["sleep", "60"], "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: target.ready did not end"),
+        ({"ready": "http://127.0.0.1:9/x", "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: http://127.0.0.1:9/x: no connection"),
+        ({"ready": None, "ready_timeout": "100ms"}, "model 'm' at http://127.0.0.1:9 is not ready after 0.1 s: no connection"),
+        ({"launch": ["sh", "-c", "echo bad flag; exit 2"], "ready": ["false"]}, "the server exited with 2; its last words:\n  bad flag"),
+        ({"apply": ["true", "{file}"], "render": "cortex"}, "cortex: batch_interval: Cortex accepts only an interval above 0"),
+    ],
+)  # fmt: skip
+def test_what_fails_is_the_trial_s_reason_and_nothing_is_left_running(
+    keys: dict[str, object], words: str
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with CommandTarget(spec_of(**keys)) as target:
+        with pytest.raises((TargetError, Exception)) as raised:
+            target.apply(BATCHED)
+        assert str(getattr(raised.value, "message", raised.value)).startswith(words)
+        assert target.in_force is None
+        assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_what_a_hanging_command_started_is_ended_with_it(tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"
+    spec = spec_of(apply=["sh", "-c", script], step_timeout="200ms")
+    with CommandTarget(spec) as target, pytest.raises(TargetError, match="did not end within"):
+        target.apply(BATCHED)
+    pid = int((tmp_path / "pid").read_text())
+    while runs(pid):
+        time.sleep(0.005)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_sweep_that_was_killed_is_put_back_by_its_own_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = parse_scenario(
+        f"name: s\ntarget: {{kind: command, model: m, rest_url: 'http://h:1', apply: [a], restore: [touch, {tmp_path}/it]}}\n"
+        "load: {arrivals: closed, concurrency: 4}\nobjective: throughput\n"
+    )
+    run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
+    assert run_restore(run.path) == 0
+    assert (tmp_path / "it").exists()
+    assert "has put back what was there" in capsys.readouterr().err
+
+
+def test_a_server_whose_words_name_a_file_is_started_anew_for_each_configuration(tmp_path: Path) -> None:
+    launch = ["sh", "-c", f"cat $1 >> {tmp_path / 'seen'}; sleep 60", "sh", "{file}"]
+    ready = ["test", "-s", str(tmp_path / "seen")]
+    with CommandTarget(spec_of(launch=launch, apply=None, render="flags", ready=ready)) as target:
+        pids = []
+        for size in (4, 8):
+            target.apply(Configuration(batching=BatchingParameters(max_batch_size=size)))
+            pids.append(target.pid)
+        assert len(set(pids)) == 2
+        assert target.alive()
+    assert not target.alive()
+    assert not any(psutil.pid_exists(pid) for pid in pids if pid is not None)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("{kind: command, model: m, rest_url: 'http://h:1'}", "target.apply: missing: how the server is given"),
+        ("{kind: command, model: m, apply: [a]}", "target.rest_url: missing: where the server is"),
+        ("{kind: command, model: m, grpc_url: 'h:1', apply: [a]}", "target.ready: missing: who says"),
+        ("{kind: command, model: m, rest_url: 'http://h:1', apply: a b}", "target.apply: expected a list of words"),
+        ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a, 1]}", "target.apply: expected a list of words"),
+        ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a, '{file}']}", "target.render: missing"),
+        ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a], render: k8s}", "target.render: no word"),
+        ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a], server: local}", "target.server: of kind command"),
+        ("{kind: command, model: m, rest_url: 'http://h:1', apply: [a], ready: soon}", "target.ready: expected a URL"),
+        ("{model: imdb_transformer, apply: [a]}", "target.apply: of kind command only; this one is tfserving"),
+        ("{model: imdb_transformer, step_timeout: 5s}", "target.step_timeout: of kind command only"),
+    ],
+)  # fmt: skip
+def test_words_that_do_not_go_together_are_refused(target: str, words: str) -> None:
+    text = f"name: s\ntarget: {target}\nload: {{arrivals: closed, concurrency: 4}}\nobjective: throughput\n"
+    with pytest.raises(ScenarioError) as raised:
+        parse_scenario(text)
+    assert f"<string>:2: {words}" in raised.value.message
+
+
+def test_a_deployment_is_rolled_out_and_gets_its_own_manifest_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled example, with a stand-in for kubectl that starts the bundled server for each rollout."""
+    ports = free_ports(2)
+    kubectl = StandInKubectl(tmp_path, write_emulated(tmp_path / "my_model", base_ms=1.0), ports)
+    monkeypatch.setenv("PATH", f"{kubectl.folder}{os.pathsep}{os.environ['PATH']}")
+    scenario = read_scenario(
+        SCENARIOS / "kubernetes-rollout.yaml",
+        overrides=[f"target.rest_url=http://127.0.0.1:{ports[1]}", f"target.grpc_url=127.0.0.1:{ports[0]}"],
+    )
+    target = target_of(scenario)
+    with target:
+        target.apply(
+            scenario.configuration({"max_batch_size": 8, "batch_timeout_micros": 0, "num_batch_threads": 1})
+        )
+        assert [tensor.name for tensor in target.signature("serving_default").inputs] == ["x"]
+        target.counters()
+        assert kubectl.server_words()[-3:-1] == [
+            "--enable_batching=true",
+            f"--batching_parameters_file={kubectl.mounted / 'batching_parameters.txt'}",
+        ]
+        assert kubectl.server_words()[-1] == "--grpc_max_threads=1000"
+        assert "max_batch_size { value: 8 }" in (kubectl.mounted / "batching_parameters.txt").read_text()
+    apply, *asked, replace = kubectl.command_lines
+    assert apply[:4] == ["apply", "--server-side", "--force-conflicts", "--field-manager=batchtune"]
+    assert asked[-1] == ["rollout", "status", "deployment/my-model", "--timeout=30s"]
+    assert replace == ["replace", "--filename=my_model.yaml"]
+    assert not kubectl.running()
+
+
+def test_an_inference_service_gets_its_args_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in only keeps what it is given: no server runs."""
+    kubectl = StandInKubectl(tmp_path, None, [0, 0])
+    monkeypatch.setenv("PATH", f"{kubectl.folder}{os.pathsep}{os.environ['PATH']}")
+    scenario = read_scenario(SCENARIOS / "kserve-inferenceservice.yaml")
+    labels = []
+    with target_of(scenario) as target:
+        for size in (8, 16):
+            target.apply(scenario.configuration({"max_batch_size": size}))
+            *_, service = yaml.safe_load_all(kubectl.manifest())
+            labels.append(service["metadata"]["labels"]["batchtune"])
+            assert service["spec"]["predictor"]["model"]["args"][0] == "--enable_batching=true"
+    waits = [words for words in kubectl.command_lines if words[0] == "wait"]
+    assert [words[2].rpartition("=")[2] for words in waits] == labels
+    assert len(set(labels)) == 2
+
+
+@pytest.mark.slow
+def test_a_whole_sweep_rolls_out_every_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from batchtune.cli.commands.sweep import run_sweep
+
+    ports = free_ports(2)
+    kubectl = StandInKubectl(tmp_path, write_emulated(tmp_path / "my_model", base_ms=1.0), ports)
+    monkeypatch.setenv("PATH", f"{kubectl.folder}{os.pathsep}{os.environ['PATH']}")
+    kubectl.fail_once()  # the second rollout: that trial has the reason, the sweep goes on
+    overrides = [
+        f"target.rest_url=http://127.0.0.1:{ports[1]}",
+        f"target.grpc_url=127.0.0.1:{ports[0]}",
+        "search.strategy=grid",
+        "search.repeats=1",
+        "search.budget.trials=4",
+        "load.duration=300ms",
+        "load.warm_up=100ms",
+        "load.concurrency=8",
+    ]
+    code = run_sweep(
+        SCENARIOS / "kubernetes-rollout.yaml",
+        overrides,
+        results=tmp_path / "results",
+        resume=None,
+        json=True,
+        quiet=True,
+    )
+    assert code in (0, 5)
+    assert kubectl.command_lines[-1] == ["replace", "--filename=my_model.yaml"]
+    assert not kubectl.running()
+    (trials,) = (tmp_path / "results").glob("*/*/trials.jsonl")
+    states = [json.loads(line)["state"] for line in trials.read_text().splitlines()]
+    assert states.count("failed") == 1
+    assert states.count("complete") >= 4
+    failure = next(trial for trial in map(json.loads, trials.read_text().splitlines()) if trial["failure"])
+    assert (
+        "target.apply exited with 1; its last words:\n  error: the server is currently unable"
+        in failure["failure"]
+    )

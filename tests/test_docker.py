@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -85,3 +89,24 @@ def test_the_command_line_s_requirements_leave_tensorflow_out() -> None:
     lines = done.stdout.splitlines()
     assert any(line.startswith("grpcio>=") for line in lines)
     assert not any(line.startswith("tensorflow") for line in lines)
+
+
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
+def test_a_compose_file_follows_the_schema_of_compose(path: Path) -> None:
+    """The schema lies in docker-compose 1.29, which asks for an older PyYAML than ours: unpacked, it can be named."""
+    folder = os.environ.get("COMPOSE_SCHEMA", "")
+    schema = Path(folder) / "compose_spec.json"
+    if not schema.is_file():
+        pytest.skip("COMPOSE_SCHEMA names no folder with compose_spec.json")
+    jsonschema.Draft7Validator(json.loads(schema.read_text())).validate(yaml.safe_load(path.read_text()))
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = shutil.which("hadolint", path=path)
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run(
+        [program, str(ROOT / "docker" / "Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -94,6 +94,11 @@ class Configuration:
         is_setting = name in triton_words.SETTINGS or name == triton_words.INSTANCES
         return name if self.dialect == "triton" and is_setting else f"--{name}"
 
+    @property
+    def server_flags(self) -> dict[str, str]:
+        """The flags that a server is started with: those that are no part of a model's configuration on Triton."""
+        return {name: text for name, text in self.flags if self.flag_word(name) != name}
+
     def to_dict(self) -> dict[str, Any]:
         """`batching` is null where it is off and "unknown" where nobody tells."""
         known = None if self.batching is None else to_dict(self.batching)

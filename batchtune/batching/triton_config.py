@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.batching.triton_words import INSTANCES, SETTINGS, SettingKind
+from batchtune.batching.triton_words import ACTIONS, INSTANCES, SETTINGS, SettingKind
 from batchtune.errors import BatchingParametersError
 
 _OTHER_BATCHERS = {
@@ -131,6 +131,23 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
     return changed
 
 
+def other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What a model runs with where its batching part is not the `wanted` one; empty: it is.
+
+    A field that Triton leaves out has protobuf's default.
+
+    Raises:
+        BatchingParametersError: as `found_batching`.
+    """
+    found = found_batching(config)
+    if found != found_batching(wanted):
+        return found.words()
+    dynamic, asked = (one.get("dynamic_batching") or {} for one in (config, wanted))
+    names = [name for name in SETTINGS if name != "preferred_batch_size"]
+    fields = {name: (_field(dynamic, name), _field(asked, name)) for name in names}
+    return ", ".join(f"{name} {has}" for name, (has, wants) in fields.items() if has != wants)
+
+
 def sizes_text(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
@@ -141,6 +158,20 @@ def _set(message: dict[str, Any], path: str, value: Any) -> None:
         message[name] = dict(message.get(name) or {})
         message = message[name]
     message[last] = value
+
+
+def _field(message: Mapping[str, Any], path: str) -> Any:
+    """A field's value as a configuration's flags have it."""
+    value: Any = message
+    for name in path.split("."):
+        value = (value or {}).get(name)
+    match SETTINGS[path]:
+        case "boolean":
+            return "true" if value else "false"
+        case "action":
+            return value or ACTIONS[0]
+        case _:
+            return str(value or 0)
 
 
 def _value(text: str, kind: SettingKind) -> Any:

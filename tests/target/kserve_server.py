@@ -30,10 +30,54 @@ METADATA = {
 }
 
 
+Answer = tuple[int, Any] | None
+
+
 class _HttpServer(ThreadingHTTPServer):
     request_queue_size = 128
     daemon_threads = True
     block_on_close = False
+
+
+def times(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}
+
+
+def statistics(*batches: tuple[int, int], failed: int = 0) -> dict[str, Any]:
+    """As tritonserver 2.51.0 writes them; each batch of `rows` takes 1 + 8 + 1 ms, each request waits 2 ms."""
+    rows = sum(size * count for size, count in batches)
+    return {
+        "model_stats": [
+            {
+                "name": "m",
+                "version": "1",
+                "last_inference": 1795230037159,
+                "inference_count": rows,
+                "execution_count": sum(count for _, count in batches),
+                "inference_stats": {
+                    "success": times(rows, 12_000_000 * rows),
+                    "fail": times(failed, 0),
+                    "queue": times(rows, 2_000_000 * rows),
+                    "compute_input": times(rows, 1_000_000 * rows),
+                    "compute_infer": times(rows, 8_000_000 * rows),
+                    "compute_output": times(rows, 1_000_000 * rows),
+                    "cache_hit": times(0, 0),
+                    "cache_miss": times(0, 0),
+                },
+                "response_stats": {},
+                "batch_stats": [
+                    {
+                        "batch_size": size,
+                        "compute_input": times(count, 1_000_000 * count),
+                        "compute_infer": times(count, 8_000_000 * count),
+                        "compute_output": times(count, 1_000_000 * count),
+                    }
+                    for size, count in batches
+                ],
+                "memory_usage": [],
+            }
+        ]
+    }
 
 
 class KserveServer:
@@ -42,7 +86,8 @@ class KserveServer:
     `grpc_statistics` is what ModelStatistics answers; None: the server has no such method.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rest_port: int = 0) -> None:
+        self.is_dead = False
         self.get: dict[str, tuple[int, Any]] = {"/v2/models/m": (200, METADATA)}
         self.fail: tuple[int, grpc.StatusCode, str] | None = None
         self.garbage = False
@@ -56,14 +101,24 @@ class KserveServer:
             wbufsize = -1  # head and body in one write, or Nagle's algorithm holds the body back
 
             def do_GET(self) -> None:
-                status, document = outer.get.get(self.path, (404, {"error": "no such page"}))
+                self.tell(outer.page(self.path))
+
+            def tell(self, answer: Answer) -> None:
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, document = answer
                 self.reply(status, document if isinstance(document, bytes) else json.dumps(document).encode())
 
             def do_POST(self) -> None:
                 outer.paths.append(self.path)
                 outer.heads.append(dict(self.headers))
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if outer.fail is not None:
+                if outer.is_order(self.path):
+                    self.tell(outer.obey(self.path, body))
+                elif outer.is_dead:
+                    self.close_connection = True
+                elif outer.fail is not None:
                     self.reply(outer.fail[0], json.dumps({"error": outer.fail[2]}).encode())
                 elif outer.garbage:
                     self.reply(200, b"{}")
@@ -81,11 +136,23 @@ class KserveServer:
             def log_message(self, *_args: object) -> None:
                 pass
 
-        self._http = _HttpServer(("127.0.0.1", 0), Handler)
+        self._http = _HttpServer(("127.0.0.1", rest_port), Handler)
         self.rest_port: int = self._http.server_address[1]
         self._grpc = grpc.server(ThreadPoolExecutor(4))
         self._grpc.add_generic_rpc_handlers((_Service(self),))
         self.grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
+
+    def page(self, path: str) -> Answer:
+        """What a GET is answered with; None: the connection is closed."""
+        return None if self.is_dead else self.get.get(path, (404, {"error": "no such page"}))
+
+    def is_order(self, _path: str) -> bool:
+        """Whether a POST is no inference."""
+        return False
+
+    def obey(self, path: str, _body: bytes) -> Answer:
+        """What such a POST is answered with, when it was done."""
+        raise NotImplementedError(path)
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})

@@ -14,7 +14,7 @@ from batchtune.target.external import ExternalTarget
 from batchtune.target.telemetry import activity
 from batchtune.wire.kserve.metadata import signature_from_metadata
 from tests.server.server_process import free_ports
-from tests.target.kserve_server import METADATA, KserveServer
+from tests.target.kserve_server import METADATA, KserveServer, statistics
 
 
 @pytest.fixture
@@ -29,47 +29,6 @@ def by_rest(server: KserveServer, name: str = "m") -> ExternalTarget:
 
 def by_grpc(server: KserveServer, name: str = "m") -> ExternalTarget:
     return ExternalTarget(Endpoint(model_name=name, grpc_port=server.grpc_port), kserve=True)
-
-
-def times(count: int, ns: int) -> dict[str, int]:
-    return {"count": count, "ns": ns}
-
-
-def stats(*batches: tuple[int, int], failed: int = 0) -> dict[str, Any]:
-    """As tritonserver 2.51.0 writes them; each batch of `rows` takes 1 + 8 + 1 ms, each request waits 2 ms."""
-    rows = sum(size * count for size, count in batches)
-    return {
-        "model_stats": [
-            {
-                "name": "m",
-                "version": "1",
-                "last_inference": 1795230037159,
-                "inference_count": rows,
-                "execution_count": sum(count for _, count in batches),
-                "inference_stats": {
-                    "success": times(rows, 12_000_000 * rows),
-                    "fail": times(failed, 0),
-                    "queue": times(rows, 2_000_000 * rows),
-                    "compute_input": times(rows, 1_000_000 * rows),
-                    "compute_infer": times(rows, 8_000_000 * rows),
-                    "compute_output": times(rows, 1_000_000 * rows),
-                    "cache_hit": times(0, 0),
-                    "cache_miss": times(0, 0),
-                },
-                "response_stats": {},
-                "batch_stats": [
-                    {
-                        "batch_size": size,
-                        "compute_input": times(count, 1_000_000 * count),
-                        "compute_infer": times(count, 8_000_000 * count),
-                        "compute_output": times(count, 1_000_000 * count),
-                    }
-                    for size, count in batches
-                ],
-                "memory_usage": [],
-            }
-        ]
-    }
 
 
 def test_the_signature_is_read_by_rest_and_by_grpc(server: KserveServer) -> None:
@@ -94,7 +53,7 @@ def test_what_hinders_the_signature_is_told(server: KserveServer) -> None:
 
 def test_a_version_is_part_of_every_path(server: KserveServer) -> None:
     server.get["/v2/models/m/versions/3"] = server.get["/v2/models/m"]
-    server.get["/v2/models/m/versions/3/stats"] = (200, stats((1, 1)))
+    server.get["/v2/models/m/versions/3/stats"] = (200, statistics((1, 1)))
     target = ExternalTarget(
         Endpoint(model_name="m", model_version=3, rest_port=server.rest_port), kserve=True
     )
@@ -111,19 +70,19 @@ def test_nobody_there_is_a_target_error() -> None:
             read()
 
 
-def tell(server: KserveServer, statistics: dict[str, Any]) -> None:
+def tell(server: KserveServer, page: dict[str, Any]) -> None:
     """By REST and by gRPC."""
-    server.get["/v2/models/m/stats"] = (200, statistics)
-    server.grpc_statistics = statistics
+    server.get["/v2/models/m/stats"] = (200, page)
+    server.grpc_statistics = page
 
 
 @pytest.mark.parametrize("by", [by_rest, by_grpc])
 def test_the_difference_of_two_readings_is_what_triton_did(
     server: KserveServer, by: Callable[[KserveServer], ExternalTarget]
 ) -> None:
-    tell(server, stats((1, 5), (8, 1)))
+    tell(server, statistics((1, 5), (8, 1)))
     before = by(server).counters()
-    tell(server, stats((1, 7), (4, 1), (8, 3), failed=2))
+    tell(server, statistics((1, 7), (4, 1), (8, 3), failed=2))
     did = activity(before, by(server).counters())
     assert (did.batches, did.rows) == (5, 22)
     assert did.mean_batch_rows == pytest.approx(4.4)
@@ -135,7 +94,7 @@ def test_the_difference_of_two_readings_is_what_triton_did(
 
 
 def test_versions_that_serve_together_are_summed(server: KserveServer) -> None:
-    two = stats((2, 3))
+    two = statistics((2, 3))
     two["model_stats"].append(copy.deepcopy(two["model_stats"][0]) | {"version": "2"})
     server.get["/v2/models/m/stats"] = (200, {"model_stats": []})
     before = by_rest(server).counters()
@@ -154,5 +113,5 @@ def test_a_server_without_statistics_gives_a_reading_without_series(server: Kser
 
 
 def test_statistics_by_grpc_that_are_none_give_a_reading_without_series(server: KserveServer) -> None:
-    server.grpc_statistics, server.garbage = stats((1, 1)), True
+    server.grpc_statistics, server.garbage = statistics((1, 1)), True
     assert by_grpc(server).counters().series == {}

@@ -93,12 +93,12 @@ def run_sweep(
         return 130
     if optuna_storage is not None and trials:
         _export(trials, scenario, optuna_storage)
-    code = _concluded(run, scenario, trials, fault=fault, why=why, json=json)
+    code = _concluded(run, scenario, trials, fault=fault, restored=is_as_it_was, why=why, json=json)
     if isinstance(path, ScenarioText):
         print(
             f"the scenario that ran: {run.path / SCENARIO} (copy it, and go on from there)", file=sys.stderr
         )
-    return code if is_as_it_was else TargetError.exit_code
+    return code
 
 
 def _held(run: Run | None, scenario: Scenario, results: Path) -> Run:
@@ -114,10 +114,14 @@ def _concluded(
     trials: list[Trial],
     *,
     fault: BatchtuneError | KeyboardInterrupt | None,
+    restored: bool,
     why: bool,
     json: bool,
 ) -> int:
-    """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did."""
+    """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did.
+
+    `restored` False: a server that is not ours could not be put back, which was told, and counts more than the rest.
+    """
     kept = f"{counted(len(trials), 'trial')} kept in {run.path}"
     if isinstance(fault, BatchtuneError):
         print(f"error: {fault.message}", file=sys.stderr)
@@ -128,12 +132,14 @@ def _concluded(
     try:
         code = conclude(run, scenario, trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
-        if fault is None:
+        if fault is None and restored:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
     finally:
         if trials:
             report_at_end(run)
+    if not restored:
+        return TargetError.exit_code
     if fault is None:
         return code
     return fault.exit_code if isinstance(fault, BatchtuneError) else 130

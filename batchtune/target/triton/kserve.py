@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import grpc
 
 _LIMIT_S = 5.0
+EXECUTIONS: Final = ":tensorflow:serving:batching_session:wrapped_run_count"
+"""The series that counts batches."""
+
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 _Series = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -81,7 +84,7 @@ def _series(document: Any) -> _Series:
         totals = model["inference_stats"]
         add(":tensorflow:serving:request_count", totals["success"]["count"], status="OK")
         add(":tensorflow:serving:request_count", totals["fail"]["count"], status="FAILED")
-        add(":tensorflow:serving:batching_session:wrapped_run_count", model["execution_count"])
+        add(EXECUTIONS, model["execution_count"])
         add(":tensorflow:serving:batching_session:processed_batch_size_sum", model["inference_count"])
         add(":tensorflow:serving:batching_session:queuing_latency_sum", totals["queue"]["ns"] / 1e3)
         add(":tensorflow:serving:batching_session:queuing_latency_count", totals["queue"]["count"])

@@ -16,6 +16,7 @@ from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 
 _EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
+_SLOW: Final = "a big model may need a longer target.ready_timeout"
 _ASKING_S: Final = 5.0
 _LAST_LOAD_S: Final = 120.0
 
@@ -68,9 +69,9 @@ class ModelRepository:
             TargetError: nobody answers, or it is no Triton.
         """
         status, document = self._call("POST", "/v2/repository/index", {}, limit_s=_ASKING_S)
-        if status != 200 or not isinstance(document, list):
+        if status != 200 or not _is_index(document):
             raise TargetError(
-                f"{self._endpoint.rest_url} has no model repository API: HTTP {status}",
+                f"{self._endpoint.rest_url} has no model repository API: {_reason(status, document)}",
                 hint="kind triton needs Triton's REST port (8000 unless told otherwise)",
             )
         states: dict[str, str] = {}
@@ -141,6 +142,10 @@ class ModelRepository:
         try:
             with control_client(self._endpoint, timeout_s=limit_s) as client:
                 answer = client.request(method, path, json=body)
+        except httpx.ReadTimeout as error:
+            raise TargetError(
+                f"{self._endpoint.rest_url}{path}: no answer within {limit_s:g} s", hint=_SLOW
+            ) from error
         except httpx.HTTPError as error:
             raise TargetError(
                 f"{self._endpoint.rest_url}{path}: {in_words(error)}",
@@ -188,6 +193,10 @@ def put_back(repository: ModelRepository, original: OriginalModel) -> None:
         raise TargetError(
             f"{original.model} was loaded with what it had, but now differs in: {', '.join(differing)}"
         )
+
+
+def _is_index(document: Any) -> bool:
+    return isinstance(document, list) and all(isinstance(model, dict) for model in document)
 
 
 def _reason(status: int, document: Any) -> str:

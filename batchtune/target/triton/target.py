@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.triton_config import FoundBatching, found_batching, with_batching
-from batchtune.batching.triton_words import INSTANCES, SETTINGS
+from batchtune.batching.triton_config import FoundBatching, found_batching, other_batching, with_batching
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.interrupts import interrupts_noted
 from batchtune.scenario.spec.section import require_cpus
@@ -25,7 +24,7 @@ from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import Counters
-from batchtune.target.triton.kserve import read_kserve_counters, read_kserve_signature
+from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.launched import LaunchedTriton
 from batchtune.target.triton.repository import ModelRepository, OriginalModel, put_back, read_original
 from batchtune.target.urls import external_endpoint, tls_options
@@ -58,6 +57,7 @@ class TritonTarget:
         self._changed = original is not None
         self._is_lost = False
         self._in_force: Configuration | None = None
+        self._batches = 0.0
         self._flags: Mapping[str, str] = {}
 
     @property
@@ -91,6 +91,11 @@ class TritonTarget:
             return found_batching(self._original.config)
         except BatchingParametersError as error:
             raise UsageError(f"target.model: {error.message}", hint=error.hint) from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TargetError(
+                f"{self.endpoint.rest_url} tells a configuration of {self.endpoint.model_name} that is none: {error}",
+                hint="is that a Triton?",
+            ) from error
 
     def keep_original(self, keep: Callable[[OriginalModel], None]) -> None:
         """Tell `keep` what is there, now and again once it was put back; needed before the first change.
@@ -111,7 +116,7 @@ class TritonTarget:
         if self._launched is None and self._keep is None:
             raise ValueError("what an attached server had must be kept before it is changed")
         started = time.monotonic()
-        if self.alive() and configuration == self._in_force:
+        if configuration == self._in_force and self._still_in_force(configuration):
             return ApplyRecord(how="unchanged", seconds=0.0)
         restarted = self._restart_for(configuration)
         self._in_force = None
@@ -124,18 +129,17 @@ class TritonTarget:
             if self._launched is not None:
                 self._launched.raise_if_dead(within_s=DYING_S)
             raise TargetError(f"{configuration.label()}: {error.message}", hint=error.hint) from error
-        if found_batching(now) != found_batching(wanted):
-            raise TargetError(
-                f"the server took {configuration.label()}, but runs {found_batching(now).words()}"
-            )
-        self._in_force = configuration
+        other = _other_batching(now, wanted)
+        if other:
+            raise TargetError(f"the server took {configuration.label()}, but runs {other}")
+        self._in_force, self._batches = configuration, 0.0
         return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
 
     def counters(self) -> Counters:
         """One reading of the model's statistics.
 
         Raises:
-            TargetError: the server died or does not answer.
+            TargetError: the server died or does not answer, or somebody else loaded the model.
         """
         try:
             if self._launched is not None:
@@ -146,6 +150,7 @@ class TritonTarget:
             if self._launched is not None:
                 self._launched.raise_if_dead(within_s=DYING_S)
             raise
+        self._require_going_on(counters)
         if self._launched is None:
             return counters
         return replace(
@@ -207,11 +212,32 @@ class TritonTarget:
     ) -> None:
         self.close()
 
+    def _still_in_force(self, configuration: Configuration) -> bool:
+        """Whether what was applied last still is; an attached server has other masters, so it is asked.
+
+        Raises:
+            TargetError: it does not answer.
+        """
+        if self._launched is not None:
+            return self._launched.running
+        wanted = with_batching(self._found().config, configuration)
+        return not _other_batching(self._repository().config(), wanted)
+
+    def _require_going_on(self, counters: Counters) -> None:
+        """Counts begin anew with each load of a model: where they fall, the load under way was not one of ours."""
+        if EXECUTIONS not in counters.series:
+            return
+        batches = sum(counters.series[EXECUTIONS].values())
+        if batches < self._batches:
+            self._in_force, self._batches = None, 0.0
+            raise TargetError(
+                f"{self.endpoint.model_name} was loaded by somebody else, or restarted: its count of batches went back"
+            )
+        self._batches = batches
+
     def _restart_for(self, configuration: Configuration) -> bool:
         """Start a launched server that is not running, or anew where its own flags differ; whether that was needed."""
-        flags = {
-            name: text for name, text in configuration.flags if name not in SETTINGS and name != INSTANCES
-        }
+        flags = configuration.server_flags
         if self._launched is not None and self._launched.running and flags != self._flags:
             self._launched.stop()
         self._flags = flags
@@ -226,6 +252,18 @@ class TritonTarget:
 
     def _repository(self) -> ModelRepository:
         return ModelRepository(self.endpoint, limit_s=self._spec.ready_timeout_s)
+
+
+def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What the model runs with where that is not what was wanted; empty: it is.
+
+    Raises:
+        TargetError: it is not even a configuration.
+    """
+    try:
+        return other_batching(config, wanted)
+    except (BatchingParametersError, ValueError, TypeError, AttributeError) as error:
+        raise TargetError(f"the server now tells a configuration without batches: {error}") from error
 
 
 def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from batchtune.archive.run import MODEL_CONFIG, Run
 from batchtune.archive.whole_files import write_whole
@@ -10,14 +11,14 @@ from batchtune.errors import ArchiveError
 from batchtune.target.triton.repository import OriginalModel
 
 
-def write_original(run: Run, original: OriginalModel) -> None:
-    """Keep it; on disk when this returns.
+def write_original(folder: Path, original: OriginalModel) -> None:
+    """Keep it in a run's folder; on disk when this returns.
 
     Raises:
         ArchiveError: it cannot be written.
     """
     document = json.dumps(original.to_dict(), allow_nan=False, indent=2) + "\n"
-    write_whole(run.path / MODEL_CONFIG, document.encode())
+    write_whole(folder / MODEL_CONFIG, document.encode())
 
 
 def read_original(run: Run) -> OriginalModel | None:

@@ -139,10 +139,10 @@ def other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     Raises:
         BatchingParametersError: as `found_batching`.
     """
-    found = found_batching(config)
-    if found != found_batching(wanted):
-        return found.words()
-    dynamic, asked = (one.get("dynamic_batching") or {} for one in (config, wanted))
+    runs = found_batching(config)
+    if runs != found_batching(wanted):
+        return runs.words()
+    dynamic, asked = config.get("dynamic_batching") or {}, wanted.get("dynamic_batching") or {}
     names = [name for name in SETTINGS if name != "preferred_batch_size"]
     fields = {name: (_field(dynamic, name), _field(asked, name)) for name in names}
     return ", ".join(f"{name} {has}" for name, (has, wants) in fields.items() if has != wants)

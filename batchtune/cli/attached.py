@@ -19,13 +19,14 @@ from batchtune.target.command import restored as restored_by_command
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
+from batchtune.twin.simulator.replica import TRITONS_AHEAD
 
 if TYPE_CHECKING:
     from batchtune.report.live import View
 
 DIFFERENCES = (
-    "Triton never splits or pads a request, and forms batches ahead of a free instance: the twin does not know that, "
-    "and counts only as far as it predicts the trials"
+    f"Triton never splits or pads a request; {TRITONS_AHEAD}, nor does it simulate preferred sizes, ordering or queue "
+    "policies: the twin counts only as far as it predicts the trials"
 )
 
 
@@ -45,9 +46,23 @@ def as_found(scenario: Scenario, target: TritonTarget, view: View) -> Scenario:
     Raises:
         UsageError: requests that the model does not take as it is configured.
     """
-    found = target.start()
-    view.event(f"{target.endpoint.model_name} has {found.words()}")
+    return fitted(scenario, reached(target, view))
+
+
+def reached(target: TritonTarget, view: View) -> FoundBatching:
+    """What the model's configuration says of batching, which is told, with what sets such a server apart."""
+    batching = target.start()
+    view.event(f"{target.endpoint.model_name} has {batching.words()}")
     view.event(DIFFERENCES)
+    return batching
+
+
+def fitted(scenario: Scenario, found: FoundBatching) -> Scenario:
+    """The scenario with what was found, unless it says that already.
+
+    Raises:
+        UsageError: requests that the model does not take as it is configured.
+    """
     rows = scenario.request.rows_most
     if rows > found.max_batch_size:
         raise UsageError(
@@ -103,14 +118,14 @@ def run_restore(path: Path) -> int:
     if original is None or not original.attached:
         raise UsageError(
             f"{run.path} attached to no server: there is nothing to put back",
-            hint="only a sweep of kind triton with target.rest_url, or of kind command with target.restore, changes a "
-            "server that is not its own",
+            hint="only a sweep or comparison of kind triton with target.rest_url, or a sweep of kind command with "
+            "target.restore, changes a server that is not its own",
         )
     run.hold()
     if original.restored:
         print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
         return 0
-    write_original(run, restored(original, target))
+    write_original(run.path, restored(original, target))
     served = found_batching(original.config).words() if original.loaded else "not served"
     print(f"{original.model} at {original.rest_url} is as it was: {served}", file=sys.stderr)
     return 0

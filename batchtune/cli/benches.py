@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchtune.archive.original import write_original
 from batchtune.archive.run import SERVER_LOG
+from batchtune.cli.attached import beginning, fitted, reached
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.target.launch.demand import demand_of
+from batchtune.target.choice import target_of
 from batchtune.target.model_files import resolve_model
 from batchtune.target.tfserving import TfServingTarget
+from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant
 
@@ -44,7 +47,7 @@ class Benches:
     _launched: ExitStack = field(default_factory=ExitStack)
     _launches: int = 0
     _guard: HostGuard = field(default_factory=HostGuard)
-    _targets: dict[str, TfServingTarget] = field(default_factory=dict)
+    _targets: dict[str, TfServingTarget | TritonTarget] = field(default_factory=dict)
     _fleets: dict[tuple[int, tuple[int, ...] | None, str], AnyFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
     _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
@@ -52,6 +55,15 @@ class Benches:
 
     def __post_init__(self) -> None:
         self.stack.enter_context(self._launched)
+
+    def reached(self, variants: Sequence[Variant]) -> list[Variant]:
+        """The variants with what the model has of batching on the Triton that serves it; others as they are.
+
+        Raises:
+            TargetError: nobody answers, no such model, or the server did not start.
+            UsageError: the model cannot be batched, or takes no such requests.
+        """
+        return [self._with_found(variant) for variant in variants]
 
     def turn(self, turn: Turn) -> None:
         self._turn = turn
@@ -106,17 +118,35 @@ class Benches:
             self._client_max_rps[key] = client_max_rps(fleet, requests, server_cpus=server_cpus)
         return self._client_max_rps[key]
 
-    def _target(self, variant: Variant) -> TfServingTarget:
-        key = f"{variant.name} {variant.server_key}" if self.apart else variant.server_key
+    def _with_found(self, variant: Variant) -> Variant:
+        target = self._target(variant)
+        if not isinstance(target, TritonTarget):
+            return variant
+        return replace(variant, scenario=fitted(variant.scenario, target.start()))
+
+    def _target(self, variant: Variant) -> TfServingTarget | TritonTarget:
+        scenario = variant.scenario
+        apart = self.apart and not scenario.target.attached
+        key = f"{variant.name} {variant.server_key}" if apart else variant.server_key
         if key not in self._targets:
-            self.view.event(f"launching the server for {variant.name}")
-            demand = demand_of(variant.scenario)
-            target = TfServingTarget(variant.scenario.target, on_event=self.view.event, demand=demand)
-            self._targets[key] = self._launched.enter_context(target)
+            attached = scenario.target.attached
+            self.view.event(beginning(scenario) if attached else f"launching the server for {variant.name}")
+            target = target_of(scenario, on_event=self.view.event)
+            self._launched.callback(self._close, target)
+            if isinstance(target, TritonTarget):
+                reached(target, self.view)
+                target.keep_original(partial(write_original, self.folder))
+            self._targets[key] = target
             self._launches += 1
             name = SERVER_LOG if self._launches == 1 else f"server-{self._launches}.log"
             target.keep_log(self.folder / name)
         return self._targets[key]
+
+    def _close(self, target: TfServingTarget | TritonTarget) -> None:
+        try:
+            target.close()
+        except TargetError as error:
+            raise TargetError(error.message, hint=f"`batchtune restore {self.folder}` tries again") from error
 
     def _fleet(self, load: LoadSpec) -> AnyFleet:
         key = (load.processes, load.cpus, str(load.fleet))
@@ -139,17 +169,23 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     """Find every model before the first server is launched.
 
     Raises:
-        UsageError: a model that does not exist, or a protocol that no launched server speaks.
+        UsageError: a model that does not exist, a protocol that no such server speaks, or two servers to put back.
     """
     for variant in variants:
         request, target = variant.scenario.request, variant.scenario.target
-        if target.kind != "tfserving":
+        if target.kind == "external":
             raise UsageError(
-                f"{variant.name}: servers of kind tfserving are compared; this one is {target.kind}",
-                hint="`batchtune sweep` searches a Triton, `batchtune load` measures any server as it is",
+                f"{variant.name}: an external server is loaded as it is: nothing of it is reconfigured",
+                hint="`batchtune load` measures any server as it is",
             )
-        if request.protocol.startswith("kserve_"):
+        if target.kind == "tfserving" and request.protocol.startswith("kserve_"):
             raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
-    targets = (variant.scenario.target for variant in variants)
-    for model, framework in dict.fromkeys((target.model, target.framework) for target in targets):
+    targets = [variant.scenario.target for variant in variants]
+    if len({(target.rest_url, target.model) for target in targets if target.attached}) > 1:
+        raise UsageError(
+            "the variants attach to several servers or models; a run puts back one",
+            hint="compare configurations of one model, or have batchtune launch the servers",
+        )
+    ours = (target for target in targets if target.kind == "tfserving")
+    for model, framework in dict.fromkeys((target.model, target.framework) for target in ours):
         resolve_model(model, framework=framework, on_event=view.event)

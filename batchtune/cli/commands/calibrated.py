@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from batchtune.archive.run import Run
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
+from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import kept_trials
 from batchtune.errors import (
@@ -29,6 +30,7 @@ from batchtune.tune.trials.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.twin import Twin
+from batchtune.twin.simulator.replica import left_out
 
 MOST_CONFIGURATIONS = 500
 
@@ -125,8 +127,12 @@ def asked_configurations(base: Configuration, choices: Mapping[str, list[Any]]) 
     """Every combination of the values, laid over the base.
 
     Raises:
+        UsageError: a parameter that the server does not have.
         BatchingParametersError: a combination that no server would accept.
     """
+    for name in choices:
+        if base.dialect == "triton" and name in MISSING:
+            raise UsageError(f"--set {name}: Triton has no such parameter", hint=MISSING[name])
     values = {} if base.batching is None else to_dict(base.batching)
     if base.batching is None and not choices:
         return [base]
@@ -150,6 +156,13 @@ def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation 
         return None
 
 
+def notes_on(configurations: Sequence[Configuration]) -> list[str]:
+    """What the twin leaves out of how a server of such configurations batches."""
+    return [
+        f"{text}." for text in dict.fromkeys(text for asked in configurations for text in left_out(asked))
+    ]
+
+
 def _choices(text: str) -> tuple[str, list[Any]]:
     name, equals, given = text.partition("=")
     name = name.strip()
@@ -157,6 +170,9 @@ def _choices(text: str) -> tuple[str, list[Any]]:
         raise UsageError(
             f"--set {text}: expected KEY=VALUE", hint="for instance --set max_batch_size=16,32,64"
         )
+    name = {word: house for house, word in WORDS.items()}.get(name, name)
+    if name in SETTINGS:
+        raise UsageError(f"--set {name}: the twin does not simulate it", hint="`batchtune sweep` measures it")
     if name not in KNOBS:
         raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
     if name == "allowed_batch_sizes":

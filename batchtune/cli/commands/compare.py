@@ -74,9 +74,9 @@ def run_compare(
     done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:
         return INTERRUPTED
-    comparison = summarise(done.trials, variants)
+    comparison = summarise(done.trials, done.variants)
     done.run.write_comparison(comparison.to_dict())
-    accounts = _accounts(done, variants, gates, scenario=scenario, seconds=time.monotonic() - started_s)
+    accounts = _accounts(done, done.variants, gates, scenario=scenario, seconds=time.monotonic() - started_s)
     if json:
         checks = {"checks": [account.to_dict() for account in accounts]} if gates else {}
         print(json_text.dumps({"run": str(done.run.path), **comparison.to_dict(), **checks}, indent=2))
@@ -92,9 +92,13 @@ def run_compare(
 
 @dataclass(slots=True, kw_only=True)
 class Blocks:
-    """What was run and kept; `run` is None when Ctrl-C came before the first trial."""
+    """What was run and kept; `run` is None when Ctrl-C came before the first trial.
+
+    `variants` are those asked for, with what was found on their servers.
+    """
 
     run: Run | None = None
+    variants: Sequence[Variant] = ()
     trials: list[Trial] = field(default_factory=list)
     interrupted: bool = False
 
@@ -116,12 +120,13 @@ def run_blocks(
     done = Blocks()
     scenario, _ = placed(scenario)
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
-        variants = placed_variants(variants, view)
+        variants = done.variants = placed_variants(variants, view)
         try:
             check_targets(variants, view)
             run = done.run = create_run(scenario, format_scenario(scenario), root=results, kind=kind)
             view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
             benches = Benches(view, stack, blocks=blocks, folder=run.path)
+            variants = done.variants = benches.reached(variants)
             paces = probed_paces(variants, bench_of=benches.of)
             for variant in variants:
                 view.event(pace_text(variant, paces[variant.name]))

@@ -26,7 +26,7 @@ def run_noise(
     done = run_blocks(scenario, arms, kind="noise", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:
         return INTERRUPTED
-    floor = noise_floor(done.trials, arms)
+    floor = noise_floor(done.trials, done.variants)
     done.run.write_comparison(floor.to_dict())
     if not done.interrupted and (floor.failure is not None or not floor.floors):
         raise TargetError(floor.failure or "no block gave two figures", hint=f"see {done.run.path}")

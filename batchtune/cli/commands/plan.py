@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json as json_text
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from batchtune.cli.arguments.slo import in_place_of, promised
-from batchtune.cli.commands.calibrated import asked_configurations, asked_values, calibrated_run
+from batchtune.cli.commands.calibrated import asked_configurations, asked_values, calibrated_run, notes_on
 from batchtune.cli.commands.simulate import trusted, twin_document
 from batchtune.errors import UsageError
 from batchtune.measure.slo import limits_of
@@ -57,6 +58,7 @@ def run_plan(
             error_ratio=slo.error_ratio,
             routing=routing,
         )
+    plan = replace(plan, notes=(*plan.notes, *(note.rstrip(".") for note in notes_on(configurations))))
     if json:
         document = {
             "run": str(calibrated.run.path),

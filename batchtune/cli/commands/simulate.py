@@ -11,7 +11,13 @@ from typing import Any, TypedDict
 
 from batchtune.batching.parameters import Configuration
 from batchtune.cli.arguments.points import client_counts, rates_rps, refuse_both
-from batchtune.cli.commands.calibrated import Calibrated, asked_configurations, asked_values, calibrated_run
+from batchtune.cli.commands.calibrated import (
+    Calibrated,
+    asked_configurations,
+    asked_values,
+    calibrated_run,
+    notes_on,
+)
 from batchtune.errors import InconclusiveError, UsageError
 from batchtune.plain_values import to_plain
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
@@ -47,6 +53,7 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
     calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
     configurations = asked_configurations(calibrated.base, choices)
     traffics, notes = _traffics(calibrated, loads)
+    notes += notes_on(configurations)
     if len(configurations) * len(traffics) > MOST_POINTS:
         raise UsageError(
             f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",
@@ -59,7 +66,8 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
             for traffic in traffics
         ]
     if json:
-        print(json_text.dumps(_document(calibrated, points), indent=2, allow_nan=False))
+        document = {**_document(calibrated, points), "notes": notes}
+        print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         print_simulations(
             points, calibrated.twin, base=calibrated.base_name, run=calibrated.run.path, notes=notes

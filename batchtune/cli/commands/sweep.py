@@ -73,7 +73,7 @@ def run_sweep(
             if isinstance(target, TritonTarget):
                 scenario = as_found(scenario, target, view)
                 run = _held(run, scenario, results)
-                target.keep_original(partial(write_original, run))
+                target.keep_original(partial(write_original, run.path))
             target.apply(reference_configurations(scenario)["no_batching"])
             run = _held(run, scenario, results)
             target.keep_log(run.path / SERVER_LOG)

@@ -197,6 +197,12 @@ class TritonTarget:
             self._keep(replace(original, restored=True))
         self._on_event(f"{original.model} is configured as it was: {found_batching(original.config).words()}")
 
+    def stop(self) -> None:
+        """End a launched server, which the next `apply` launches anew; an attached one goes on."""
+        if self._launched is not None:
+            self._in_force = None
+            self._launched.stop()
+
     def close(self) -> None:
         """End a launched server, restore an attached one; more than once is fine."""
         if self._launched is not None:

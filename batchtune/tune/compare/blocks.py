@@ -37,9 +37,10 @@ class Variant:
 
     @property
     def server_key(self) -> str:
-        """Equal for variants that one launched server can serve: they differ at most in what it takes hot."""
-        flags = [(name, value) for name, value in self.configuration.flags if name != LENGTH_BUCKETS]
-        return f"{self.scenario.target.model_dump_json()} {flags}"
+        """Equal for variants that one server can serve: they differ at most in what it takes hot."""
+        target = self.scenario.target.model_dump_json(exclude={"found"})
+        flags = [item for item in self.configuration.server_flags.items() if item[0] != LENGTH_BUCKETS]
+        return f"{target} {flags}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from batchtune.batching.parameters import (
     default_num_batch_threads,
 )
 from batchtune.batching.triton_words import INSTANCES
+
+TRITONS_AHEAD: Final = "Triton forms batches ahead of a free instance, which the twin does not"
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 Rows = int | NDArray[np.int32]
@@ -109,11 +111,16 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
     )
 
 
-def _tritons_batcher(configuration: Configuration) -> Batcher:
-    """Triton's has no limit on what waits, and without batching runs one request an instance.
+def left_out(configuration: Configuration) -> tuple[str, ...]:
+    """What the server does with such a configuration that `batcher_of` knows nothing of, each in some words."""
+    if configuration.dialect != "triton" or configuration.batching is None:
+        return ()
+    named = [name for name, _ in configuration.flags if configuration.flag_word(name) == name]
+    return (TRITONS_AHEAD, *(f"{name} is not simulated" for name in named))
 
-    Left out: Triton forms batches ahead of a free instance, and a limit on waiting requests that it may be given.
-    """
+
+def _tritons_batcher(configuration: Configuration) -> Batcher:
+    """Triton's has no limit on what waits, and without batching runs one request an instance; see `left_out`."""
     parameters = configuration.batching
     if parameters is None:
         instances = int(dict(configuration.flags).get(INSTANCES, 1))

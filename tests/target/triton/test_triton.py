@@ -117,6 +117,15 @@ def test_a_resumed_run_puts_back_what_the_killed_one_found(server: FakeTriton) -
     assert server.config == CONFIG
 
 
+def test_an_attached_server_is_not_stopped(server: FakeTriton) -> None:
+    with TritonTarget(spec(server)) as target:
+        target.keep_original(lambda _original: None)
+        target.apply(BATCHED)
+        target.stop()
+        assert target.in_force == BATCHED
+        assert target.apply(BATCHED).how == "unchanged"
+
+
 def test_a_model_that_is_not_there_is_told_with_those_that_are(server: FakeTriton) -> None:
     with (
         TritonTarget(spec(server, "nope")) as target,

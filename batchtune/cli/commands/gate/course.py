@@ -92,6 +92,7 @@ class Course:
         if phase == "confirmation":
             self.view.event("flagged: fresh blocks, after every server is started anew")
             self.benches.stop_servers()
+        self.variants = self.benches.reached(self.variants)
         self.paces = probed_paces(self.variants, bench_of=self.benches.of)
         if phase == "screen":
             for variant in self.variants:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from batchtune.archive.run import Run, open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton.target import TritonTarget
 from tests.cli.test_cli import batchtune, start
@@ -57,10 +59,11 @@ search:
   strategy: {strategy}
   repeats: 1
   budget: {{trials: 8}}
-  space:
-    max_batch_size: [1, 4, 16]
-    max_queue_delay_microseconds: [0, 20000]
+  space: {{{space}}}
 """
+DELAYS = "max_batch_size: [1, 4, 16], max_queue_delay_microseconds: [0, 20000]"
+WORDS = """max_batch_size: [4, 16], preferred_batch_size: [none, [16]],
+    default_queue_policy: {max_queue_size: [0, 100]}, instance_group: {count: [1]}"""
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +83,12 @@ def config_of(server: TritonServer) -> dict[str, Any]:
 
 
 def attached_scenario(
-    folder: Path, server: TritonServer, *, by_grpc: bool = True, strategy: str = "grid"
+    folder: Path, server: TritonServer, *, by_grpc: bool = True, space: str = DELAYS
 ) -> Path:
     target = f', rest_url: "{url(server)}"'
     target += f', grpc_url: "127.0.0.1:{server.grpc_port}"' if by_grpc else ""
     path = folder / "triton.yaml"
-    path.write_text(SCENARIO.format(model="m", target=target, strategy=strategy))
+    path.write_text(SCENARIO.format(model="m", target=target, strategy="grid", space=space))
     return path
 
 
@@ -95,6 +98,7 @@ def recommendation(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_twenty_configurations_without_a_restart_and_all_as_it_was(server: TritonServer) -> None:
+    """Each takes some 0.15 s here: tests/benchmarks/triton/tuned_triton.py prints them."""
     before = config_of(server)
     with TritonTarget(TargetSpec(kind="triton", model="m", rest_url=url(server))) as target:
         target.keep_original(lambda _original: None)
@@ -107,12 +111,53 @@ def test_twenty_configurations_without_a_restart_and_all_as_it_was(server: Trito
     assert config_of(server) == before
 
 
-@pytest.mark.parametrize("by_grpc", [True, False])
+def test_every_word_of_triton_s_is_taken_and_told_back(server: TritonServer) -> None:
+    before = config_of(server)
+    settings = {
+        "preferred_batch_size": ["2", "2,4"],
+        "preserve_ordering": ["false", "true"],
+        "default_queue_policy.max_queue_size": ["64", "0"],
+        "default_queue_policy.default_timeout_microseconds": ["500000", "0"],
+        "default_queue_policy.timeout_action": ["DELAY", "REJECT"],
+        "default_queue_policy.allow_timeout_override": ["true", "false"],
+    }
+    batching = BatchingParameters(max_batch_size=8, batch_timeout_micros=100, num_batch_threads=2)
+    with TritonTarget(TargetSpec(kind="triton", model="m", rest_url=url(server))) as target:
+        target.keep_original(lambda _original: None)
+        for name, values in settings.items():
+            for value in values:
+                configuration = Configuration(batching=batching, dialect="triton", flags=((name, value),))
+                assert target.apply(configuration).how == "hot"
+        dynamic = config_of(server)["dynamic_batching"]
+        assert dynamic["default_queue_policy"]["timeout_action"] == "REJECT"
+        assert dynamic["preserve_ordering"] is True
+    assert config_of(server) == before
+
+
+def test_a_launched_server_that_was_killed_is_launched_again(tmp_path: Path) -> None:
+    assert PACKAGES is not None
+    program = executable(tmp_path, PACKAGES)
+    model = write_models({"m": (CONFIG, MODEL)}, tmp_path) / "m"
+    batching = BatchingParameters(max_batch_size=8, batch_timeout_micros=0, num_batch_threads=1)
+    configuration = Configuration(batching=batching, dialect="triton")
+    with TritonTarget(TargetSpec(kind="triton", model=str(model), command=[str(program)])) as target:
+        target.start()
+        assert target.apply(configuration).how == "hot"
+        assert target.pid is not None
+        os.kill(target.pid, signal.SIGKILL)
+        with pytest.raises(TargetError, match="ended by signal 9"):
+            target.counters()
+        assert target.apply(configuration).how == "restart"
+        assert target.counters().series
+
+
+@pytest.mark.parametrize(("by_grpc", "space"), [(True, DELAYS), (False, WORDS)], ids=["gRPC", "REST"])
 def test_an_attached_server_is_swept_and_left_as_it_was(
-    server: TritonServer, tmp_path: Path, by_grpc: bool
+    server: TritonServer, tmp_path: Path, by_grpc: bool, space: str
 ) -> None:
     before = config_of(server)
-    done = batchtune("sweep", attached_scenario(tmp_path, server, by_grpc=by_grpc), "--json", cwd=tmp_path)
+    path = attached_scenario(tmp_path, server, by_grpc=by_grpc, space=space)
+    done = batchtune("sweep", path, "--json", cwd=tmp_path)
     chosen = recommendation(done)
     assert config_of(server) == before
     assert chosen["configuration"]["batching"]["max_batch_size"] == 16
@@ -182,7 +227,7 @@ def test_a_launched_server_is_swept_to_the_best_of_its_model(tmp_path: Path) -> 
     repository = write_models({"m": (CONFIG, MODEL)}, tmp_path)
     path = tmp_path / "triton.yaml"
     target = f", command: [{program}]"
-    path.write_text(SCENARIO.format(model=repository / "m", target=target, strategy="guided"))
+    path.write_text(SCENARIO.format(model=repository / "m", target=target, strategy="guided", space=DELAYS))
     chosen = recommendation(batchtune("sweep", path, "--json", cwd=tmp_path))
     assert chosen["configuration"]["batching"]["max_batch_size"] == 16
     assert (repository / "m" / "config.pbtxt").read_text() == CONFIG

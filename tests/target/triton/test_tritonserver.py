@@ -98,7 +98,7 @@ def recommendation(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_twenty_configurations_without_a_restart_and_all_as_it_was(server: TritonServer) -> None:
-    """Each takes some 0.15 s here: tests/benchmarks/triton/tuned_triton.py prints them."""
+    """Each takes 0.1 to 0.5 s: tests/benchmarks/triton/tuned_triton.py prints them."""
     before = config_of(server)
     with TritonTarget(TargetSpec(kind="triton", model="m", rest_url=url(server))) as target:
         target.keep_original(lambda _original: None)

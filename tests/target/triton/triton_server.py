@@ -100,6 +100,10 @@ class TritonServer:
                 stderr=subprocess.STDOUT,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def __enter__(self) -> Self:
         give_up = time.monotonic() + 60
         while time.monotonic() < give_up and self._process.poll() is None:

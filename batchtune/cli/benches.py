@@ -18,6 +18,7 @@ from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.target.choice import target_of
+from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
@@ -132,6 +133,8 @@ class Benches:
             attached = scenario.target.attached
             self.view.event(beginning(scenario) if attached else f"launching the server for {variant.name}")
             target = target_of(scenario, on_event=self.view.event)
+            if isinstance(target, CommandTarget):
+                raise NotImplementedError(variant.name)  # `check_targets` refuses it
             self._launched.callback(self._close, target)
             if isinstance(target, TritonTarget):
                 reached(target, self.view)
@@ -169,7 +172,8 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     """Find every model before the first server is launched.
 
     Raises:
-        UsageError: a model that does not exist, a protocol that no such server speaks, or two servers to put back.
+        UsageError: a model that does not exist, a protocol that no such server speaks, a kind of server that no variant
+            may have, or two servers to put back.
     """
     for variant in variants:
         request, target = variant.scenario.request, variant.scenario.target
@@ -177,6 +181,11 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
             raise UsageError(
                 f"{variant.name}: an external server is loaded as it is: nothing of it is reconfigured",
                 hint="`batchtune load` measures any server as it is",
+            )
+        if target.kind == "command":
+            raise UsageError(
+                f"{variant.name}: target.kind: only `batchtune sweep` reconfigures by commands",
+                hint="sweep it, or measure each of its configurations with `batchtune load HOST:PORT/MODEL`",
             )
         if target.kind == "tfserving" and request.protocol.startswith("kserve_"):
             raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")

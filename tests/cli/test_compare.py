@@ -229,3 +229,18 @@ def test_the_published_experiment_is_a_scenario_with_its_variants() -> None:
     assert batched is not None
     assert (batched.max_batch_size, batched.batch_timeout_micros) == (1000, 1000)
     assert (batched.max_enqueued_batches, batched.num_batch_threads) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("kubernetes-rollout", "only `batchtune sweep` reconfigures by commands"),
+        ("external", "loaded as it is"),
+    ],
+)
+def test_servers_that_no_comparison_can_change_are_refused_at_once(
+    example: str, words: str, tmp_path: Path
+) -> None:
+    done = answered("noise", ROOT / "scenarios" / f"{example}.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr

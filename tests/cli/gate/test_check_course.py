@@ -29,6 +29,9 @@ class FakeBenches:
 
     def turn(self, _turn) -> None: ...
 
+    def reached(self, variants):
+        return list(variants)
+
     def of(self, variant):
         def run(plan):
             startup_s = None

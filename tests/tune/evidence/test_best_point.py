@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.cli.commands.load import _exit_code, _without_empty_verdict
+from batchtune.cli.commands.load import _exit_code, without_empty_verdict
 from batchtune.report.load_points import points_dict
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
@@ -91,7 +91,7 @@ def test_without_a_promise_there_is_no_verdict() -> None:
 
     def verdict(asked: str, scenario: Scenario) -> str | None:
         finished = FinishedTrial(trial=point(4, verdict=asked), samples=None)
-        return _without_empty_verdict(finished, scenario).trial.measurement.verdict
+        return without_empty_verdict(finished, scenario).trial.measurement.verdict
 
     assert verdict("FAIL", silent) is None
     assert verdict("NOISY", silent) == "NOISY"

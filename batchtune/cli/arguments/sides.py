@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from batchtune.errors import UsageError
+
 BASELINE, CANDIDATE = "baseline", "candidate"
 SIDES: Final = (BASELINE, CANDIDATE)
 
@@ -49,8 +51,7 @@ def takes_sides(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_sides(**given: Any) -> None:
         sides = {
-            side: SideWords(**{word: value for word in _WORDS if (value := given.pop(f"{side}_{word}"))})
-            for side in SIDES
+            side: _side_words(side, {word: given.pop(f"{side}_{word}") for word in _WORDS}) for side in SIDES
         }
         command(**given, sides=sides)
 
@@ -67,3 +68,18 @@ def takes_sides(command: Callable[..., None]) -> Callable[..., None]:
             )
     with_sides.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return with_sides
+
+
+def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> SideWords:
+    """An empty word would be the scenario's own: a check of a model with itself, which passes."""
+    words: dict[str, Any] = {
+        word: value for word, value in given.items() if value is not None and value != []
+    }
+    for word, value in words.items():
+        texts = [value] if isinstance(value, str) else value
+        if not all(text.strip() for text in texts):
+            raise UsageError(
+                f"--{side}-{word}: is empty",
+                hint="give it a value (is a variable of the shell unset?), or leave it out: as the scenario says",
+            )
+    return SideWords(**words)

@@ -224,6 +224,15 @@ def test_the_help_names_every_word_of_both_sides() -> None:
             assert f"--{side}-{word}" in text
 
 
+@pytest.mark.parametrize("option", ["--baseline-ref", "--candidate-model", "--candidate-set"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_unset_variable_of_the_shell_is_no_side(here: Path, option: str, value: str) -> None:
+    words = ["check", str(SCENARIO_PATH), "--candidate-flag", "x=1", option, value]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == f"{option}: is empty"
+
+
 def test_a_stored_baseline_has_no_sides_of_its_own(here: Path) -> None:
     words = ["check", str(SCENARIO_PATH), "--baseline", "b.json", "--baseline-image", "x"]
     result = CliRunner().invoke(app, words)

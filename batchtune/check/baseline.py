@@ -25,10 +25,13 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.trials.trial import Trial
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 KIND: Final = "batchtune baseline"
 BASELINE: Final = "baseline.json"
 RUNS_MIN: Final = 6
+_OLD: Final = {1: ", whose memory is not the peak since the launch"}
+"""What figures of older versions are not."""
+
 _BYTES_MAX: Final = 1 << 20
 _HOST_KEYS: Final = ("schema_version", "machine", "kernel_series", "cpu", "python", "gpu")
 _WORKLOAD_KEYS: Final = ("request", "load", "objective", "slo")
@@ -117,7 +120,7 @@ def read_baseline(path: Path) -> Baseline:
     """The baseline in a file, or in the folder of a run that wrote one.
 
     Raises:
-        BaselineError: there is none, it is of a newer version, or holds too few runs.
+        BaselineError: there is none, it is of another version, or holds too few runs.
         ArchiveError: the file is no baseline, or only a part of one.
     """
     path = path / BASELINE if path.is_dir() else path
@@ -136,9 +139,11 @@ def read_baseline(path: Path) -> Baseline:
         raise ArchiveError(f"{path}: not JSON, or cut short: {error}", hint=remedy) from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ArchiveError(f"{path}: not a baseline of batchtune", hint=remedy)
-    if document.get("schema_version") != SCHEMA_VERSION:
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        why = _OLD.get(version, "") if isinstance(version, int) else ""
         raise BaselineError(
-            f"{path}: schema_version {document.get('schema_version')!r}, and this batchtune reads {SCHEMA_VERSION}",
+            f"{path}: schema_version {version!r}{why}, and this batchtune reads {SCHEMA_VERSION}",
             hint=f"use the batchtune that wrote it, or {remedy}",
         )
     baseline = _parsed(document, path, remedy)

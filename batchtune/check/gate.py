@@ -93,6 +93,8 @@ class Gate:
         """The inverse of `change`."""
         if math.isinf(change):
             return -change if self.metric in _LOWER_IS_WORSE else change
+        if change <= -1.0 and not self.is_absolute:  # a loss of all
+            return math.inf if self.metric in _LOWER_IS_WORSE else -math.inf
         return self.limit_of(-change if self.metric in _LOWER_IS_WORSE else change)
 
 

@@ -15,7 +15,7 @@ from batchtune.check.finding import Finding
 from batchtune.check.gate import Gate
 from batchtune.check.looks import ERROR_RATE
 from batchtune.check.paired import SCHEMA_VERSION, Conclusion
-from batchtune.errors import ArchiveError
+from batchtune.errors import ArchiveError, TargetError
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import from_plain
 
@@ -39,7 +39,7 @@ def read_account(run: Path) -> Account:
 
 
 def account_from(document: Mapping[str, Any]) -> Account:
-    """The inverse of `Account.to_dict`.
+    """The inverse of `Account.to_dict`; keys that the first checks lack are told from what they say.
 
     Raises:
         KeyError, TypeError, ValueError: it is none.
@@ -53,9 +53,9 @@ def account_from(document: Mapping[str, Any]) -> Account:
         fresh_blocks=int(document["fresh_blocks"]),
         blocks_max=int(document["blocks_max"]),
         reason=str(document["reason"]),
-        target_failed=bool(document["target_failed"]),
+        target_failed=bool(document.get("target_failed", document["exit_code"] == TargetError.exit_code)),
         error_rate=ERROR_RATE if stored else float(document["error_rate"]),
-        confirms=bool(document["confirms"]),
+        confirms=bool(document.get("confirms", True)),
     )
     return Account(
         scenario=str(document["scenario"]),
@@ -74,7 +74,7 @@ def _finding(document: Mapping[str, Any]) -> Finding:
     gate = Gate(
         metric=document["metric"],
         margin=float(document["margin_asked"]),
-        is_default=bool(document["is_default"]),
+        is_default=bool(document.get("is_default", False)),
     )
     change = document["change"]
     ends = sorted(

@@ -87,7 +87,7 @@ def test_none_and_one_of_the_future_are_no_baselines(kept):
     changed(kept, schema_version=99)
     with pytest.raises(BaselineError, match="schema_version 99"):
         read_baseline(kept)
-    changed(kept, schema_version=1, runs=[{"p95": 0.01}])
+    changed(kept, schema_version=2, runs=[{"p95": 0.01}])
     with pytest.raises(BaselineError, match="1 runs; a baseline needs 6"):
         read_baseline(kept)
 
@@ -96,12 +96,12 @@ def test_none_and_one_of_the_future_are_no_baselines(kept):
     ("text", "words"),
     [
         ("", "not JSON, or cut short"),
-        ('{"kind": "batchtune baseline", "schema_version": 1, "scen', "not JSON, or cut short"),
+        ('{"kind": "batchtune baseline", "schema_version": 2, "scen', "not JSON, or cut short"),
         ("[" * 100_000, "not JSON, or cut short"),
         ("\x00\xff", "not JSON, or cut short"),
         ("[1, 2]", "not a baseline of batchtune"),
         ('{"verdict": "OK"}', "not a baseline of batchtune"),
-        ('{"kind": "batchtune baseline", "schema_version": 1}', "not a whole baseline"),
+        ('{"kind": "batchtune baseline", "schema_version": 2}', "not a whole baseline"),
     ],
 )
 def test_a_file_that_is_none_or_half_of_one_says_what_it_is(tmp_path, text, words):
@@ -119,17 +119,27 @@ def test_runs_that_are_no_figures_are_refused(kept, runs):
         read_baseline(kept)
 
 
+def test_the_memory_of_an_old_baseline_was_none_at_its_peak(kept):
+    changed(kept, schema_version=1)
+    with pytest.raises(BaselineError, match="schema_version 1, whose memory is not the peak") as raised:
+        read_baseline(kept)
+    assert raised.value.exit_code == 4
+    assert "--update-baseline" in raised.value.hint
+
+
 def test_another_workload_is_never_compared_and_another_host_only_as_a_tripwire():
     other = scenario_of(load={"arrivals": "closed", "concurrency": 7})
     asked = StoredRequest(path=None)
-    refusal, _ = comparability(KEPT, Variant(name="candidate", scenario=other), HOST, asked)
+    candidate = Variant(name="candidate", scenario=other)
+    refusal, _ = comparability(KEPT, candidate, HOST, asked)
     assert "another workload" in refusal
     assert "load.concurrency" in refusal
     here = {**HOST, "cpu": {**HOST["cpu"], "model": "Xeon"}}
     same = Variant(name="candidate", scenario=SCENARIO)
     refusal, _ = comparability(KEPT, same, here, asked)
     assert "another host (cpu.model: EPYC against Xeon)" in refusal
-    refusal, note = comparability(KEPT, same, here, replace(asked, allow_mismatch=True))
+    mismatch = replace(asked, allow_mismatch=True)
+    refusal, note = comparability(KEPT, same, here, mismatch)
     assert (refusal, note[:13]) == ("", "TRIPWIRE ONLY")
 
 

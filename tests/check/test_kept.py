@@ -20,6 +20,7 @@ from tests.check.check_fakes import account, regressed
 BOUNDLESS = judge_fixed(
     default_gates("throughput"), [{"throughput": (100.0, 99.0), "p99": (1.0, math.inf)}] * 3
 )
+CONFIRMED = replace(regressed(), confirms=True)
 VOID = replace(regressed(), verdict="INVALID", findings=(), reason="ended by signal 9", target_failed=True)
 
 
@@ -41,6 +42,24 @@ def test_it_says_the_same_after_a_journey_through_json(kept):
     for ours, theirs in zip(read.conclusion.findings, kept.conclusion.findings, strict=True):
         assert ours.worsening.low == pytest.approx(theirs.worsening.low)
         assert ours.worsening.high == pytest.approx(theirs.worsening.high)
+
+
+def test_a_check_of_the_first_release_is_read_as_what_it_was():
+    for kept in (account(CONFIRMED), account(VOID, attribution=None)):
+        document = json.loads(json.dumps(kept.to_dict()))
+        del document["confirms"], document["target_failed"]
+        for gate in document["gates"]:
+            del gate["is_default"]
+        assert account_from(document).conclusion.exit_code == kept.conclusion.exit_code
+        assert account_from(document).conclusion.confirms
+
+
+def test_an_end_without_a_bound_was_a_loss_of_all():
+    document = json.loads(json.dumps(account(BOUNDLESS, attribution=None).to_dict()))
+    throughput = document["gates"][0]
+    assert throughput["change"]["low"] is None
+    throughput["change"]["low"] = -1.0
+    assert account_from(document).conclusion.findings[0].worsening.high == math.inf
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,16 @@ class Baseline:
         ]
 
 
-def baseline_of(scenario: Scenario, trials: Sequence[Trial], provenance: Mapping[str, Any]) -> Baseline:
-    """The figures of the runs of one variant that count; a capacity only where they searched one."""
+def baseline_of(
+    scenario: Scenario, trials: Sequence[Trial], provenance: Mapping[str, Any], *, relaunches: bool
+) -> Baseline:
+    """The figures of the runs of one variant that count; a capacity only where they searched one. `relaunches`: every
+    run had a server of its own."""
     left_out: frozenset[Metric] = frozenset() if scenario.objective == "capacity" else frozenset({"capacity"})
     return Baseline(
         scenario=scenario.name,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        workload=workload_of(scenario),
+        workload=workload_of(scenario, relaunches=relaunches),
         host={key: provenance.get(key) for key in _HOST_KEYS},
         commit=(provenance.get("git") or {}).get("commit"),
         runs=tuple(
@@ -85,20 +88,26 @@ def baseline_of(scenario: Scenario, trials: Sequence[Trial], provenance: Mapping
     )
 
 
-def workload_of(scenario: Scenario) -> dict[str, Any]:
-    """What is asked of the server, and on which CPUs: not the model or its settings, which a check is about."""
+def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
+    """What is asked of the server, its life and its CPUs: not the model or its settings, which a check is about."""
     document = scenario.document()
     workload = {key: document.get(key) for key in _WORKLOAD_KEYS}
     load = {key: value for key, value in document["load"].items() if key != "seed"}
     cpus = scenario.target.cpus
-    return {**workload, "load": load, "server_cpus": None if cpus is None else list(cpus)}
+    return {
+        **workload,
+        "load": load,
+        "server_cpus": None if cpus is None else list(cpus),
+        "server_launches": "every run" if relaunches else "once",
+    }
 
 
 def differences(
-    baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any]
+    baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any], *, relaunches: bool
 ) -> tuple[list[str], list[str]]:
     """What differs in the workload, which forbids comparing, and in the host, which makes it a tripwire at best."""
-    ours, theirs = _flat(baseline.workload), _flat(json.loads(json.dumps(workload_of(scenario))))
+    asked = json.loads(json.dumps(workload_of(scenario, relaunches=relaunches)))
+    ours, theirs = _flat(baseline.workload), _flat(asked)
     workload = [
         f"{key}: {ours.get(key, 'not set')} against {theirs.get(key, 'not set')}"
         for key in sorted(ours.keys() | theirs.keys())

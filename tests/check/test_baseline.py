@@ -30,7 +30,7 @@ TRIALS = [
     trial("candidate", block, measurement(throughput_rps=exactly(1000.0 + block)))
     for block in range(1, RUNS_MIN + 1)
 ]
-KEPT = baseline_of(SCENARIO, TRIALS, HOST)
+KEPT = baseline_of(SCENARIO, TRIALS, HOST, relaunches=False)
 
 
 def changed(path, **values):
@@ -52,13 +52,15 @@ def test_it_is_read_as_it_was_written_from_the_file_or_its_folder(kept):
             1000.0 + block for block in range(1, RUNS_MIN + 1)
         ]
         assert math.isnan(read.runs[0]["gpu"])
-        assert differences(read, SCENARIO, HOST) == ([], [])
+        assert differences(read, SCENARIO, HOST, relaunches=False) == ([], [])
     assert kept.stat().st_size < 50_000
 
 
 def test_a_capacity_is_kept_only_where_runs_searched_one():
     assert "capacity" not in KEPT.runs[0]
-    searched = baseline_of(SCENARIO.model_copy(update={"objective": "capacity"}), TRIALS, HOST)
+    searched = baseline_of(
+        SCENARIO.model_copy(update={"objective": "capacity"}), TRIALS, HOST, relaunches=False
+    )
     assert "capacity" in searched.runs[0]
 
 
@@ -127,19 +129,25 @@ def test_the_memory_of_an_old_baseline_was_none_at_its_peak(kept):
     assert "--update-baseline" in raised.value.hint
 
 
+def test_runs_that_launched_their_servers_are_never_compared_with_runs_that_did_not(kept):
+    same = Variant(name="candidate", scenario=SCENARIO)
+    refusal, _ = comparability(read_baseline(kept), same, HOST, StoredRequest(path=None), relaunches=True)
+    assert "server_launches: once against every run" in refusal
+
+
 def test_another_workload_is_never_compared_and_another_host_only_as_a_tripwire():
     other = scenario_of(load={"arrivals": "closed", "concurrency": 7})
     asked = StoredRequest(path=None)
     candidate = Variant(name="candidate", scenario=other)
-    refusal, _ = comparability(KEPT, candidate, HOST, asked)
+    refusal, _ = comparability(KEPT, candidate, HOST, asked, relaunches=False)
     assert "another workload" in refusal
     assert "load.concurrency" in refusal
     here = {**HOST, "cpu": {**HOST["cpu"], "model": "Xeon"}}
     same = Variant(name="candidate", scenario=SCENARIO)
-    refusal, _ = comparability(KEPT, same, here, asked)
+    refusal, _ = comparability(KEPT, same, here, asked, relaunches=False)
     assert "another host (cpu.model: EPYC against Xeon)" in refusal
     mismatch = replace(asked, allow_mismatch=True)
-    refusal, note = comparability(KEPT, same, here, mismatch)
+    refusal, note = comparability(KEPT, same, here, mismatch, relaunches=False)
     assert (refusal, note[:13]) == ("", "TRIPWIRE ONLY")
 
 
@@ -147,7 +155,7 @@ def test_another_model_or_seed_is_what_a_check_is_about():
     load = SCENARIO.load.model_copy(update={"seed": 99})
     target = SCENARIO.target.model_copy(update={"model": "/another"})
     other = SCENARIO.model_copy(update={"load": load, "target": target})
-    assert differences(KEPT, other, HOST) == ([], [])
+    assert differences(KEPT, other, HOST, relaunches=False) == ([], [])
 
 
 def test_margins_are_no_less_than_sessions_and_hosts_differ():
@@ -162,7 +170,7 @@ def test_margins_are_no_less_than_sessions_and_hosts_differ():
 
 def test_a_noisy_attempt_that_was_repeated_is_not_kept():
     noisy = trial("candidate", 2, measurement(throughput_rps=exactly(1.0)))
-    kept = baseline_of(SCENARIO, [TRIALS[0], noisy, *TRIALS[1:]], HOST)
+    kept = baseline_of(SCENARIO, [TRIALS[0], noisy, *TRIALS[1:]], HOST, relaunches=False)
     assert [run["throughput"] for run in kept.runs] == [run["throughput"] for run in KEPT.runs]
 
 

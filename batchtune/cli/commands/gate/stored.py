@@ -91,12 +91,13 @@ def run_stored_check(
             check_targets([variant], view)
             provenance = collect(variant.scenario.load.seed)
             blocks_max = wanted.blocks or variant.scenario.check.blocks
+            relaunches = needs_relaunches(gates)
             refusal, note = "", ""
             if baseline is not None:
-                refusal, note = comparability(baseline, variant, provenance, stored)
+                refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
                 blocks_max = min(blocks_max, len(baseline.runs))
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
-            course.relaunches = needs_relaunches(gates)
+            course.relaunches = relaunches
             if baseline is None:
                 return _update(course, stored.path, provenance, blocks_max)
             if refusal:
@@ -132,10 +133,15 @@ def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
 
 
 def comparability(
-    baseline: Baseline, variant: Variant, provenance: Mapping[str, Any], stored: StoredRequest
+    baseline: Baseline,
+    variant: Variant,
+    provenance: Mapping[str, Any],
+    stored: StoredRequest,
+    *,
+    relaunches: bool,
 ) -> tuple[str, str]:
     """Why nothing may be compared, and what to know where it is all the same; each empty where there is none."""
-    workload, host = differences(baseline, variant.scenario, provenance)
+    workload, host = differences(baseline, variant.scenario, provenance, relaunches=relaunches)
     if workload:
         return f"the baseline is of another workload ({'; '.join(workload)})", ""
     if host and not stored.allow_mismatch:
@@ -180,7 +186,9 @@ def _update(course: Course, path: Path, provenance: Mapping[str, Any], blocks: i
     if void.verdict == "INVALID":
         print(f"invalid: {void.reason}; no baseline was written", file=sys.stderr)
         return MeasurementInvalidError.exit_code
-    baseline = baseline_of(course.variants[0].scenario, course.trials, provenance)
+    baseline = baseline_of(
+        course.variants[0].scenario, course.trials, provenance, relaunches=course.relaunches
+    )
     if not baseline.runs:
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
     write_baseline(baseline, path)

@@ -67,6 +67,8 @@ def _commit(root: Path, ref: str) -> str:
 
 def _names(root: Path, commit: str, inside: PurePosixPath, ref: str) -> list[str]:
     """What is exported: a folder, or a file with those beside it that begin with its name, and a signature."""
+    if inside == PurePosixPath():
+        return ["."]
     entry = _git(root, "ls-tree", "-z", commit, "--", str(inside)).rstrip("\0")
     if not entry:
         raise UsageError(
@@ -114,7 +116,7 @@ def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
     """What git prints.
 
     Raises:
-        UsageError: there is no git, or it refuses; `what` says why, else its own words.
+        UsageError: there is no git, or it refuses; `what` stands before its own words.
     """
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
@@ -125,5 +127,5 @@ def _git(folder: Path, *arguments: str, what: str = "", hint: str = "") -> str:
         raise UsageError(f"git {arguments[0]}: {error}", hint="a ref needs git on the PATH") from error
     if done.returncode != 0:
         words = " ".join(done.stderr.split())[-500:]
-        raise UsageError(what or f"git {arguments[0]}: {words}", hint=hint)
+        raise UsageError(": ".join(filter(None, (what or f"git {arguments[0]}", words))), hint=hint)
     return done.stdout

@@ -131,12 +131,23 @@ def test_a_commit_may_hold_a_model_that_is_gone_from_the_working_tree(repository
 
 def test_a_repository_may_be_the_model(tmp_path: Path) -> None:
     model = emulated(tmp_path / "net")
+    (model / ".gitattributes").write_text("*.bin -diff\n")
     git(model, "init", "-q")
     git(model, "add", ".")
     git(model, "commit", "-qm", "x")
     exported = export_model(model, "HEAD", tmp_path / "out")
     assert exported.path == tmp_path / "out/net"
     assert (exported.path / "1/emulated.yaml").is_file()
+
+
+def test_a_repository_that_git_will_not_read_says_so_in_gits_words(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    with pytest.raises(UsageError, match=r"no git repository holds it: .*dubious ownership"):
+        overrides(ref="HEAD")
 
 
 def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) -> None:

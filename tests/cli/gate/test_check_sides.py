@@ -244,6 +244,15 @@ def test_an_unset_variable_of_the_shell_is_no_side(here: Path, option: str, valu
     assert result.exception.message == f"{option}: is empty"
 
 
+@pytest.mark.parametrize("words", [{}, {"baseline": "b.json"}])
+def test_a_variant_beside_the_words_of_a_side_is_refused_and_not_passed_over(here: Path, words) -> None:
+    given = [f"--{name}={value}" for name, value in words.items()] or ["--candidate-flag=x=1"]
+    result = CliRunner().invoke(app, ["check", str(SCENARIO_PATH), "--candidate", "other", *given])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message.startswith("--candidate: ")
+    assert "--candidate-set" in result.exception.hint
+
+
 def test_a_stored_baseline_has_no_sides_of_its_own(here: Path) -> None:
     words = ["check", str(SCENARIO_PATH), "--baseline", "b.json", "--baseline-image", "x"]
     result = CliRunner().invoke(app, words)

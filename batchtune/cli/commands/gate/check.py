@@ -109,9 +109,10 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
     """Baseline and candidate.
 
     Raises:
-        UsageError: there is none, or more than two variants and nobody says which.
+        UsageError: there is none, more than two variants and nobody says which, or a variant beside options of a side.
     """
     if wanted.baseline_set or wanted.candidate_set:
+        refuse_variant(wanted.candidate)
         sides = {BASELINE: wanted.baseline_set, CANDIDATE: wanted.candidate_set}
         return chosen_variants(read_arms(wanted.scenario, sides, overrides=wanted.overrides))
     if not scenario.variants:
@@ -130,6 +131,19 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
             hint=f"give --candidate NAME, one of: {names}",
         )
     return variants
+
+
+def refuse_variant(name: str | None) -> None:
+    """Where the candidate is the scenario with its words, none of the variants counts.
+
+    Raises:
+        UsageError: a variant is asked for all the same.
+    """
+    if name is not None:
+        raise UsageError(
+            f"--candidate: the variant {name!r} does not count beside --baseline and the options of a side",
+            hint="leave --candidate out, and say the variant's keys by --candidate-set KEY=VALUE",
+        )
 
 
 def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:

@@ -28,7 +28,7 @@ from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.paired import Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.check import CheckRequest, interrupted, tell
+from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell
 from batchtune.cli.commands.gate.course import Course, needs_relaunches
 from batchtune.cli.commands.gate.files import CheckFiles
 from batchtune.cli.commands.report import report_at_end
@@ -70,6 +70,7 @@ def run_stored_check(
             "--baseline: a stored baseline has no model, flags or settings",
             hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
         )
+    refuse_variant(wanted.candidate)
     arms = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)
     gates = gates_of(
         parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective

@@ -69,6 +69,13 @@ def course_of(benches: FakeBenches, gates) -> Course:
     )
 
 
+@pytest.mark.parametrize("metric", ["startup", "memory", "gpu_memory"])
+def test_what_a_launch_decides_is_measured_of_a_launch_for_every_run(metric):
+    """Peaks since one launch would be one draw, however many blocks: ever rising, and never apart."""
+    assert needs_relaunches([Gate(metric=metric, margin=0.05)])
+    assert not needs_relaunches([Gate(metric="p95", margin=0.05)])
+
+
 def test_a_gate_of_the_start_up_launches_a_server_for_every_run_and_catches_a_slower_one():
     benches = FakeBenches(slower=1.3)
     conclusion = course_of(benches, GATES).conclude(GATES, 24)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchtune.check.paired import Conclusion, Phase, run_check
 from batchtune.cli.benches import Benches
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from batchtune.check.finding import BlockFigures, Finding
     from batchtune.check.gate import Gate
     from batchtune.report.live import View
+    from batchtune.scenario.spec.check import Metric
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
+
+_OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_memory"})
+"""The runs of one server would be one draw of these, however many there are."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Course:
     """The runs of one check. `figures` makes blocks of the trials of a phase. `relaunches`: every run has a server of
-    its own, so that each block has two start-up times."""
+    its own, so that each block has two start-up times and two peaks of memory."""
 
     variants: Sequence[Variant]
     benches: Benches
@@ -112,8 +116,8 @@ class Course:
 
 
 def needs_relaunches(gates: Iterable[Gate]) -> bool:
-    """Whether one of them is of the launch itself."""
-    return any(gate.metric == "startup" for gate in gates)
+    """Whether one of them is decided by the launch: its time, or a peak since then."""
+    return any(gate.metric in _OF_A_LAUNCH for gate in gates)
 
 
 def look_text(blocks: int, findings: Sequence[Finding]) -> str:

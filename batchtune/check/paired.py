@@ -49,6 +49,11 @@ class Conclusion:
     confirms: bool = True
 
     @property
+    def is_void(self) -> bool:
+        """The figures are not the servers', or of another workload."""
+        return self.verdict in ("INVALID", "INCOMPARABLE")
+
+    @property
     def exit_code(self) -> int:
         """As README.md lists them."""
         match self.verdict:

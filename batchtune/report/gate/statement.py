@@ -82,7 +82,7 @@ def closing_lines(account: Account) -> list[str]:
     conclusion = account.conclusion
     if account.attribution is not None:
         lines.append(f"Why   {account.attribution.text}.")
-    if conclusion.findings:
+    if conclusion.findings and not conclusion.is_void:
         lines.append(f"Test  {test_text(account)}")
     advice = advice_text(account)
     if advice:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
+from batchtune.check.account import Account
 from batchtune.check.change_points import ERROR_RATE, SIDE_MIN
 from batchtune.check.finding import Finding, State
 from batchtune.check.gate import margin_text
@@ -42,10 +43,10 @@ _MOST_DRAWN: Final = 3.0
 _PANEL_PX: Final = 170
 
 
-def gate_changes(findings: Sequence[Finding]) -> Section:
+def gate_changes(account: Account) -> Section:
     """Each gate's change with its interval, and its margin as a mark on the side that is worse."""
     section = Section(anchor="gates", title="What changed, and from when on it counts")
-    shown = [finding for finding in findings if math.isfinite(finding.change.value)]
+    shown = [finding for finding in account.conclusion.findings if math.isfinite(finding.change.value)]
     if not shown:
         return replace(section, missing="no figure was measured on both sides")
     names = [UNITS[finding.gate.metric][0].partition(" ")[0] for finding in shown]
@@ -55,6 +56,7 @@ def gate_changes(findings: Sequence[Finding]) -> Section:
         if mine:
             data.append(_changes(mine, state, colour, symbol))
     data.append(_margins(list(zip(shown, names, strict=True))))
+    runs = "of two sessions, one of them kept" if account.stored else "made in turns"
     height_px = 150 + 40 * len(shown)
     layout: dict[str, Any] = {
         "xaxis": axis("change, % (of errors: points)", zeroline=True),
@@ -63,11 +65,10 @@ def gate_changes(findings: Sequence[Finding]) -> Section:
     }
     return replace(
         section,
-        lead="A bar that lies beyond its margin fails the check; one that holds it is open. Below 0 is less: worse of "
-        "throughput and capacity alone.",
+        lead=f"{_counting(account)} Below 0 is less: worse of throughput and capacity alone.",
         figure=Figure(data=data, layout=layout, height_px=height_px),
         how=(
-            "One difference of logarithms a block, of two runs made in turns; the point is the Hodges-Lehmann median, "
+            f"One difference of logarithms a block, of two runs {runs}; the point is the Hodges-Lehmann median, "
             "the bar its one-sided signed-rank bounds at the levels of the last look. An end that so few blocks do not "
             "give, or beyond four times, is not drawn."
         ),
@@ -106,6 +107,13 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
             f"({percentage(ERROR_RATE)} of series without a change show one); horizontal: the medians between."
         ),
     )
+
+
+def _counting(account: Account) -> str:
+    """What a bar means for the verdict."""
+    if account.conclusion.is_void:
+        return "The check is void, so that no bar counts."
+    return "A bar that lies beyond its margin fails the check; one that holds it is open."
 
 
 def _changes(mine: Sequence[tuple[Finding, str]], state: State, colour: str, symbol: str) -> Trace:

@@ -109,7 +109,7 @@ def _sections(
     rows = gate_rows(account.conclusion)
     headings = [heading.format(**names) for heading in HEADINGS]
     return [
-        gate_changes(account.conclusion.findings),
+        gate_changes(account),
         *(
             [Section(anchor="verdicts", title="The gates", table=Table(headings=headings, rows=rows))]
             if rows
@@ -149,7 +149,7 @@ def _answers(account: Account) -> tuple[Answer, ...]:
     verdict, tone = _VERDICTS[conclusion.verdict]
     why = conclusion.reason or f"{account.candidate} against {account.baseline}"
     advice = advice_text(account)
-    sure = [test_text(account)] if conclusion.findings else []
+    sure = [test_text(account)] if conclusion.findings and not conclusion.is_void else []
     sure += [sentence(text) for text in (account.note, advice) if text]
     steady = "Nothing by its margin" if conclusion.findings else "Not measured"
     moved = [

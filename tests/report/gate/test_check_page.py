@@ -17,6 +17,7 @@ from batchtune.report.html.check_figures import gate_changes
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.page import kind_of
 from batchtune.report.html.shell.document import render
+from tests.check.check_fakes import account
 from tests.report.pages import EVIL, checked_run
 
 
@@ -64,9 +65,28 @@ def test_the_figure_shows_each_gate_with_its_interval_and_margin(document):
 
 def test_an_end_that_the_blocks_do_not_give_is_not_drawn():
     conclusion = judge_fixed([Gate(metric="throughput", margin=0.05)], [{"throughput": (100.0, 99.0)}] * 3)
-    trace = gate_changes(conclusion.findings).figure.data[0]
+    trace = gate_changes(account(conclusion)).figure.data[0]
     assert (trace["error_x"]["array"], trace["error_x"]["arrayminus"]) == ([0.0], [0.0])
     assert "[" not in trace["text"][0]
+
+
+def test_of_a_stored_baseline_no_runs_were_made_in_turns():
+    stored = gate_changes(account(stored=True))
+    assert "in turns" not in stored.how
+    assert "of two sessions" in stored.how
+    assert "of two runs made in turns" in gate_changes(account()).how
+
+
+@pytest.mark.parametrize("verdict", ["INVALID", "INCOMPARABLE"])
+def test_of_a_void_check_no_test_and_no_bar_counts(tmp_path: Path, verdict):
+    run = checked_run(tmp_path, earlier=0)
+    void = json.loads((run.path / CHECK).read_text()) | {"verdict": verdict, "reason": "a noisy host"}
+    (run.path / CHECK).write_text(json.dumps(void))
+    page = check_document(run)
+    assert page.answers[-1].headline == "Nothing is known"
+    assert "equal servers" not in " ".join(page.answers[-1].lines)
+    assert "equal servers" not in " ".join(section(page, "words").paragraphs)
+    assert "fails the check" not in section(page, "gates").lead
 
 
 def test_the_history_marks_this_check_and_the_change_that_lasted(document):

@@ -70,17 +70,22 @@ class Baseline:
 
 
 def baseline_of(
-    scenario: Scenario, trials: Sequence[Trial], provenance: Mapping[str, Any], *, relaunches: bool
+    scenario: Scenario,
+    trials: Sequence[Trial],
+    provenance: Mapping[str, Any],
+    *,
+    relaunches: bool,
+    commit: str | None = None,
 ) -> Baseline:
     """The figures of the runs of one variant that count; a capacity only where they searched one. `relaunches`: every
-    run had a server of its own."""
+    run had a server of its own. `commit` is that of the model, None for the working tree's."""
     left_out: frozenset[Metric] = frozenset() if scenario.objective == "capacity" else frozenset({"capacity"})
     return Baseline(
         scenario=scenario.name,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=workload_of(scenario, relaunches=relaunches),
         host={key: provenance.get(key) for key in _HOST_KEYS},
-        commit=(provenance.get("git") or {}).get("commit"),
+        commit=commit or (provenance.get("git") or {}).get("commit"),
         runs=tuple(
             {metric: value for metric, value in run.items() if metric not in left_out}
             for run in _figures_of_blocks(trials)

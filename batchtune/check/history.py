@@ -22,8 +22,11 @@ _VOID: Final = frozenset({"INVALID", "INCOMPARABLE"})
 """Verdicts of checks whose figures are not the servers', or of another workload."""
 
 
-def history_line(account: Account, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What later checks are compared with: the figures of both sides, the verdict, the commit and the host."""
+def history_line(
+    account: Account, provenance: Mapping[str, Any], *, commit: str | None = None
+) -> dict[str, Any]:
+    """What later checks are compared with: the figures of both sides, the verdict, the host, and the candidate's commit
+    (None: the working tree's)."""
     document = account.to_dict()
     gates = {
         gate["metric"]: {name: gate[name] for name in ("before", "after", "change", "state")}
@@ -45,7 +48,7 @@ def history_line(account: Account, provenance: Mapping[str, Any]) -> dict[str, A
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         **{name: document[name] for name in kept},
         "gates": gates,
-        "commit": (provenance.get("git") or {}).get("commit"),
+        "commit": commit or (provenance.get("git") or {}).get("commit"),
         "host": provenance.get("machine", {}).get("host"),
         "cpu": provenance.get("cpu", {}).get("model"),
     }

@@ -127,6 +127,7 @@ def check(
             max_regress=max_regress or [],
             blocks=blocks,
             note=resolved.note,
+            commit=resolved.commits.get("candidate"),
         )
         if baseline is None:
             code = run_paired_check(wanted, files=files, results=results, json=json, quiet=quiet)

@@ -21,10 +21,12 @@ _LIMIT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInGit:
-    """`path` is where the exported model lies, `text` says which it is: `models/net at main (1a2b3c4d5)`."""
+    """`path` is where the exported model lies, `text` says which it is: `models/net at main (1a2b3c4d5)`, `commit` in
+    full."""
 
     path: Path
     text: str
+    commit: str
 
 
 def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
@@ -54,7 +56,7 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
         raise UsageError(f"{inside} at {ref}: cannot be written to {folder}: {error}") from error
     archive.unlink()
     _refuse_pointers(folder, ref)
-    return ModelInGit(path=folder / inside, text=f"{inside} at {ref} ({commit[:9]})")
+    return ModelInGit(path=folder / inside, text=f"{inside} at {ref} ({commit[:9]})", commit=commit)
 
 
 def _commit(root: Path, ref: str) -> str:

@@ -84,6 +84,7 @@ def test_the_history_gets_a_line_a_check_also_after_one_that_was_cut_short(tmp_p
         account(), {"git": {"commit": "abc"}, "machine": {"host": "ci"}, "cpu": {"model": "EPYC"}}
     )
     assert (line["verdict"], line["commit"], line["host"]) == ("REGRESSED", "abc", "ci")
+    assert history_line(account(), {"git": {"commit": "abc"}}, commit="f00")["commit"] == "f00"
     assert line["gates"]["p95"]["state"] == "regressed"
     root = tmp_path / "results"
     path = append_history(root, line)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
 from batchtune.check.gate import Gate
-from batchtune.cli.commands.gate.stored import StoredRequest, comparability, widened
+from batchtune.cli.commands.gate.check import CheckRequest
+from batchtune.cli.commands.gate.stored import StoredRequest, comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.tune.compare.blocks import Variant
 from tests.check.check_fakes import exactly, measurement, trial
@@ -133,6 +135,22 @@ def test_runs_that_launched_their_servers_are_never_compared_with_runs_that_did_
     same = Variant(name="candidate", scenario=SCENARIO)
     refusal, _ = comparability(read_baseline(kept), same, HOST, StoredRequest(path=None), relaunches=True)
     assert "server_launches: once against every run" in refusal
+
+
+def test_a_baseline_of_a_git_ref_keeps_its_commit_and_says_which_it_is(tmp_path, capsys):
+    course = SimpleNamespace(
+        measure=lambda _phase, _blocks: (),
+        trials=TRIALS,
+        variants=[Variant(name="candidate", scenario=SCENARIO)],
+        relaunches=True,
+        run=SimpleNamespace(path=tmp_path),
+    )
+    wanted = CheckRequest(scenario=tmp_path / "s.yaml", commit="f00", note="candidate: net at v1 (f00)")
+    path = tmp_path / "kept.json"
+    assert update_baseline(course, path, wanted, provenance=HOST, blocks=6) == 0
+    kept = read_baseline(path)
+    assert (kept.commit, kept.workload["server_launches"]) == ("f00", "every run")
+    assert "candidate: net at v1 (f00)" in capsys.readouterr().out
 
 
 def test_another_workload_is_never_compared_and_another_host_only_as_a_tripwire():

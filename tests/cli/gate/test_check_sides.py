@@ -117,6 +117,10 @@ def test_both_sides_may_be_commits_of_the_scenarios_model_and_are_removed_at_the
         assert texts == [EMULATED, EMULATED.replace("2.0", "3.0")]
         commit = git(repository, "rev-parse", "old")[:9]
         assert sides.note.startswith(f"baseline: scenarios/models/net at old ({commit}); candidate: ")
+        assert sides.commits == {
+            "baseline": git(repository, "rev-parse", "old"),
+            "candidate": git(repository, "rev-parse", "HEAD"),
+        }
     assert not any(path.exists() for path in paths)
 
 

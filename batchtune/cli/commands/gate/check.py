@@ -42,7 +42,8 @@ class CheckRequest:
     """What the command line asked for; None or empty: as the scenario says.
 
     `baseline_set` and `candidate_set` are overrides of one side each; with either the scenario's variants do not count.
-    `note` is what to know of the sides: the commits that they are of.
+    `note` is what to know of the sides: the commits that they are of; `commit` the candidate's, where it is not the
+    working tree's.
     """
 
     scenario: Path
@@ -53,6 +54,7 @@ class CheckRequest:
     max_regress: Sequence[str] = ()
     blocks: int | None = None
     note: str = ""
+    commit: str | None = None
 
 
 def run_paired_check(
@@ -99,7 +101,7 @@ def run_paired_check(
         run=str(run.path),
         note=wanted.note,
     )
-    code = tell(account, run, files=files, scenario=wanted.scenario, results=results, json=json)
+    code = tell(account, run, wanted, files=files, results=results, json=json)
     if course.trials:
         report_at_end(run, quiet=quiet)
     return code
@@ -168,7 +170,9 @@ def interrupted(course: Course | None) -> int:
     return INTERRUPTED
 
 
-def tell(account: Account, run: Run, *, files: CheckFiles, scenario: Path, results: Path, json: bool) -> int:
+def tell(
+    account: Account, run: Run, wanted: CheckRequest, *, files: CheckFiles, results: Path, json: bool
+) -> int:
     """Keep the account, print it, hand it on to the job; the exit code.
 
     Raises:
@@ -178,12 +182,12 @@ def tell(account: Account, run: Run, *, files: CheckFiles, scenario: Path, resul
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())
-        append_history(results, history_line(account, run.provenance()))
+        append_history(results, history_line(account, run.provenance(), commit=wanted.commit))
     except ArchiveError as error:  # the verdict stands without its copy
         print(f"note: {error.message}", file=sys.stderr)
     if json:
         print(json_text.dumps(document, indent=2, allow_nan=False))
     else:
         print_check(account)
-    hand_on(account, files, scenario=scenario)
+    hand_on(account, files, scenario=wanted.scenario)
     return account.conclusion.exit_code

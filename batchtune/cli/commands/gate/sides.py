@@ -27,9 +27,10 @@ _MODEL_SUFFIXES: Final = (".onnx", ".pt2", ".pt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The overrides of each side by its name; `note` says which commits they are of."""
+    """The overrides of each side by its name, the commits of those that have a ref; `note` says both."""
 
     overrides: Mapping[str, Sequence[str]]
+    commits: Mapping[str, str]
     note: str = ""
 
 
@@ -44,15 +45,17 @@ def resolved_sides(
     """
     with ScratchFolder() as scratch:
         changes: dict[str, list[str]] = {}
+        commits: dict[str, str] = {}
         notes = []
         for side, said in words.items():
             model = _model(scenario, said)
             if said.ref is not None:
                 exported = export_model(_model_path(scenario, said, overrides), said.ref, scratch.path / side)
                 model = [_override("target.model", str(exported.path))]
+                commits[side] = exported.commit
                 notes.append(f"{side}: {exported.text}")
             changes[side] = [*model, *_server(said), *_batching(scenario, said, overrides), *said.set]
-        yield Sides(overrides=changes, note="; ".join(notes))
+        yield Sides(overrides=changes, commits=commits, note="; ".join(notes))
 
 
 def _model(scenario: Path, said: SideWords) -> list[str]:

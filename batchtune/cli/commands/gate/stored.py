@@ -100,7 +100,7 @@ def run_stored_check(
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
             course.relaunches = relaunches
             if baseline is None:
-                return _update(course, stored.path, provenance, blocks_max)
+                return update_baseline(course, stored.path, wanted, provenance=provenance, blocks=blocks_max)
             if refusal:
                 conclusion = _incomparable(refusal, blocks_max)
             else:
@@ -120,7 +120,7 @@ def run_stored_check(
         stored=True,
         note=_note(note, baseline, wanted),
     )
-    code = tell(account, course.run, files=files, scenario=wanted.scenario, results=results, json=json)
+    code = tell(account, course.run, wanted, files=files, results=results, json=json)
     if course.trials:
         report_at_end(course.run, quiet=quiet)
     return code
@@ -180,7 +180,9 @@ def _course(
     )
 
 
-def _update(course: Course, path: Path, provenance: Mapping[str, Any], blocks: int) -> int:
+def update_baseline(
+    course: Course, path: Path, wanted: CheckRequest, *, provenance: Mapping[str, Any], blocks: int
+) -> int:
     """Measure a new baseline and write it; the exit code."""
     course.measure("screen", blocks)
     void = judged(_incomparable("", blocks), course.trials, course.variants)
@@ -188,13 +190,18 @@ def _update(course: Course, path: Path, provenance: Mapping[str, Any], blocks: i
         print(f"invalid: {void.reason}; no baseline was written", file=sys.stderr)
         return MeasurementInvalidError.exit_code
     baseline = baseline_of(
-        course.variants[0].scenario, course.trials, provenance, relaunches=course.relaunches
+        course.variants[0].scenario,
+        course.trials,
+        provenance,
+        relaunches=course.relaunches,
+        commit=wanted.commit,
     )
     if not baseline.runs:
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
     write_baseline(baseline, path)
     write_baseline(baseline, course.run.path / BASELINE)
-    print(f"baseline of {counted(len(baseline.runs), 'run')} kept in {path}")
+    of = f"; {wanted.note}" if wanted.note else ""
+    print(f"baseline of {counted(len(baseline.runs), 'run')} kept in {path}{of}")
     return 0
 
 

@@ -257,6 +257,12 @@ def test_a_variant_beside_the_words_of_a_side_is_refused_and_not_passed_over(her
     assert "--candidate-set" in result.exception.hint
 
 
+@pytest.mark.parametrize("words", [{"model": "~no_such_user/m"}, {"batching": "~no_such_user/b.txt"}])
+def test_the_home_of_a_user_that_is_not_there_is_named(here: Path, words) -> None:
+    with pytest.raises(UsageError, match=r"~no_such_user/.*: no such user has a home folder here"):
+        overrides(**words)
+
+
 def test_a_stored_baseline_has_no_sides_of_its_own(here: Path) -> None:
     words = ["check", str(SCENARIO_PATH), "--baseline", "b.json", "--baseline-image", "x"]
     result = CliRunner().invoke(app, words)

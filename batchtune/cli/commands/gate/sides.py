@@ -77,7 +77,7 @@ def _model_path(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Pa
     model = target.get("model")
     if not isinstance(model, str) or not model:
         raise UsageError(f"{scenario}: target.model: missing: a ref is of a model's folder")
-    path = scenario.parent / Path(model).expanduser()
+    path = scenario.parent / _at_home(model)
     if not path.exists() and not _is_path(model):
         raise UsageError(
             f"target.model: {model!r} is no folder in git, so it has no ref",
@@ -106,7 +106,7 @@ def _batching(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Iter
     """The parameters of a file in place of the scenario's own."""
     if said.batching is None:
         return
-    path = Path(said.batching).expanduser()
+    path = _at_home(said.batching)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +136,16 @@ def _is_path(model: str) -> bool:
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - a link keeps its own name
+    return os.path.abspath(_at_home(path))  # noqa: PTH100 - a link keeps its own name
+
+
+def _at_home(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"{path}: no such user has a home folder here", hint="give the path in full"
+        ) from error
 
 
 def _override(key: str, value: Any) -> str:

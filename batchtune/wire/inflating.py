@@ -3,7 +3,8 @@
 16 kB of gzip may hold 16 MB, which take 100 ms. What turns out small is inflated on the event loop; the rest on one
 thread, in the order of arrival, for zlib lets go of the interpreter, and only where there is room: inflated requests
 that are not answered, and answers that clients have not taken, share ROOM_BYTES. How much a request will take is known
-before the work, from the length at the end of a gzip.
+before the work, from the length at the end of a gzip; one that is padded, or of several members, holds more, and is
+inflated once there is room for the most that it may hold.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from batchtune.wire.shared_bytes import SharedBytes
@@ -28,6 +29,8 @@ ROOM_BYTES = 1 << 26
 BYTES_FOR_EACH = 4
 """Taken for each inflated byte: the request, the tensors made of it, those of the answer, and its bytes."""
 _TOLD_BYTES = 4  # the length at the end of a gzip
+_RATIO_MAX = 1_032  # deflate's: 258 bytes for 2 bits
+_MEMBERS_MAX = 64  # of a gzip; each may copy what follows it
 _QUICK_PACKED_BYTES_MAX = 1 << 10
 _QUICK_BYTES_MAX = 1 << 16  # 0.1 ms of the event loop
 
@@ -48,7 +51,8 @@ Outcome = bytes | InflateError | StatusError
 class Packed:
     """A compressed request. `go_on` is called once, with the outcome and a function to be called when the request is
     answered. `is_gone`: nobody waits for the answer; asked on the thread. `put_off`, asked before the work: whether its
-    client has to take answers first, and brings it again then."""
+    client has to take answers first, and brings it again then. `heeds_end`: the length at the end of a gzip is
+    believed."""
 
     content: bytes
     wbits: int
@@ -56,13 +60,15 @@ class Packed:
     go_on: Callable[[Outcome, Callable[[], None]], None]
     is_gone: Callable[[], bool] = lambda: False
     put_off: Callable[[], bool] = lambda: False
+    heeds_end: bool = True
 
     @property
     def plain_bytes_max(self) -> int:
-        """The bytes that come out; of a gzip what it says of itself, for it is broken where there are more."""
-        if self.wbits != GZIP:
-            return self.bytes_max
-        return min(self.bytes_max, int.from_bytes(self.content[-_TOLD_BYTES:], "little"))
+        """The bytes that come out; of a gzip what it says of itself."""
+        bytes_max = min(self.bytes_max, _RATIO_MAX * len(self.content))
+        if self.wbits != GZIP or not self.heeds_end:
+            return bytes_max
+        return min(bytes_max, int.from_bytes(self.content[-_TOLD_BYTES:], "little"))
 
 
 class Inflating:
@@ -87,7 +93,7 @@ class Inflating:
         """
         size = len(packed.content)
         if size <= _QUICK_PACKED_BYTES_MAX and not self._waiting and self._has_room(packed):
-            outcome = _outcome(packed, min(packed.plain_bytes_max, _QUICK_BYTES_MAX))
+            outcome = _outcome(packed, min(packed.bytes_max, _QUICK_BYTES_MAX))
             if not isinstance(outcome, TooLargeError):
                 self._hand_on(packed, 0, outcome)
                 return
@@ -121,9 +127,14 @@ class Inflating:
 
     def _take(self, packed: Packed, expected_bytes: int, future: asyncio.Future[Outcome]) -> None:
         self._is_busy = False
-        self.waiting_bytes -= len(packed.content)
+        outcome = future.result()
         try:
-            self._hand_on(packed, expected_bytes, future.result())
+            if packed.heeds_end and isinstance(outcome, TooLargeError) and expected_bytes < packed.bytes_max:
+                self.held_bytes -= expected_bytes
+                self._waiting.appendleft(replace(packed, heeds_end=False))
+            else:
+                self.waiting_bytes -= len(packed.content)
+                self._hand_on(packed, expected_bytes, outcome)
         finally:
             self._go_on()
 
@@ -141,17 +152,29 @@ class Inflating:
 
 
 def inflate(content: bytes, wbits: int, bytes_max: int) -> bytes:
-    """Undo gzip or deflate; raises InflateError, beyond `bytes_max` TooLargeError."""
-    stream = zlib.decompressobj(wbits=wbits)
-    try:
-        plain = stream.decompress(content, bytes_max + 1)
-    except zlib.error as error:
-        raise InflateError(str(error)) from error
-    if len(plain) > bytes_max:
-        raise TooLargeError(f"it exceeds {bytes_max} bytes")
-    if not stream.eof:
-        raise InflateError("it is cut short")
-    return plain
+    """Undo gzip, of one member or several, with zeros after them or without, or deflate.
+
+    Raises:
+        InflateError: it is broken; beyond `bytes_max` TooLargeError.
+    """
+    members: list[bytes] = []
+    left_bytes = bytes_max
+    while content or not members:
+        if len(members) == _MEMBERS_MAX:
+            raise InflateError(f"it has more than {_MEMBERS_MAX} members")
+        stream = zlib.decompressobj(wbits=wbits)
+        try:
+            plain = stream.decompress(content, left_bytes + 1)
+        except zlib.error as error:
+            raise InflateError(str(error)) from error
+        if len(plain) > left_bytes:
+            raise TooLargeError(f"it exceeds {bytes_max} bytes")
+        if not stream.eof:
+            raise InflateError("it is cut short")
+        members.append(plain)
+        left_bytes -= len(plain)
+        content = stream.unused_data.lstrip(b"\0") if wbits == GZIP else b""
+    return b"".join(members)
 
 
 def _outcome(packed: Packed, bytes_max: int) -> Outcome:
@@ -160,10 +183,6 @@ def _outcome(packed: Packed, bytes_max: int) -> Outcome:
         return b""
     try:
         return inflate(packed.content, packed.wbits, bytes_max)
-    except TooLargeError as error:
-        if bytes_max == packed.plain_bytes_max < packed.bytes_max:
-            return InflateError(f"it holds more than the {bytes_max} bytes of which its end tells")
-        return TooLargeError(str(error))
     except InflateError as error:
         return type(error)(str(error))
     except MemoryError:

@@ -147,6 +147,7 @@ class SharedBytes:
     Above `bytes_max` those that have not moved for longest are cut off until the others have room; so are those that
     are idle above `idle_bytes_max`, of those that never took a step above `untried_bytes_max`, and those that are slow
     above `slow_bytes_max`. A lone client may exceed them all for a time: a single request or answer has its own limits.
+    `waiting`: what is called, once, as soon as there is room again.
     """
 
     def __init__(
@@ -160,11 +161,11 @@ class SharedBytes:
         outgoing: bool = False,
     ) -> None:
         self.held_bytes = 0
+        self.waiting: set[Callable[[], None]] = set()
         self._tight_bytes = bounds.idle_bytes_max // _TIGHT_SHARE
         self._accounts: dict[Client, _Account] = {}  # in the order of their last steps
-        self._untried: dict[
-            Client, _Account
-        ] = {}  # of clients that never took one, in the order of their beginnings
+        # of clients that never took one, in the order of their beginnings; only outgoing: small requests take none
+        self._untried: dict[Client, _Account] = {}
         self._bounds = bounds
         self._held_by = held_by
         self._cut_off = cut_off
@@ -183,10 +184,12 @@ class SharedBytes:
         if account is None:
             if not held_bytes:
                 return
-            account = self._accounts[client] = self._untried[client] = _Account(self._now_s())
+            account = self._accounts[client] = _Account(self._now_s())
+            if self._outgoing:
+                self._untried[client] = account
         growth = held_bytes - account.held_bytes
         account.held_bytes = held_bytes
-        self.held_bytes += growth
+        self._count(growth)
         if (growth < 0) is self._outgoing:
             account.moved_bytes += abs(growth)
             if abs(growth) >= _STEP_BYTES:
@@ -252,8 +255,15 @@ class SharedBytes:
         account = self._accounts.pop(client, None)
         self._untried.pop(client, None)
         if account is not None:
-            self.held_bytes -= account.held_bytes
+            self._count(-account.held_bytes)
             self._cut_off(client)
+
+    def _count(self, growth: int) -> None:
+        self.held_bytes += growth
+        if self.waiting and not self.is_tight:
+            waiting, self.waiting = self.waiting, set()
+            for go_on in waiting:
+                go_on()
 
 
 def _arriving_bytes(client: Client) -> int:

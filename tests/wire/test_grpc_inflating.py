@@ -6,13 +6,17 @@ import asyncio
 import gc
 import gzip
 import sys
+import zlib
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
 from batchtune.wire import inflating
 from batchtune.wire.grpc.server_limits import ServerLimits
-from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed
+from batchtune.wire.grpc.server_writer import AnswerWriter
+from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.shared_bytes import ClientBytes, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import H2Client, ServerUnderTest, grpc_message
@@ -48,9 +52,14 @@ def test_what_inflates_to_much_is_inflated_off_the_event_loop(size: int) -> None
     asyncio.run(scenario())
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def inflated(pool: Inflating) -> None:
-    while pool.waiting_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: not pool.waiting_bytes)
 
 
 def test_compressed_requests_that_wait_to_be_inflated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +89,8 @@ def test_nothing_is_inflated_while_what_was_and_is_not_answered_leaves_no_room(
             client.request(raw=grpc_message(bytes(2_000_000), compress=True), extra=GZIPPED)
         await client.exchange()
         for answered in range(10):
-            while len(server.calls) < min(2 + answered, 10):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            begun = min(2 + answered, 10)
+            await until(lambda begun=begun: len(server.calls) >= begun)
             await asyncio.sleep(0)
             assert pool.held_bytes <= 4_000_000
             server.calls[answered].reply(b"")
@@ -106,13 +115,11 @@ def test_nothing_more_is_inflated_while_answers_that_nobody_takes_fill_the_room(
         for _ in range(2):
             asking.request(raw=grpc_message(bytes(1_000_000), compress=True), extra=GZIPPED)
         await asking.exchange()
-        while not asks.calls:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: asks.calls)
         assert (pool.held_bytes, pool.waiting_bytes > 0) == (1_000_000, True)
         fills.connection.connection_lost(None)
         asks.calls[0].reply(b"")
-        while len(asks.calls) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: len(asks.calls) == 2)
 
     asyncio.run(scenario())
 
@@ -126,8 +133,7 @@ def test_a_client_that_takes_nothing_has_its_next_calls_put_off(monkeypatch: pyt
         body = grpc_message(bytes(100_000), compress=True)
         first, _, cancelled = (client.request(raw=body, extra=GZIPPED) for _ in range(3))
         await client.exchange()
-        while not server.calls:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: server.calls)
         server.calls[0].reply(b"an answer that is not taken")
         client.h2.reset_stream(cancelled)
         await client.exchange()
@@ -135,8 +141,7 @@ def test_a_client_that_takes_nothing_has_its_next_calls_put_off(monkeypatch: pyt
         assert (len(server.calls), pool.held_bytes) == (1, 0)
         client.h2.increment_flow_control_window(1_000, first)
         await client.exchange()
-        while len(server.calls) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: len(server.calls) == 2)
         assert server.calls[1].message == bytes(100_000)
         assert server.connection.arriving_bytes == 0
 
@@ -182,8 +187,7 @@ def test_what_was_inflated_in_vain_is_not_kept(size: int) -> None:
         gc.collect()
         before = sys.getrefcount(packed.content)
         pool.start(packed)
-        while not outcomes:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: outcomes)
         await asyncio.sleep(0)
         after = sys.getrefcount(packed.content)
         assert (outcomes, after, gc.collect()) == (["TooLargeError"], before, 0)
@@ -215,18 +219,128 @@ LIE = gzip.compress(b"abcd", mtime=0)[:-4] + b"\2\0\0\0"
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (LIE, "more than the 2 bytes of which its end tells"),
+        (LIE, "incorrect length check"),
+        (gzip.compress(b"abc") + b"no gzip", "incorrect header"),
+        (gzip.compress(b"") * 30 + gzip.compress(b"abc")[:-1], "cut short"),
+        (gzip.compress(b"") * 65, "more than 64 members"),
         (gzip.compress(b"abc", mtime=0)[:-1], "cut short"),
         (b"no gzip", "incorrect header"),
     ],
 )
 def test_what_is_no_gzip_says_why(content: bytes, said: str) -> None:
+    async def scenario() -> None:
+        outcome = await outcome_of(content, 3)
+        assert isinstance(outcome, InflateError)
+        assert said in str(outcome)
+
+    asyncio.run(scenario())
+
+
+async def outcome_of(content: bytes, bytes_max: int) -> Outcome:
+    pool = Inflating()
     outcomes: list[Outcome] = []
-    Inflating().start(
-        Packed(content=content, wbits=GZIP, bytes_max=3, go_on=lambda outcome, _: outcomes.append(outcome))
-    )
-    assert isinstance(outcomes[0], InflateError)
-    assert said in str(outcomes[0])
+
+    def go_on(outcome: Outcome, release: Callable[[], None]) -> None:
+        outcomes.append(outcome)
+        release()
+
+    pool.start(Packed(content=content, wbits=GZIP, bytes_max=bytes_max, go_on=go_on))
+    await until(lambda: outcomes)
+    assert (pool.held_bytes, pool.waiting_bytes) == (0, 0)
+    return outcomes[0]
+
+
+@pytest.mark.parametrize("size", [3, 2_000_000])
+@pytest.mark.parametrize(
+    "after", [b"\0", bytes(600), gzip.compress(b"more"), bytes(9) + gzip.compress(b"") * 2]
+)
+def test_a_gzip_may_be_padded_and_have_several_members(size: int, after: bytes) -> None:
+    async def scenario() -> None:
+        content = gzip.compress(bytes(size)) + after
+        plain = gzip.decompress(content)
+        assert await outcome_of(content, len(plain)) == plain
+        too_large = await outcome_of(content, len(plain) - 1)
+        assert type(too_large) is TooLargeError
+
+    asyncio.run(scenario())
+
+
+def test_a_gzip_that_holds_more_than_its_end_says_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(inflating, "ROOM_BYTES", 3_000_000 * inflating.BYTES_FOR_EACH)
+        pool = Inflating()
+        server = ServerUnderTest(limits=ServerLimits(max_inflated_bytes=2_000_000), inflating=pool)
+        client = H2Client(server)
+        padded = gzip.compress(bytes(2_000_000)) + bytes(4)
+        for _ in range(2):
+            client.request(raw=b"\1" + len(padded).to_bytes(4) + padded, extra=GZIPPED)
+        await client.exchange()
+        await until(lambda: server.calls)
+        await asyncio.sleep(0.02)
+        assert (len(server.calls), pool.held_bytes) == (1, 2_000_000)
+        server.calls[0].reply(b"")
+        await until(lambda: len(server.calls) == 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_as_deflate_leaves_room_for_the_next() -> None:
+    async def scenario() -> None:
+        pool = Inflating()
+        server = ServerUnderTest(inflating=pool)
+        client = H2Client(server)
+        body = zlib.compress(bytes(1_000_000))
+        for _ in range(4):
+            client.request(raw=b"\1" + len(body).to_bytes(4) + body, extra=[("grpc-encoding", "deflate")])
+        await client.exchange()
+        await until(lambda: len(server.calls) == 4)
+        assert pool.held_bytes == 4_000_000
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", ["reply", "failure"])
+def test_an_answer_that_cannot_be_sent_is_one_all_the_same(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    async def scenario() -> None:
+        monkeypatch.setattr(AnswerWriter, f"send_{ends}", no_memory)
+        pool = Inflating()
+        server = ServerUnderTest(inflating=pool)
+        client = H2Client(server)
+        client.request(raw=grpc_message(b"abc", compress=True), extra=GZIPPED)
+        await client.exchange()
+        (call,) = server.calls
+        assert pool.held_bytes == 3
+        with pytest.raises(MemoryError):
+            call.reply(b"") if ends == "reply" else call.fail("INTERNAL", "")
+        assert pool.held_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_calls_that_are_put_off_count_and_fail_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(inflating, "ROOM_BYTES", 0)
+        pool, shared = Inflating(), ClientBytes(SharedLimits())
+        limits = ServerLimits(max_unsent_bytes=0, max_buffered_bytes=2_000)
+        server = ServerUnderTest(limits=limits, inflating=pool, client_bytes=shared)
+        client = H2Client(server, {4: 0})
+        body = grpc_message(bytes(100_000), compress=True)
+        _, put_off, refused = (client.request(raw=body, extra=GZIPPED) for _ in range(3))
+        await client.exchange()
+        await until(lambda: server.calls)
+        server.calls[0].reply(b"an answer that is not taken")
+        await inflated(pool)
+        assert 1_000 < shared.arriving.held_bytes == server.connection.arriving_bytes < 2_000
+        await client.exchange()
+        assert "grpc-status" not in client.status(put_off)
+        assert client.status(refused)["grpc-status"] == "8"
+
+    asyncio.run(scenario())
 
 
 def test_no_memory_is_the_clients_to_know(monkeypatch: pytest.MonkeyPatch) -> None:

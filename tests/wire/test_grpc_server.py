@@ -842,8 +842,53 @@ async def test_the_next_call_of_a_client_on_trial_is_begun_however_the_one_befor
         begun = len(server.calls)
         call.fail("UNAVAILABLE", "closing") if ends == "refused" else call.reply(b"x")
         await turns()
-        assert len(server.calls) == begun + 1
+        assert len(server.calls) > begun
     assert [call.stream_id for call in server.calls] == sent
+
+
+async def crowded() -> tuple[ServerUnderTest, ServerUnderTest]:
+    """A server whose client takes nothing, so that there is little room; and one whose client has 40 calls."""
+    shared = ClientBytes(SharedLimits(idle_unsent_bytes_max=400_000))
+    fills, server = (ServerUnderTest(client_bytes=shared) for _ in range(2))
+    crowd, client = H2Client(fills, {SettingCodes.INITIAL_WINDOW_SIZE: 0}), H2Client(server)
+    crowd.request()
+    await crowd.exchange()
+    fills.calls.pop().reply(b"x" * 100_000)
+    await crowd.exchange()
+    for _ in range(40):
+        client.request()
+    await client.exchange()
+    await turns()
+    assert len(server.calls) == 2
+    return fills, server
+
+
+@in_loop
+async def test_each_answer_that_leaves_at_once_gives_a_client_on_trial_one_more_call() -> None:
+    _, server = await crowded()
+    for under_way in (4, 8, 16):
+        for call in server.calls:
+            call.reply(b"x")
+        await turns()
+        assert sum(not call.answered for call in server.calls) == under_way
+
+
+@in_loop
+async def test_calls_of_a_client_on_trial_are_begun_as_soon_as_there_is_room() -> None:
+    fills, server = await crowded()
+    fills.connection.connection_lost(None)
+    await turns()
+    assert len(server.calls) == 40
+    assert not server.connection._client_bytes.unsent.waiting
+
+
+@in_loop
+async def test_nobody_waits_for_room_who_is_gone() -> None:
+    _, server = await crowded()
+    waiting = server.connection._client_bytes.unsent.waiting
+    assert len(waiting) == 1
+    server.connection.connection_lost(None)
+    assert not waiting
 
 
 @in_loop

@@ -85,6 +85,16 @@ def test_who_brought_the_least_gives_way_to_the_others() -> None:
     assert shared.arriving.held_bytes == 5_000
 
 
+def test_a_small_request_that_has_just_begun_does_not_give_way_to_older_ones_that_hold_much() -> None:
+    shared = ClientBytes(SharedLimits(arriving_bytes_max=10_000))
+    hoards, sends, begins, last = (Client(shared) for _ in range(4))
+    hoards.hold(arriving=4_000)
+    sends.hold(arriving=5_000)
+    begins.hold(arriving=200)
+    last.hold(arriving=2_000)
+    assert [client.ended for client in (hoards, sends, begins, last)] == ["refused", "", "", ""]
+
+
 def test_a_slow_client_gives_way_to_one_that_is_slow_for_less_long() -> None:
     shared, (stalled, started) = clients(2)
     stalled.hold(unsent=90)

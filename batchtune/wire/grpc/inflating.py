@@ -60,9 +60,13 @@ class _ReleasingSink:
         self._release = release
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
-        self._sink.send_reply(call, message)
-        self._release()
+        try:
+            self._sink.send_reply(call, message)
+        finally:
+            self._release()
 
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
-        self._sink.send_failure(call, code, message)
-        self._release()
+        try:
+            self._sink.send_failure(call, code, message)
+        finally:
+            self._release()

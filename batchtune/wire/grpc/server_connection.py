@@ -67,7 +67,7 @@ class GrpcServerConnection(asyncio.Protocol):
         self._on_closed = on_closed
         self._client_bytes = client_bytes or ClientBytes(self._limits.shared)
         self._inflating = inflating or Inflating(self._client_bytes.unsent)
-        self._held = HeldCalls(dispatch, self._limits, self._client_bytes.unsent)
+        self._held = HeldCalls(dispatch, self._limits, self._client_bytes.unsent, self._note_arriving)
         self._dispatch = self._held.begin
         self._arriving_noted = False
         self._writer: AnswerWriter | None = None  # None before the connection and after it

@@ -70,6 +70,13 @@ def test_each_replica_is_sent_its_share_and_its_answers_are_told_apart(arrivals:
     assert samples.client_cores == 2
 
 
+def test_a_pause_of_the_process_that_loads_four_replicas_counts_once() -> None:
+    part = make_samples(EVENLY, np.full(len(EVENLY), 0.005))
+    stalls_ns = [((2_000_000_000, length_ns),) for length_ns in (150_000_000, 160_000_000, 155_000_000)]
+    merged = merge_endpoints([replace(part, pauses_ns=stall_ns) for stall_ns in stalls_ns], ["a", "b", "c"])
+    assert merged.pauses_ns == stalls_ns[1]
+
+
 def of_replicas(*latencies_ms: float, **changes: Any) -> Samples:
     """Requests in turn to replicas that answer in about so long."""
     count = len(latencies_ms)

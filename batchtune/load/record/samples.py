@@ -151,13 +151,26 @@ def joined(chunks: Sequence[Samples]) -> Samples:
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
-    """What one worker sent to several endpoints at once, a part to each, as its samples."""
+    """What one worker sent to several endpoints at once, a part to each, as its samples.
+
+    The parts share one process, and each part notes when that stood still: the longest account is kept.
+    """
     if len(parts) == 1:
         return parts[0]
     merged = merge(parts)
     return replace(
-        merged, endpoint=merged.worker, endpoints=tuple(endpoints), worker=None, workers=(), client_cores=1
+        merged,
+        endpoint=merged.worker,
+        endpoints=tuple(endpoints),
+        worker=None,
+        workers=(),
+        client_cores=1,
+        pauses_ns=max((part.pauses_ns for part in parts), key=_paused_ns),
     )
+
+
+def _paused_ns(pauses_ns: Sequence[tuple[int, int]]) -> int:
+    return sum(length_ns for _, length_ns in pauses_ns)
 
 
 def _all_endpoints(parts: Sequence[Samples]) -> NDArray[np.uint16] | None:

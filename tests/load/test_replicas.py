@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from batchtune.archive.samples_file import read_parquet, to_parquet
 from batchtune.errors import ScenarioError
 from batchtune.load.fleet import LoadFleet
+from batchtune.load.record.columns import new_memory
 from batchtune.load.record.samples import Samples, Status, merge, merge_endpoints
+from batchtune.load.worker import process
 from batchtune.load.worker.job import split
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.scenario.arrivals import Schedule
@@ -68,6 +71,30 @@ def test_each_replica_is_sent_its_share_and_its_answers_are_told_apart(arrivals:
         paths = {int(request.rpartition(b"\r\n\r\n")[2]) for request in good.requests}
         assert paths == {0, 2}
     assert samples.client_cores == 2
+
+
+def test_all_endpoints_are_connected_to_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that does not answer costs one timeout, however many more do not."""
+    meeting = asyncio.Barrier(2)
+
+    class WaitingDriver:
+        def __init__(self, *_given: Any) -> None: ...
+
+        async def prepare(self) -> None:
+            await asyncio.wait_for(meeting.wait(), 1.0)
+
+        def abandon(self) -> str:
+            return "abandoned"
+
+    monkeypatch.setattr(process, "Driver", WaitingDriver)
+    parts = split(replace(a_job("rest", 1, evenly(100, 0.1)), replicas=at(10, 11)), 1)
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        ours.send(process.Stop())
+        done = asyncio.run(process._run(theirs, parts, [new_memory(part.capacity) for part in parts]))
+        assert isinstance(ours.recv(), process.Ready)
+    assert isinstance(done, process.Done)
+    assert done.reports == ("abandoned", "abandoned")
 
 
 def test_a_pause_of_the_process_that_loads_four_replicas_counts_once() -> None:

@@ -73,8 +73,7 @@ async def _run(pipe: Connection, jobs: Sequence[WorkerJob], memories: Sequence[i
         os.close(memory)
     try:
         drivers = [Driver(job, columns) for job, columns in zip(jobs, tables, strict=True)]
-        for driver in drivers:
-            await driver.prepare()
+        await asyncio.gather(*(driver.prepare() for driver in drivers))
     except BatchtuneError as error:
         return error
     pipe.send(Ready())

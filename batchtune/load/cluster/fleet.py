@@ -141,6 +141,7 @@ class ClusterFleet:
             WorkerLostError: a worker died, fell silent or lost its clock; the next `run` goes on without it.
             TargetError, UsageError: the endpoint cannot be used at all.
             LoadInterrupted: Ctrl-C; it carries the partial samples.
+            KeyboardInterrupt: Ctrl-C, and a worker was lost besides: nothing of the load counts.
         """
         for endpoint in job.endpoints:
             require_reachable(self._workers, endpoint)
@@ -148,7 +149,10 @@ class ClusterFleet:
             try:
                 samples = self._run(job, interrupts, on_progress, should_stop)
             except LostWorker as lost:
-                raise self._lost(lost.worker, lost.why) from lost
+                error = self._lost(lost.worker, lost.why)
+                if interrupts:  # nobody is to measure again
+                    raise KeyboardInterrupt from error
+                raise error from lost
         if interrupts:
             raise LoadInterrupted(samples)
         return samples

@@ -246,6 +246,22 @@ def test_ctrl_c_stops_every_worker_and_keeps_what_was_measured() -> None:
     assert [host.stopped for host in hosts] == [True, True]
 
 
+def test_ctrl_c_under_a_load_that_loses_a_worker_ends_it() -> None:
+    hosts = hosts_of(3)
+    hosts[1].dies_after_s = 0.1
+    signals = [signal.SIGINT]
+
+    def interrupt(_live: LiveAggregate) -> None:
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+
+    with fleet_of_fakes(hosts) as fleet:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fleet.run(job_of(evenly(100, 60.0)), on_progress=interrupt)
+        assert isinstance(caught.value.__cause__, WorkerLostError)
+        assert fleet.processes == 2
+
+
 class LosingFleet(FakeFleet):
     """Loses a worker under its first load, or the second of its two is late in the first `late` loads."""
 

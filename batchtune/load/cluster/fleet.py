@@ -49,11 +49,14 @@ ENOUGH_RATIO: Final = 0.5
 """With fewer of the workers than this left, a load is no longer what was asked for, and the run ends."""
 
 
+_LOST_HINT: Final = "see the node's own log; what was measured before is kept"
+
+
 class WorkerLostError(MeasurementInvalidError):
     """A worker was lost under a job, which is void; `left` go on with the next one, 0 where they are too few."""
 
     def __init__(self, message: str, *, left: int, before: int) -> None:
-        super().__init__(message, hint="see the node's own log; what was measured before is kept")
+        super().__init__(message, hint=_LOST_HINT)
         self.left = left
         self.left_ratio = left / before
 
@@ -89,14 +92,21 @@ class ClusterFleet:
         try:
             self._workers = placed_workers(hosts, self._cpus)
             self._asked = len(self._workers)
-            for worker in self._workers:
-                with blaming(worker):
-                    worker.host.open(worker.cpu)
+            self._open()
         except BaseException:
             self.close()
             raise
         self._on_event(f"load fleet: {placement(self._workers)}")
         return self
+
+    def _open(self) -> None:
+        """Start every worker; none has measured anything yet, so that the loss of one ends it all."""
+        try:
+            for worker in self._workers:
+                with blaming(worker):
+                    worker.host.open(worker.cpu)
+        except LostWorker as lost:
+            raise MeasurementInvalidError(f"load {lost.worker.name}: {lost.why}", hint=_LOST_HINT) from lost
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -121,11 +131,19 @@ class ClusterFleet:
         return len({(worker.place.machine, worker.cpu) for worker in self._workers})
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """What all can send at most; one worker of each machine is asked."""
+        """What all can send at most; one worker of each machine is asked.
+
+        Raises:
+            WorkerLostError: one of them is gone; what is asked next goes to the others.
+        """
         by_machine: dict[str, float] = {}
-        for worker in self._workers:
-            if worker.place.machine not in by_machine:
-                by_machine[worker.place.machine] = worker.host.client_max_rps(requests)
+        try:
+            for worker in self._workers:
+                if worker.place.machine not in by_machine:
+                    with blaming(worker):
+                        by_machine[worker.place.machine] = worker.host.client_max_rps(requests)
+        except LostWorker as lost:
+            raise self._lost(lost.worker, lost.why) from lost
         slowest = min(by_machine[worker.place.machine] for worker in self._workers)
         return slowest * self.client_cores  # each gets as many requests as the next
 

@@ -44,11 +44,20 @@ def blaming(worker: Worker) -> Iterator[None]:
 
 
 def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
-    """Each host with a CPU of its machine, dealt in turn from the highest, and a name."""
+    """Each host with a CPU of its machine, dealt in turn from the highest, and a name.
+
+    Raises:
+        MeasurementInvalidError: a host that does not say where it is.
+    """
     ranks: Counter[str] = Counter()
     workers = []
     for number, host in enumerate(hosts):
-        place = host.place()
+        try:
+            place = host.place()
+        except MeasurementInvalidError as error:
+            raise MeasurementInvalidError(
+                f"load worker {number}: {error.message}", hint="see the log of Ray on the cluster's nodes"
+            ) from error
         usable = place.cpus[::-1] if cpus is None else cpus
         cpu = usable[ranks[place.machine] % len(usable)]
         ranks[place.machine] += 1

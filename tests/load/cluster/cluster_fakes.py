@@ -37,7 +37,7 @@ class FakeTime:
 class FakeHost:
     """`asymmetry`: the part of a round trip that a message takes to get here. `dies_after_s` from the start of its part.
 
-    `jump_ns`: its clock is set by so much in the middle of its part. `silent`: its part never ends.
+    `dies_at`: the call before the start that it does not survive. `jump_ns`: its clock is set by so much in the middle of its part. `silent`: its part never ends.
     """
 
     time: FakeTime
@@ -51,6 +51,7 @@ class FakeHost:
     dies_after_s: float | None = None
     jump_ns: int = 0
     silent: bool = False
+    dies_at: str = ""
     lag_ns: int = 0
     cpu: int = -1
     closed: bool = False
@@ -65,9 +66,11 @@ class FakeHost:
         self._epoch_ns = self.time.now_ns
 
     def place(self) -> Place:
+        self._must_live("place")
         return Place(node=self.node, machine=self.machine or this_place().machine, cpus=self.cpus)
 
     def open(self, cpu: int) -> None:
+        self._must_live("open")
         self.cpu = cpu
 
     def clock_ns(self) -> int:
@@ -86,14 +89,14 @@ class FakeHost:
         return (own_ns - self.offset_ns - self._epoch_ns) / (1.0 + self.drift_ppm * 1e-6) + self._epoch_ns
 
     def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
-        self._must_live()
+        self._must_live("prepare")
         (part,) = parts
         self.parts.append(part)
         self._started_at_ns = None
         self.stopped = False
 
     def ready(self) -> bool:
-        self._must_live()
+        self._must_live("ready")
         return True
 
     def start(self, start_ns: int) -> None:
@@ -148,6 +151,7 @@ class FakeHost:
         return whole.between(first, last)
 
     def client_max_rps(self, requests: RequestSet) -> float:
+        self._must_live("client_max_rps")
         return 1000.0
 
     def close(self) -> None:
@@ -158,7 +162,9 @@ class FakeHost:
         assert isinstance(arrivals, Schedule)
         return arrivals.due_ns
 
-    def _must_live(self) -> None:
+    def _must_live(self, call: str = "") -> None:
+        if call and call == self.dies_at:
+            raise HostLostError("its node is gone")
         started_ns, limit_s = self._started_at_ns, self.dies_after_s
         if started_ns is not None and limit_s is not None and self.time.now_ns > started_ns + limit_s * 1e9:
             raise HostLostError("its node is gone")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from batchtune.archive.samples_file import read_parquet, to_parquet
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import ScenarioError, UsageError
+from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
 from batchtune.load.cluster import ray_hosts
 from batchtune.load.cluster.choice import client_max_rps, fleet_of
 from batchtune.load.cluster.clocks import ClockAccount, ClockReading, read_clock
@@ -179,6 +179,42 @@ def test_a_lost_worker_makes_the_load_void_and_the_next_goes_without_it(
     assert samples.due_ns.tolist() == schedule.due_ns.tolist()
     assert [share.name for share in samples.workers] == ["worker 0 on node-0", "worker 2 on node-2"]
     assert all(host.closed for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("place", "load worker 1: its node is gone"),
+        ("open", "load worker 1 on node-1: its node is gone"),
+    ],
+)
+def test_a_worker_that_is_lost_before_it_has_started_ends_the_command(call: str, told: str) -> None:
+    hosts = hosts_of(3)
+    hosts[1].dies_at = call
+    with pytest.raises(MeasurementInvalidError) as caught, fleet_of_fakes(hosts):
+        pass
+    assert caught.value.message == told
+
+
+@pytest.mark.parametrize("call", ["client_max_rps", "prepare", "ready"])
+def test_a_worker_that_is_lost_before_the_start_of_a_load_is_gone_on_without(call: str) -> None:
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    target.apply(Configuration(batching=None))
+    scenario = scenario_of(
+        load={"arrivals": "poisson", "rate": 50, "fleet": {"ray": "auto"}}, objective="latency"
+    )
+    hosts = hosts_of(3)
+    hosts[0].dies_at = call
+    with fleet_of_fakes(hosts) as fleet:
+        loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=fleet.client_max_rps)
+        run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
+        figures = loader.run(run, on_live=lambda _live: None)
+    assert len(figures.samples) == 100
+    losses = [each.text for each in figures.measurement.caveats if each.code == "worker_lost"]
+    assert len(losses) == 1
+    assert losses[0].startswith("load worker 0 on node-0: its node is gone")
+    assert loader._client_max_rps == pytest.approx(2000.0)
 
 
 def test_with_less_than_half_of_the_workers_it_ends() -> None:

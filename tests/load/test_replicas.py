@@ -192,3 +192,38 @@ def test_a_scenario_names_its_replicas() -> None:
 def test_a_mistake_in_the_replicas_names_the_key(change: str, told: str) -> None:
     with pytest.raises(ScenarioError, match=told):
         parse_scenario(REPLICAS, overrides=[change])
+
+
+@pytest.mark.parametrize(
+    ("load", "told"),
+    [
+        (
+            "{arrivals: poisson, rate: 100, max_in_flight: 1}",
+            "s.yaml:3: load.max_in_flight: each worker sends a request to each endpoint at least, 2 at once; the limit is 1",
+        ),
+        (
+            "{arrivals: poisson, rate: 100, max_in_flight: 3, processes: 2}",
+            "s.yaml:3: load.max_in_flight: each worker sends a request to each endpoint at least, 4 at once; the limit is 3",
+        ),
+        (
+            "{arrivals: closed, concurrency: 1}",
+            "s.yaml:3: load.concurrency: 1 client cannot ask all 2 of target.endpoints: each keeps to one",
+        ),
+    ],
+)
+def test_a_load_too_small_for_its_replicas_is_refused(load: str, told: str) -> None:
+    objective = "latency" if "poisson" in load else "throughput"
+    text = REPLICAS.replace("{arrivals: poisson, rate: 100}", load).replace("latency", objective)
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text, source="s.yaml")
+    assert caught.value.message == told
+
+
+@pytest.mark.parametrize(
+    "load",
+    ["{arrivals: poisson, rate: 100, max_in_flight: 4, processes: 2}", "{arrivals: closed, concurrency: 2}"],
+)
+def test_a_load_with_a_request_for_each_replica_is_taken(load: str) -> None:
+    objective = "latency" if "poisson" in load else "throughput"
+    text = REPLICAS.replace("{arrivals: poisson, rate: 100}", load).replace("latency", objective)
+    assert len(parse_scenario(text).target.endpoints) == 2

@@ -16,6 +16,7 @@ from batchtune.scenario.units import (
     Ratio,
     Seconds,
     Whole,
+    counted,
     problem,
 )
 
@@ -226,6 +227,25 @@ class LoadSpec(Spec):
                     at=(key,),
                     hint="use arrivals: closed for clients that wait for their answers",
                 )
+
+    def check_spread(self, endpoints: int) -> None:
+        """So many replicas in turn: each is asked, and no more is under way than allowed; raises a problem if not."""
+        if self.concurrency is not None and self.concurrency < endpoints:
+            raise problem(
+                f"{counted(self.concurrency, 'client')} cannot ask all {endpoints} of target.endpoints: each keeps to "
+                "one",
+                at=("load", "concurrency"),
+                hint=f"set it to {endpoints} or more, or name fewer endpoints",
+            )
+        workers = self.processes if self.fleet is None else self.fleet.workers or 1
+        senders = workers * max(1, endpoints)
+        if self.max_in_flight is not None and self.max_in_flight < senders:
+            raise problem(
+                f"each worker sends a request to each endpoint at least, {senders} at once; "
+                f"the limit is {self.max_in_flight}",
+                at=("load", "max_in_flight"),
+                hint=f"set it to {senders} or more, or take fewer workers or endpoints",
+            )
 
     def rate_is_missing(self) -> bool:
         """Whether nothing here says how fast to send."""

@@ -194,6 +194,7 @@ class Scenario(Spec):
         self._check_names()
         self._check_values()
         check_loads(self.target.models, self.load)
+        self.load.check_spread(len(self.target.endpoints))
         for at in range(len(self.target.models)):
             self._check_own_batching(at)
         return self

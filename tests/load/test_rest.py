@@ -337,10 +337,11 @@ def test_an_endpoint_without_the_protocol_is_a_usage_error() -> None:
         run_here(a_job("grpc", None, closed(1, 1)))  # type: ignore[arg-type]
 
 
-def test_a_host_that_does_not_resolve_is_a_target_error() -> None:
+@pytest.mark.parametrize("host", ["host.invalid", "a..b"])
+def test_a_host_that_does_not_resolve_is_a_target_error(host: str) -> None:
     job = a_job("rest", 1, closed(1, 1))
-    nowhere = Endpoint(model_name="m", host="host.invalid", rest_port=1)
-    with pytest.raises(TargetError, match=r"host 'host\.invalid' cannot be resolved"):
+    nowhere = Endpoint(model_name="m", host=host, rest_port=1)
+    with pytest.raises(TargetError, match=f"host {host!r} cannot be resolved".replace(".", r"\.")):
         run_here(LoadJob(endpoint=nowhere, requests=job.requests, arrivals=job.arrivals))
 
 

@@ -61,7 +61,7 @@ class Dialer:
         loop = asyncio.get_running_loop()
         try:
             resolved = await loop.getaddrinfo(self._endpoint.host, self._port, type=socket.SOCK_STREAM)
-        except socket.gaierror as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
             raise TargetError(f"host {self._endpoint.host!r} cannot be resolved: {error}") from error
         self._addresses = list(dict.fromkeys(str(row[4][0]) for row in resolved))
 

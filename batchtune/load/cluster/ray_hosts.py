@@ -233,7 +233,7 @@ def _require_listener(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_LIMIT_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
         raise UsageError(
             f"load.fleet: nobody answers at {address}: {error}",
             hint="`ray start --head` says its address; ray://HOST:10001 is that of its client server",

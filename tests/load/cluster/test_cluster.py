@@ -463,6 +463,11 @@ def test_a_cluster_that_nobody_answers_for_is_told_at_once() -> None:
         ray_hosts._require_listener("ray://127.0.0.1:1")
 
 
+def test_a_cluster_whose_name_no_host_can_have_is_told_at_once() -> None:
+    with pytest.raises(UsageError, match=r"nobody answers at ray://a\.\.b:1: "):
+        ray_hosts._require_listener("ray://a..b:1")
+
+
 def test_a_node_has_room_for_as_many_workers_as_its_scarcest_resource() -> None:
     bundle = {"CPU": 0.1, "load_generator": 1.0}
     assert ray_hosts._room({"CPU": 0.3, "load_generator": 9.0}, bundle) == 3

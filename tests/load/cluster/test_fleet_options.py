@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.errors import UsageError
 from batchtune.load.cluster import choice
+from batchtune.target.process import ServerProcess
 from tests.cli.test_cli import EMULATED
 
 SCENARIO = """\
@@ -49,9 +50,12 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
     )
+    launched: list[ServerProcess] = []
+    monkeypatch.setattr(ServerProcess, "start", launched.append)
     error = invoke(command, scenario, "--fleet", "auto")
     assert isinstance(error, UsageError)
     assert (error.exit_code, error.hint) == (2, "pip install 'batchtune[ray]'")
+    assert launched == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from batchtune.batching.parameters import Configuration
@@ -18,6 +18,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.evidence.claimed_capacity import Claim
 from batchtune.tune.evidence.host_drift import drift_of
 from batchtune.tune.evidence.pooled import Pooled, RunFigures
 from batchtune.tune.evidence.run_noise import Noise, paired_ratio, predict
@@ -25,13 +26,17 @@ from batchtune.tune.evidence.run_noise import Noise, paired_ratio, predict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a server gives without tuning; `name` is "no_batching" or "defaults". Intervals are for a fresh run."""
+    """What a server gives without tuning; `name` is "no_batching" or "defaults". Intervals are for a fresh run.
+
+    `capacity_rps`: the highest rate within the SLO, for that objective; None where none is claimed.
+    """
 
     name: str
     configuration: Configuration
     throughput_rps: Estimate
     latency_s: dict[str, Estimate]
     runs: int
+    capacity_rps: Estimate | None = None
     mean_batch_rows: float | None = None
     bottleneck: Bottleneck | None = None
     caveats: tuple[Caveat, ...] = field(default=())
@@ -72,9 +77,9 @@ def promises_of(latency_s: Mapping[str, Estimate], slo: SloSpec) -> tuple[Promis
 
 
 def reference_of(
-    name: str, one: Pooled, pooled: Sequence[Pooled], *, speed_sd: float, scenario: Scenario
+    name: str, one: Pooled, pooled: Sequence[Pooled], *, beside: Pooled, speed_sd: float, scenario: Scenario
 ) -> Reference:
-    """A reference point's figures, as they are stated beside the recommended ones, on a host that drifts as it did."""
+    """A reference point's figures as they are stated `beside` the recommended ones, on a host that drifts as it did."""
     measured, drift = measurements_of(one), drift_of(one, speed_sd, scenario=scenario)
     return Reference(
         name=name,
@@ -82,6 +87,11 @@ def reference_of(
         throughput_rps=predicted(one, pooled, lambda run: run.throughput_rps, drift_sd=drift.rate_sd),
         latency_s=predicted_latency(one, pooled, drift_sd=drift.latency_sd),
         runs=len(one.runs),
+        capacity_rps=None
+        if one.claim is None or not one.claim.rps > 0.0
+        else predicted_capacity(
+            replace(one, value=_compared_rps(one, one.claim, ours=beside)), drift_sd=drift.capacity_sd
+        ),
         mean_batch_rows=mean_batch_rows(measured),
         bottleneck=usual_bottleneck(one.configuration, measured, scenario=scenario),
         caveats=caveats_of(measured),
@@ -159,17 +169,12 @@ def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Sce
 
 
 def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | None:
-    """By the values that are stated; None unless ours has a claim: what missed everywhere gains nothing.
-
-    An unconfirmed reference is discounted as ours is, or not where ours is confirmed: its gain is none too high.
-    """
+    """By the values that are stated; None unless ours has a claim: what missed everywhere gains nothing."""
     if ours.claim is None or other.claim is None or not ours.feasible:
         return None
     if ours.configuration == other.configuration:
         return Estimate(value=1.0, low=1.0, high=1.0)
-    theirs_rps = other.claim.rps or other.claim.missed_rps
-    if not ours.claim.established:
-        theirs_rps = min(theirs_rps, other.value)
+    theirs_rps = _compared_rps(other, other.claim, ours=ours)
     if not theirs_rps > 0.0:
         return None
     sds = [
@@ -182,6 +187,16 @@ def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | N
     if not other.feasible:
         return Estimate(value=gain, low=gain * math.exp(-Z_95 * math.sqrt(2.0) * noise.sd), high=math.inf)
     return Estimate(value=gain, low=gain * math.exp(-half), high=gain * math.exp(half))
+
+
+def _compared_rps(other: Pooled, claim: Claim, *, ours: Pooled) -> float:
+    """What `other` claims, or the lowest rate that it missed.
+
+    Unconfirmed it is discounted as ours is, or not where ours is confirmed: the gain over it is none too high.
+    """
+    theirs_rps = claim.rps or claim.missed_rps
+    is_confirmed = ours.claim is not None and ours.claim.established
+    return theirs_rps if is_confirmed else min(theirs_rps, other.value)
 
 
 def measurements_of(one: Pooled) -> list[Measurement]:

@@ -239,7 +239,7 @@ def recommend(
         concurrency=last.concurrency,
         rows_per_request=scenario.request.rows_most,
         references=tuple(
-            reference_of(name, one, pooled, speed_sd=speed, scenario=scenario)
+            reference_of(name, one, pooled, beside=chosen, speed_sd=speed, scenario=scenario)
             for name, one in choice.references.items()
         ),
         failed_references=_failed_references(choice, trials),

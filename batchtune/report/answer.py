@@ -12,9 +12,9 @@ from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
 from batchtune.recommend.prediction import Promise, Reference
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_title
-from batchtune.report.statement import capacity_text, rate_text, workload
+from batchtune.report.statement import capacity_text, rate_text, rate_title, reference_rate_text, workload
 from batchtune.report.tables import console_on, paragraph, text_width
-from batchtune.report.units import interval, milliseconds, ratio
+from batchtune.report.units import milliseconds, ratio
 from batchtune.report.words import (
     REFERENCES,
     REFERENCES_IN_SENTENCES,
@@ -150,7 +150,7 @@ def _table(chosen: Recommendation, width: int) -> list[str]:
     """One line for the recommended configuration and for each reference point, in columns."""
     quantile = _quantile(chosen)
     rows = [
-        ("", "requests/s", f"{quantile} ms", _GAINS[chosen.objective]),
+        ("", rate_title(chosen), f"{quantile} ms", _GAINS[chosen.objective]),
         ("this", rate_text(chosen), milliseconds(chosen.latency_s.get(quantile)), ""),
         *(_reference_row(chosen, one, quantile) for one in other_references(chosen)),
     ]
@@ -167,7 +167,7 @@ def _reference_row(chosen: Recommendation, other: Reference, quantile: str) -> t
     gain = gains_of(chosen)[other.name]
     name = REFERENCES[other.name].removeprefix("server ")  # the table is narrow
     latency = milliseconds(other.latency_s.get(quantile))
-    return name, interval(other.throughput_rps), latency, "" if gain is None else ratio(gain)
+    return name, reference_rate_text(chosen, other), latency, "" if gain is None else ratio(gain)
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int], *, gap: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.alternatives import Alternative
 from batchtune.recommend.near_best import NearBest
-from batchtune.recommend.prediction import Promise
+from batchtune.recommend.prediction import Promise, Reference
 from batchtune.recommend.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_sentence, limit_word
 from batchtune.report.marks import Marks
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from batchtune.measure.bottleneck import Bottleneck
+    from batchtune.measure.validity.caveats import Touches
 
 ALTERNATIVES_SHOWN: Final = 3
 
@@ -137,10 +138,13 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     others = other_references(chosen)
     columns = [_CHOSEN, *(REFERENCES[one.name] for one in others)]
     table = table_of("", *map(marks.head, columns))
-    rates = [rate_text(chosen), *(interval(one.throughput_rps) for one in others)]
+    rates = [rate_text(chosen), *(reference_rate_text(chosen, one) for one in others)]
+    touching: tuple[Touches, ...] = (
+        ("throughput",) if chosen.capacity_rps is None else ("throughput", "latency")
+    )
     table.add_row(
-        "requests/s" if chosen.capacity_rps is None else "capacity /s",
-        *(marks.marked(rate, name, "throughput") for name, rate in zip(columns, rates, strict=True)),
+        rate_title(chosen),
+        *(marks.marked(rate, name, *touching) for name, rate in zip(columns, rates, strict=True)),
     )
     latencies = [chosen.latency_s, *(one.latency_s for one in others)]
     for quantile in ("p50", "p95", "p99"):
@@ -160,6 +164,20 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
     if any(gains_of(chosen)[one.name] is not None for one in others):
         table.add_row("gain over", "", *(ratio(gains_of(chosen)[one.name]) for one in others))
     return table
+
+
+def rate_title(chosen: Recommendation) -> str:
+    """What `rate_text` and `reference_rate_text` are."""
+    return "requests/s" if chosen.capacity_rps is None else "capacity /s"
+
+
+def reference_rate_text(chosen: Recommendation, other: Reference) -> str:
+    """What stands beside `rate_text`: of a capacity the reference's own, "–" where none is claimed."""
+    if chosen.capacity_rps is None:
+        return interval(other.throughput_rps)
+    if other.capacity_rps is not None and math.isinf(other.capacity_rps.high):
+        return f"at least {number(other.capacity_rps.value)}"
+    return interval(other.capacity_rps)
 
 
 def rate_text(chosen: Recommendation) -> str:

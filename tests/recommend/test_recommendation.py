@@ -592,10 +592,29 @@ def test_the_gain_over_a_reference_that_never_held_is_at_least_so_much():
         rate_run(3, 980.0, 0.046),
         rate_run(4, 1030.0, 0.056),
     ]
-    gain = recommend(trials, scenario=CAPACITY).gain_over_no_batching
+    chosen = recommend(trials, scenario=CAPACITY)
+    gain = chosen.gain_over_no_batching
+    assert chosen.references[0].capacity_rps is None
     assert gain.value == pytest.approx(0.9 * 0.97 * 1003 / 200.0, rel=0.01)
     assert gain.low < gain.value
     assert gain.high == math.inf
+
+
+def test_the_gain_in_capacity_is_that_over_the_references_capacity_whatever_its_runs_answered():
+    trials = [
+        rate_run(1, 200.0, 0.02, batching=None, source="no_batching"),
+        rate_run(2, 400.0, 0.9, batching=None, source="no_batching"),
+        *(rate_run(number, 970.0, 0.044, source="confirm") for number in (3, 4, 5)),
+        rate_run(6, 1030.0, 0.056),
+    ]
+    chosen = recommend(trials, scenario=CAPACITY)
+    (reference,) = chosen.references
+    assert 0.0 < reference.capacity_rps.low <= reference.capacity_rps.value < 400.0
+    assert chosen.gain_over_no_batching.value == pytest.approx(
+        chosen.capacity_rps.value / reference.capacity_rps.value
+    )
+    rate = recommend(helping_ledger(), scenario=SCENARIO)
+    assert all(point.capacity_rps is None for point in rate.references)
 
 
 def test_a_recommendation_with_all_it_can_say_survives_json():

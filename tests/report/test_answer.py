@@ -21,7 +21,7 @@ from batchtune.report.statement import print_recommendation
 from batchtune.report.words import likeness_of
 from batchtune.scenario.spec.scenario import Scenario
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
-from tests.report.test_statement import DEPLOYMENT, emulated
+from tests.report.test_statement import DEPLOYMENT, emulated, with_capacities
 
 GOLDEN = """\
 fake by gRPC, 1 row per request, 16 clients in a closed loop
@@ -153,6 +153,14 @@ def test_a_capacity_that_fresh_runs_refuted_stands_in_one_figure(chosen):
     )
     assert text.count("below 18,900") == 2
     assert "19,000" not in text
+
+
+def test_the_column_of_a_capacity_holds_capacities(chosen):
+    text = printed(with_capacities(chosen, Estimate(value=473.0, low=460.0, high=490.0), None))
+    assert " capacity /s " in text
+    assert " requests/s  " not in text
+    assert re.search(r"no batching +473 \[460, 490\] ", text)
+    assert re.search(r"defaults +– ", text)
 
 
 def test_what_speaks_against_the_run_that_it_is_compared_with_is_said(chosen):

@@ -136,6 +136,31 @@ def test_a_capacity_stands_first_with_its_interval(found):
     assert "capacity" not in said(found)
 
 
+def with_capacities(chosen: Recommendation, *capacities: Estimate | None) -> Recommendation:
+    """A capacity of 1,420 beside those of the references, whose runs answered something else."""
+    references = (
+        replace(reference, capacity_rps=capacity)
+        for reference, capacity in zip(chosen.references, capacities, strict=True)
+    )
+    capacity = Estimate(value=1420.0, low=1390.0, high=1490.0)
+    return replace(chosen, objective="capacity", capacity_rps=capacity, references=tuple(references))
+
+
+def test_a_capacity_stands_beside_those_of_the_references_never_beside_what_runs_answered(found):
+    known = Estimate(value=473.0, low=460.0, high=490.0)
+    at_least = Estimate(value=950.0, low=930.0, high=math.inf)
+    row = "capacity /s 1,420 [1,390, 1,490]"
+    assert f"{row} 473 [460, 490] at least 950" in said(with_capacities(found, known, at_least))
+    assert f"{row} 473 [460, 490] – p50" in said(with_capacities(found, known, None))
+
+
+def test_what_speaks_against_a_latency_speaks_against_the_capacity_that_it_limits(found):
+    few = caveat("few_requests", requests=9, quantile="p99")
+    touching = replace(found, caveats=(few,), references=())
+    assert "capacity /s 1,420 [1,390, 1,490] a" in said(with_capacities(touching))
+    assert "requests/s 2,220 [1,970, 2,490] p50" in said(touching)
+
+
 def test_what_was_only_measured_claims_nothing_of_the_rest_of_the_space(found):
     near = NearBest(probability=0.875, of="measured", count=12)
     text = said(replace(found, near_best=near))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from batchtune.errors import MeasurementInvalidError, UsageError
 from batchtune.load.cluster.host import Host, Place, this_place
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.scenario.units import counted
-from batchtune.target.endpoint import Endpoint
+from batchtune.target.endpoint import Endpoint, is_loopback
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +74,7 @@ def placement(workers: Sequence[Worker]) -> str:
 
 def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
     """Refuse an endpoint on our own loopback where a host has another one."""
-    if not _is_loopback(endpoint.host):
+    if not is_loopback(endpoint.host):
         return
     ours = this_place().machine
     elsewhere = next((worker for worker in workers if worker.place.machine != ours), None)
@@ -85,10 +84,3 @@ def require_reachable(workers: Sequence[Worker], endpoint: Endpoint) -> None:
             hint="load a running server by the name that the nodes know it by (batchtune load HOST:PORT/MODEL "
             "--fleet …), or keep the workers on this machine by load.fleet.resources",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -12,9 +12,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from urllib.parse import urlsplit
 
+from batchtune.measure.bottleneck_figures import BUSY_RATIO
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.endpoint import is_loopback
+from batchtune.target.telemetry import ServerActivity
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
 from batchtune.tune.evidence.pooled import Pooled
@@ -24,10 +29,10 @@ READINGS_MIN = 8
 """Of fewer trials the tenth and the ninetieth percentile are the two extremes."""
 
 NEIGHBOURS = 2
-"""Trials on either side whose canaries are taken together: the loop's own noise of 2 % is no drift, which lasts."""
+"""Trials on either side whose canaries are taken together: the loop's own noise is no drift, which lasts."""
 
-AHEAD = 4.0
-"""Standard deviations of the speed between trials that a run minutes later lies from them: √2, as both drift, and 2.8
+AHEAD = 7.0
+"""Standard deviations of the speed between trials that a run minutes later lies from them: √2, as both drift, and 5
 times as much, because a sweep of 90 s sees a small part of a drift that takes minutes (drifting_host.py)."""
 
 LATENCY_PER_SPEED = 1.4
@@ -37,8 +42,19 @@ minutes apart, over the seven tables of `results/reference/tables` that depend o
 SLEEPING_GPU_RATIO = 0.05
 """A GPU that is busy for no more than this share of the time does not run the model."""
 
+COMPUTING_RATIO = 0.5
+"""CPU seconds of the server per second of execution, from here on the model runs on the CPU; while a device computes
+the server sleeps."""
+
+OWN_NOISE_LEFT = 0.55
+"""Of the canary's own noise in the medians of neighbours, as a share: 0.54 of five normal readings, 0.67 of the three
+at either end."""
+
 _OUTER_DECILES_SD = 2.563
 """Standard deviations of a normal distribution between its tenth and its ninetieth percentile."""
+
+_MEDIAN_DIFFERENCE_SD = 0.954
+"""Median of the differences between two normal readings, regardless of sign, over the standard deviation of one."""
 
 _ON_THE_CPU = frozenset({"front_end", "client"})
 
@@ -64,23 +80,28 @@ def speed_sd(trials: Sequence[Trial]) -> float:
 def spread_of(times_s: Sequence[float]) -> float:
     """Standard deviation of the logarithms of positive times, in their order; 0 for fewer than READINGS_MIN.
 
-    By the outer deciles of the medians of neighbours: a moment's preemption is no drift.
+    By the outer deciles of the medians of neighbours: a moment's preemption is no drift. What is left in these of the
+    readings' own noise, told by how far each lies from the next, is taken away.
     """
     logs = [math.log(time_s) for time_s in times_s if time_s > 0.0]
     if len(logs) < READINGS_MIN:
         return 0.0
     windows = (logs[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1] for at in range(len(logs)))
     deciles = statistics.quantiles(map(statistics.median, windows), n=10, method="inclusive")
-    return (deciles[-1] - deciles[0]) / _OUTER_DECILES_SD
+    spread = (deciles[-1] - deciles[0]) / _OUTER_DECILES_SD
+    differences = (abs(later - earlier) for earlier, later in pairwise(logs))
+    own = OWN_NOISE_LEFT * statistics.median(differences) / _MEDIAN_DIFFERENCE_SD
+    return math.sqrt(max(0.0, spread**2 - own**2))
 
 
 def drift_of(pooled: Pooled, speed: float, *, scenario: Scenario) -> Drift:
     """What a host whose speed moves by `speed` (in logs, between trials) does to this configuration's figures.
 
-    Nothing where the device sleeps or computes by itself; an open loop's rate is that of its arrivals. Near the
-    capacity a quantile moves as much more than the rate as policy.RATE_ELASTICITY says.
+    Nothing where the device sleeps or computes by itself, or the server is on another machine than the canary. An open
+    loop's rate is that of its arrivals. Near the capacity a quantile moves as much more than the rate as
+    policy.RATE_ELASTICITY says.
     """
-    if not speed > 0.0 or not _is_cpu_bound(pooled, scenario):
+    if not speed > 0.0 or not _is_on_this_machine(scenario) or not _is_cpu_bound(pooled, scenario):
         return NO_DRIFT
     ahead = AHEAD * speed
     if scenario.objective == "capacity":
@@ -88,8 +109,19 @@ def drift_of(pooled: Pooled, speed: float, *, scenario: Scenario) -> Drift:
     return Drift(rate_sd=0.0 if scenario.load.open_loop else ahead, latency_sd=LATENCY_PER_SPEED * ahead)
 
 
+def _is_on_this_machine(scenario: Scenario) -> bool:
+    """Whether the server shares the CPUs of the client, whose canary is timed: it was launched, or is on loopback."""
+    target = scenario.target
+    places = (place for place in (target.rest_url, target.grpc_url, *target.endpoints) if place is not None)
+    hosts = (urlsplit(place if "//" in place else f"//{place}").hostname for place in places)
+    return all(host is not None and is_loopback(host) for host in hosts)
+
+
 def _is_cpu_bound(pooled: Pooled, scenario: Scenario) -> bool:
-    """Whether the model runs on the CPU, or what passes around it is the limit; no where the server tells nothing."""
+    """Whether the model runs on the CPU, or what passes around it is the limit, or the server uses up its CPUs.
+
+    No where none of these can be told.
+    """
     measured = [run.trial.measurement for run in pooled.runs if run.trial.measurement is not None]
     known = [measurement for measurement in measured if measurement.server is not None]
     if not known:
@@ -97,9 +129,28 @@ def _is_cpu_bound(pooled: Pooled, scenario: Scenario) -> bool:
     if all(map(_computes_on_the_cpu, known)):
         return True
     limit = usual_bottleneck(pooled.configuration, known, scenario=scenario)
-    return limit is not None and limit.kind in _ON_THE_CPU
+    if limit is None:
+        return False
+    return limit.kind in _ON_THE_CPU or limit.evidence.get("server_cpu_ratio", 0.0) >= BUSY_RATIO
 
 
 def _computes_on_the_cpu(measured: Measurement) -> bool:
+    """By the GPU's own counters; without, by the CPU time that the server takes while a batch executes."""
     server = measured.server
-    return server is not None and not server.emulated and (server.gpu_busy_ratio or 0.0) <= SLEEPING_GPU_RATIO
+    if server is None or server.emulated:
+        return False
+    if server.gpu_busy_ratio is not None:
+        return server.gpu_busy_ratio <= SLEEPING_GPU_RATIO
+    executing_s = _executing_s(server)
+    if server.server_cpu_s is None or not executing_s:
+        return False
+    return server.server_cpu_s >= COMPUTING_RATIO * executing_s
+
+
+def _executing_s(server: ServerActivity) -> float | None:
+    """Seconds with a batch executing; those side by side count once where the server tells; None: it tells nothing."""
+    if server.device_busy_ratio is not None:
+        return server.device_busy_ratio * server.duration_s
+    counts = server.batches_by_rows
+    spent_s = sum(mean_s * counts.get(rows, 0) for rows, mean_s in server.execution_s_by_rows.items())
+    return min(spent_s, server.duration_s) or None

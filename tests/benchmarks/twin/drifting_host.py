@@ -6,9 +6,9 @@ Simulated, nothing is loaded. A host's speed follows an Ornstein-Uhlenbeck proce
 so long a memory (or stays). A sweep of 90 s makes a trial every 2.6 s: twelve of points that are seen once, three blocks
 of three that race, five blocks of three that are confirmed. Each trial times the canary, the faster of two readings with
 2 % of their own noise of which one in ten is preempted and a third slower, and runs at the host's speed with 2 % of its
-own noise (p95: 4 %, and 1.4 times the host's). Three fresh runs follow within 10 to 300 s. Printed for each host: the
-share of fresh runs whose throughput and p95 both lie inside the intervals, and the median half width of throughput's,
-first without the canary, then with each factor.
+own noise (p95: 4 %, and 1.4 times the host's; of a claimed capacity 4 times). Three fresh runs follow within 10 to
+300 s. Printed for each host: the share of fresh runs whose throughput and p95 both lie inside the intervals, and the
+median half widths of throughput's and of p95's, first without the canary, then with each factor.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from batchtune.tune.evidence.run_noise import predict
 
 TRIAL_S = 2.6
 OWN_SD, OWN_P95_SD, CANARY_SD = 0.02, 0.04, 0.02
+P95_PER_SPEED = {
+    "a rate or a closed loop": host_drift.LATENCY_PER_SPEED,
+    "capacity": 1.0 / policy.RATE_ELASTICITY,
+}
 HOSTS = [(0.0, 180.0), *((sd, memory_s) for sd in (0.05, 0.1, 0.2) for memory_s in (60.0, 180.0, 600.0))]
 
 
@@ -68,7 +72,18 @@ class SimulatedSweep:
     fresh: list[Run]
 
 
-def simulated_sweep(sd: float, memory_s: float, *, chance: random.Random) -> SimulatedSweep:
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Share of fresh runs inside both intervals, and the median half widths of these in logs."""
+
+    inside_ratio: float
+    throughput_half: float
+    p95_half: float
+
+
+def simulated_sweep(
+    sd: float, memory_s: float, *, chance: random.Random, p95_per_speed: float
+) -> SimulatedSweep:
     host, now_s = Host(sd, memory_s, chance), 0.0
     runs: dict[int, list[Run]] = {}
     canaries_s: list[float] = []
@@ -76,10 +91,10 @@ def simulated_sweep(sd: float, memory_s: float, *, chance: random.Random) -> Sim
         now_s += TRIAL_S
         speed = host.at(now_s)
         canaries_s.append(min(_canary_s(speed, chance) for _ in range(2)))
-        runs.setdefault(arm, []).append(_run(speed, chance))
+        runs.setdefault(arm, []).append(_run(speed, chance, p95_per_speed))
     fresh = []
     for delay_s in sorted(chance.uniform(10.0, 300.0) for _ in range(3)):
-        fresh.append(_run(host.at(now_s + delay_s), chance))
+        fresh.append(_run(host.at(now_s + delay_s), chance, p95_per_speed))
     return SimulatedSweep([*runs.values()], runs[0][-5:], canaries_s, fresh)
 
 
@@ -95,12 +110,14 @@ def _canary_s(speed: float, chance: random.Random) -> float:
     return preempted * math.exp(-speed + chance.gauss(0.0, CANARY_SD))
 
 
-def _run(speed: float, chance: random.Random) -> Run:
-    p95 = math.exp(-host_drift.LATENCY_PER_SPEED * speed + chance.gauss(0.0, OWN_P95_SD))
+def _run(speed: float, chance: random.Random, p95_per_speed: float) -> Run:
+    p95 = math.exp(-p95_per_speed * speed + chance.gauss(0.0, OWN_P95_SD))
     return Run(throughput=math.exp(speed + chance.gauss(0.0, OWN_SD)), p95=p95)
 
 
-def stated(sweep: SimulatedSweep, speed: float, *, ahead: float) -> tuple[Estimate, Estimate]:
+def stated(
+    sweep: SimulatedSweep, speed: float, *, ahead: float, p95_per_speed: float
+) -> tuple[Estimate, Estimate]:
     """The intervals of throughput and p95 of the recommended configuration, as `recommend` makes them."""
     names = ("throughput", "p95")
     priors = (policy.FRESH_THROUGHPUT_PRIOR_SD, policy.FRESH_LATENCY_PRIOR_SD)
@@ -111,29 +128,42 @@ def stated(sweep: SimulatedSweep, speed: float, *, ahead: float) -> tuple[Estima
             prior_sd=prior_sd,
             drift_sd=drifting * ahead * speed,
         )
-        for name, prior_sd, drifting in zip(names, priors, (1.0, host_drift.LATENCY_PER_SPEED), strict=True)
+        for name, prior_sd, drifting in zip(names, priors, (1.0, p95_per_speed), strict=True)
     )
     return throughput, p95
 
 
 def coverage(
-    sd: float, memory_s: float, *, sweeps: int, aheads: Sequence[float], seed: int = 1
-) -> list[tuple[float, float]]:
-    """For each factor the share of fresh runs inside both intervals, and the median half width of throughput's."""
+    sd: float,
+    memory_s: float,
+    *,
+    sweeps: int,
+    aheads: Sequence[float],
+    seed: int = 1,
+    p95_per_speed: float = host_drift.LATENCY_PER_SPEED,
+) -> list[Coverage]:
+    """One for each factor."""
     chance = random.Random(seed)
     inside = [0] * len(aheads)
-    halves: list[list[float]] = [[] for _ in aheads]
+    halves: list[list[tuple[float, float]]] = [[] for _ in aheads]
     for _ in range(sweeps):
-        sweep = simulated_sweep(sd, memory_s, chance=chance)
+        sweep = simulated_sweep(sd, memory_s, chance=chance, p95_per_speed=p95_per_speed)
         speed = host_drift.spread_of(sweep.canaries_s)
         for at, ahead in enumerate(aheads):
-            throughput, p95 = stated(sweep, speed, ahead=ahead)
-            halves[at].append(0.5 * math.log(throughput.high / throughput.low))
+            throughput, p95 = stated(sweep, speed, ahead=ahead, p95_per_speed=p95_per_speed)
+            halves[at].append((_half(throughput), _half(p95)))
             inside[at] += sum(
                 throughput.low <= run.throughput <= throughput.high and p95.low <= run.p95 <= p95.high
                 for run in sweep.fresh
             )
-    return [(hits / (3 * sweeps), statistics.median(half)) for hits, half in zip(inside, halves, strict=True)]
+    return [
+        Coverage(hits / (3 * sweeps), *map(statistics.median, zip(*half, strict=True)))
+        for hits, half in zip(inside, halves, strict=True)
+    ]
+
+
+def _half(interval: Estimate) -> float:
+    return 0.5 * math.log(interval.high / interval.low)
 
 
 def _exactly(value: float) -> Estimate:
@@ -146,11 +176,15 @@ def main() -> None:
     parser.add_argument("--ahead", default=f"{host_drift.AHEAD:g}", help="factors, separated by commas")
     asked = parser.parse_args()
     aheads = [0.0, *map(float, asked.ahead.split(","))]
-    print("host: sd, memory     " + "".join(f"{f'factor {ahead:g}':>18}" for ahead in aheads))
-    for sd, memory_s in HOSTS:
-        cells = coverage(sd, memory_s, sweeps=asked.sweeps, aheads=aheads)
-        told = "".join(f"{share:9.1%} ±{math.expm1(half):6.1%}" for share, half in cells)
-        print(f"{f'{sd:.0%}, {memory_s:.0f} s' if sd else 'steady':<18}{told}", flush=True)
+    for name, p95_per_speed in P95_PER_SPEED.items():
+        print(f"{name:<21}" + "".join(f"{f'factor {ahead:g}':>26}" for ahead in aheads))
+        for sd, memory_s in HOSTS:
+            cells = coverage(sd, memory_s, sweeps=asked.sweeps, aheads=aheads, p95_per_speed=p95_per_speed)
+            told = "".join(
+                f"{cell.inside_ratio:9.1%} ±{math.expm1(cell.throughput_half):6.1%} ±{math.expm1(cell.p95_half):6.1%}"
+                for cell in cells
+            )
+            print(f"{f'{sd:.0%}, {memory_s:.0f} s' if sd else 'steady':<18}{told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,34 @@ def test_recorded_requests_have_their_own_lengths(tmp_path: Path) -> None:
         parse_scenario(text, directory=tmp_path)
 
 
+LOGNORMAL_TEXT = "{lognormal: {median: 4, sigma: 1, max: 9}}"
+
+
+def test_a_part_of_recorded_requests_inherits_no_lengths(tmp_path: Path) -> None:
+    (tmp_path / "r.npz").touch()
+    mix = "mix: [{inputs: {file: r.npz}}, {rows: 2}]"
+    text = WITH_LENGTHS.replace("LENGTHS", f"{LOGNORMAL_TEXT}, {mix}")
+    recorded, drawn_part = parse_scenario(text, directory=tmp_path).request.kinds()
+    assert recorded.lengths is None
+    assert drawn_part.lengths is not None
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "{mix: [{inputs: zeros}, {inputs: {file: r.npz}, lengths: LENGTHS}]}",
+        "{mix: [{inputs: zeros}, {lengths: LENGTHS}], inputs: {file: r.npz}}",
+    ],
+)
+def test_a_part_that_gives_recorded_requests_lengths_is_told_by_its_own_key(
+    tmp_path: Path, request_text: str
+) -> None:
+    (tmp_path / "r.npz").touch()
+    request = request_text.replace("LENGTHS", LOGNORMAL_TEXT)
+    with pytest.raises(ScenarioError, match=r"request\.mix\.1\.lengths: recorded requests have their own"):
+        parse_scenario(changed(SMALL, ("load:", f"request: {request}\nload:")), directory=tmp_path)
+
+
 def test_a_scenario_with_lengths_reads_back_as_it_was_written() -> None:
     scenario = parse_scenario(WITH_LENGTHS.replace("LENGTHS", "{lognormal: {median: 4, sigma: 1, max: 9}}"))
     assert scenario.request.distinct == DISTINCT_LENGTHS
@@ -181,6 +209,18 @@ def test_buckets_are_searched_and_none_means_what_the_server_does_without() -> N
         (
             SEARCHED.replace("{model: imdb_transformer}", "{model: m, server: local}"),
             "search.space.length_buckets: only the bundled server groups requests by length",
+        ),
+        (
+            SEARCHED.replace(
+                "{model: imdb_transformer}", "{model: imdb_transformer, flags: {length_buckets: '16'}}"
+            ),
+            "target.flags.length_buckets: length_buckets is searched too",
+        ),
+        (
+            changed(SMALL, ("load:", "fixed: {length_buckets: none}\nload:")).replace(
+                "{model: imdb_transformer}", "{model: imdb_transformer, flags: {length_buckets: '16'}}"
+            ),
+            "target.flags.length_buckets: length_buckets is fixed too",
         ),
     ],
 )

@@ -181,10 +181,11 @@ class RequestSpec(Spec):
         return self
 
     def _drawn_lengths(self) -> None:
-        if any(kind.lengths is not None and isinstance(kind.inputs, FileInputs) for kind in self.kinds()):
-            raise problem(
-                "recorded requests have their own lengths", at=("lengths",), hint="set inputs: random"
-            )
+        for at, kind in enumerate(self.kinds()):
+            if kind.lengths is not None and isinstance(kind.inputs, FileInputs):
+                own = bool(self.mix) and self.mix[at].lengths is not None
+                path: tuple[str | int, ...] = ("mix", at, "lengths") if own else ("lengths",)
+                raise problem("recorded requests have their own lengths", at=path, hint="set inputs: random")
         if "distinct" not in self.model_fields_set:
             object.__setattr__(self, "distinct", DISTINCT_LENGTHS)
 
@@ -199,7 +200,10 @@ class RequestSpec(Spec):
         return max(kind.rows or 1 for kind in self.kinds())
 
     def kinds(self) -> tuple[MixSpec, ...]:
-        """The mix with everything filled in; a request without a mix is a mix of one."""
+        """The mix with everything filled in; a request without a mix is a mix of one.
+
+        A part whose own inputs are a file takes no lengths from the request: what was recorded has its own.
+        """
         return tuple(
             MixSpec(
                 weight=part.weight,
@@ -207,7 +211,9 @@ class RequestSpec(Spec):
                 signature=part.signature or self.signature,
                 inputs=part.inputs if part.inputs is not None else self.inputs,
                 shapes=part.shapes if part.shapes is not None else self.shapes,
-                lengths=part.lengths if part.lengths is not None else self.lengths,
+                lengths=self.lengths
+                if part.lengths is None and not isinstance(part.inputs, FileInputs)
+                else part.lengths,
             )
             for part in self.mix or (MixSpec(),)
         )

@@ -280,8 +280,20 @@ class Scenario(Spec):
                         at=(*path, name),
                         hint="leave it out; it goes with target: {kind: tfserving, server: bundled}",
                     )
+        self._check_buckets()
         for name in self.search.space.keys() & self.fixed.keys():
             raise problem("both fixed and searched", at=("fixed", name), hint="remove one of the two")
+
+    def _check_buckets(self) -> None:
+        """`none` of a space is no flag, so it would leave those of the target in force."""
+        given = [flag for flag in self.target.flags if flag.lstrip("-") == LENGTH_BUCKETS]
+        where = "searched" if LENGTH_BUCKETS in self.search.space else "fixed"
+        if given and (LENGTH_BUCKETS in self.search.space or LENGTH_BUCKETS in self.fixed):
+            raise problem(
+                f"length_buckets is {where} too, and there none means none at all",
+                at=("target", "flags", given[0]),
+                hint="remove one of the two",
+            )
 
     def _wrong_of_triton(self, name: str) -> tuple[str, str] | None:
         if self.target.kind != "triton":

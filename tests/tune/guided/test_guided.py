@@ -273,15 +273,16 @@ def test_where_the_front_end_costs_much_a_batch_of_all_clients_is_tried():
     assert asked.reason.startswith("all 32 clients answered by one batch")
 
 
-def test_its_timeout_is_the_least_in_which_all_clients_return_else_the_longest():
+def test_its_timeout_is_the_least_in_which_all_clients_return():
     assert crowd_of(front_end_s=0.00006).point["batch_timeout_micros"] == 5000
     assert crowd_of(think_time="1ms").point["batch_timeout_micros"] == 5000
-    assert crowd_of(front_end_s=0.001).point["batch_timeout_micros"] == 5000
 
 
 def test_no_trial_goes_to_a_batch_of_all_clients_that_can_save_little_or_does_not_exist():
     assert crowd_of(fixed_s=0.006) is None, "the front end costs little"
     assert crowd_of(concurrency=64) is None, "more clients than the largest batch holds"
+    assert crowd_of(front_end_s=0.001) is None, "no timeout in which all return"
+    assert crowd_of(think_time="6ms") is None, "no timeout in which all return"
     outlook = SimpleNamespace(scenario=capacity_scenario(), space=Space(capacity_scenario()))
     assert whole_crowd(outlook, known_twin(fixed_s=0.0001, front_end_s=0.00003)) is None, (
         "no clients that return"

@@ -228,6 +228,8 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
     scenario: Path, number: signal.Signals
 ) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"whoever runs the tests ignores {number.name}, as nohup does, and so does a sweep")
     text = scenario.read_text().replace("budget: {time: 40s, trials: 8}", "budget: {time: 60s}")
     scenario.write_text(text.replace("duration: 500ms", "duration: 200ms"))
     process = start("sweep", scenario, cwd=scenario.parent)

@@ -31,9 +31,10 @@ READINGS_MIN = 8
 NEIGHBOURS = 2
 """Trials on either side whose canaries are taken together: the loop's own noise is no drift, which lasts."""
 
-AHEAD = 7.0
-"""Standard deviations of the speed between trials that a run minutes later lies from them: √2, as both drift, and 5
-times as much, because a sweep of 90 s sees a small part of a drift that takes minutes (drifting_host.py)."""
+AHEAD = 5.0
+"""Standard deviations of the speed between trials that a run minutes later lies from them: √2, as both drift, and 3.5
+times as much, because a sweep of 90 s sees a small part of a drift that takes minutes. The least of 4, 5 and 7 with
+which nine fresh runs in ten are inside on every host of drifting_host.py."""
 
 LATENCY_PER_SPEED = 1.4
 """Change of a log latency quantile per change of log speed: the median ratio of the two spreads between runs of a cell,

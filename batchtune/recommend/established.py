@@ -1,8 +1,8 @@
 """Is the recommendation established, and if not, what is open?
 
-Established: fresh runs kept the SLO, and whether batching helps is known. They keep it with room for another run, each
-by its own test, or of a capacity by their mean. Whether something better exists is another question, which `near_best`
-answers; a good configuration is established without being the best.
+Established: fresh runs kept the SLO, and whether batching helps is known, if the server can be without. They keep it
+with room for another run, each by its own test, or of a capacity by their mean. Whether something better exists is
+another question, which `near_best` answers; a good configuration is established without being the best.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from batchtune.measure.statistics.distributions import t_quantile
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.choice import is_stricter
 from batchtune.recommend.prediction import Promise
+from batchtune.scenario.spec.batching_off import can_be_off
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
@@ -38,7 +39,7 @@ def open_questions(
     questions = [*_refutation(chosen, trials, slo)]
     if not questions:
         questions += _confirmation(chosen, promises, scenario=scenario, slo=slo)
-    if batching_helps == "not distinguishable":
+    if batching_helps == "not distinguishable" and can_be_off(scenario.target):
         questions.append(_unknown_gain(gain))
     return tuple(questions)
 

@@ -10,6 +10,7 @@ from typing import Final
 from batchtune.recommend.alternatives import Alternative
 from batchtune.recommend.choice import Choice
 from batchtune.recommend.prediction import predicted, predicted_latency
+from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, percentage
@@ -44,6 +45,8 @@ def notes_of(
     chosen, notes = choice.chosen, []
     if chosen is None:
         return ()
+    if not can_be_off(scenario.target):
+        notes.append(f"nothing was compared with no batching: {UNSAYABLE}")
     if chosen.confirmations == 0 and may_promise(chosen):
         notes.append(
             f"not confirmed by fresh runs: the figures are from {counted(len(chosen.runs), 'run')} of the search, "

@@ -18,6 +18,7 @@ from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError
 from batchtune.interrupts import interrupts_noted
+from batchtune.scenario.spec.batching_off import require_sayable
 from batchtune.scenario.spec.server_words import DIGEST_PLACE, FILE_PLACE, JSON_PLACE, takes_file
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.scratch import ScratchFolder
@@ -88,8 +89,9 @@ class CommandTarget:
 
         Raises:
             TargetError: a command failed or hangs, or the server is not ready in time; what was launched is ended.
-            BatchingParametersError: the dialect of the file cannot say it.
+            BatchingParametersError: the dialect of the file cannot say it; nothing was run.
         """
+        require_sayable(configuration, self._spec)
         started = time.monotonic()
         if self.alive() and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)

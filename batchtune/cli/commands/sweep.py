@@ -19,11 +19,12 @@ from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
+from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.target import TritonTarget
-from batchtune.tune.strategies.references import reference_configurations
+from batchtune.tune.strategies.references import one_by_one
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep
 
@@ -68,13 +69,13 @@ def run_sweep(
     ):
         try:
             workers = fleet_of(scenario.load, on_event=view.event)
-            for note in filter(None, (placement, beginning(scenario))):
+            for note in filter(None, (placement, beginning(scenario), _left_out(scenario))):
                 view.event(note)
             if isinstance(target, TritonTarget):
                 scenario = as_found(scenario, target, view)
                 run = _held(run, scenario, results)
                 target.keep_original(partial(write_original, run.path))
-            target.apply(reference_configurations(scenario)["no_batching"])
+            target.apply(one_by_one(scenario))
             run = _held(run, scenario, results)
             target.keep_log(run.path / SERVER_LOG)
             view.event(f"results go to {run.path}")
@@ -99,6 +100,10 @@ def run_sweep(
             f"the scenario that ran: {run.path / SCENARIO} (copy it, and go on from there)", file=sys.stderr
         )
     return code
+
+
+def _left_out(scenario: Scenario) -> str:
+    return "" if can_be_off(scenario.target) else f"no batching is left out: {UNSAYABLE}"
 
 
 def _held(run: Run | None, scenario: Scenario, results: Path) -> Run:

@@ -14,6 +14,7 @@ from pydantic import Field, WithJsonSchema, model_validator
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration, Dialect
 from batchtune.errors import BatchingParametersError, ScenarioError
+from batchtune.scenario.spec.batching_off import check_off
 from batchtune.scenario.spec.check import CheckSpec
 from batchtune.scenario.spec.knobs import configuration_of, misspelt_knob, server_flags
 from batchtune.scenario.spec.load import LoadSpec
@@ -193,6 +194,7 @@ class Scenario(Spec):
         self._check_objective()
         self._check_names()
         self._check_values()
+        check_off(self.target, self.fixed, self.search.space)
         check_loads(self.target.models, self.load)
         self.load.check_spread(len(self.target.endpoints))
         for at in range(len(self.target.models)):

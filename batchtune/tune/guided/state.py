@@ -140,7 +140,9 @@ class Insight:
         if twin is None or self._scenario.objective == "latency" or self._predicted is None:
             return False
         size, gains = _gains_per_row(twin)
-        off = next(at for at, cell in enumerate(self.cells) if cell.configuration.batching is None)
+        off = next((at for at, cell in enumerate(self.cells) if cell.configuration.batching is None), None)
+        if off is None:
+            return False
         ahead = self._predicted[self.batched()].max(axis=0) - self._predicted[off]
         if not (np.median(gains) < policy.PAYS_FROM and np.median(ahead) < math.log(policy.PAYS_FROM)):
             return False

@@ -10,6 +10,7 @@ from typing import Any
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.errors import BatchingParametersError
+from batchtune.scenario.spec.batching_off import can_be_off
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
@@ -19,7 +20,7 @@ from batchtune.tune.trials.trial import Source, Trial
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """No batching, and the server's own defaults; with the scenario's fixed server flags.
+    """No batching where the server can be told so, and its own defaults; with the scenario's fixed server flags.
 
     Of a Triton the defaults are what the model's configuration says, with `dynamic_batching { }` where it has none.
     """
@@ -31,21 +32,40 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
             "no_batching": configuration_as_found(unbatched, flags=flags, batching=False),
             "defaults": configuration_as_found(found, flags=flags),
         }
-    return {
-        "no_batching": Configuration(batching=None, flags=flags),
-        "defaults": Configuration(batching=BatchingParameters(), flags=flags),
+    defaults: dict[Source, Configuration] = {
+        "defaults": Configuration(batching=BatchingParameters(), flags=flags)
     }
+    if not can_be_off(scenario.target):
+        return defaults
+    return {"no_batching": Configuration(batching=None, flags=flags), **defaults}
+
+
+def one_by_one(scenario: Scenario) -> Configuration:
+    """No batching; where the server cannot be told so, batches of one request that wait for no other.
+
+    As many of those may wait as a probe of the rule has clients.
+    """
+    alone = reference_configurations(scenario).get("no_batching")
+    if alone is not None:
+        return alone
+    batching = BatchingParameters(
+        max_batch_size=scenario.request.rows_most,
+        batch_timeout_micros=0,
+        max_enqueued_batches=policy.SATURATING_CLIENTS,
+    )
+    return Configuration(batching=batching, flags=scenario.fixed_flags)
 
 
 def reference_points(outlook: Outlook) -> Strategy:
-    """No batching, what the rule needs and its answer, the server's defaults."""
+    """No batching (see `reference_configurations`), what the rule needs and its answer, the server's defaults."""
     references = reference_configurations(outlook.scenario)
-    yield Ask(
-        configuration=references["no_batching"],
-        source="no_batching",
-        reason="reference point: batching off",
-        point=outlook.space.locate(references["no_batching"]),
-    )
+    if "no_batching" in references:
+        yield Ask(
+            configuration=references["no_batching"],
+            source="no_batching",
+            reason="reference point: batching off",
+            point=outlook.space.locate(references["no_batching"]),
+        )
     yield from rule_probes(outlook)
     rule = rule_ask(outlook)
     if rule is not None:
@@ -60,11 +80,11 @@ def reference_points(outlook: Outlook) -> Strategy:
 
 def rule_probes(outlook: Outlook) -> Strategy:
     """What the rule needs to know: the latency of a lone request and, in an open loop, the throughput unbatched."""
-    off = reference_configurations(outlook.scenario)["no_batching"]
+    lone = one_by_one(outlook.scenario)
 
     def ask(clients: int, what: str) -> Ask:
         return Ask(
-            configuration=off,
+            configuration=lone,
             source="probe",
             reason=f"for the rule: {what}",
             concurrency=clients,
@@ -76,7 +96,7 @@ def rule_probes(outlook: Outlook) -> Strategy:
         lone_s = outlook.pace.lone_s
         turns = policy.SATURATING_TURN_S / lone_s if lone_s > 0.0 else math.inf
         clients = min(policy.SATURATING_CLIENTS, max(turns, policy.SATURATING_CLIENTS_MIN))
-        yield ask(int(clients), "throughput without batching")
+        yield ask(int(clients), "throughput one by one")
 
 
 def rule_ask(outlook: Outlook) -> Ask | None:

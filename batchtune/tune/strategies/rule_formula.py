@@ -50,7 +50,7 @@ class RuleAnswer:
                 f"a lone request takes {rounded_duration(self.lone_latency_s)} of the "
                 f"{rounded_duration(self.slo_s)} allowed: no interval is left"
             )
-        return f"X = {rounded(self.rows_per_s)} rows/s without batching, {interval}: X·interval = {self.max_batch_size}"
+        return f"X = {rounded(self.rows_per_s)} rows/s one by one, {interval}: X·interval = {self.max_batch_size}"
 
 
 def throughput_interval_rule(

@@ -21,7 +21,7 @@ def test_interval_is_half_of_what_the_slo_leaves_and_size_is_throughput_times_it
     assert answer.interval_s == pytest.approx(0.020)
     assert answer.point == {"max_batch_size": 16, "batch_timeout_micros": 20_000}
     assert answer.explain() == (
-        "X = 800 rows/s without batching, interval (42 ms - 2 ms) / 2 = 20 ms: X·interval = 16"
+        "X = 800 rows/s one by one, interval (42 ms - 2 ms) / 2 = 20 ms: X·interval = 16"
     )
 
 

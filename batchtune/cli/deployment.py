@@ -9,7 +9,7 @@ from pathlib import Path
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec, takes_file
+from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.launch.docker import (
     MODELS_INSIDE,
@@ -31,16 +31,22 @@ _SERVED = "served"
 """The folder, where the command is run, to which a model without a version directory is copied."""
 
 
-def deployment(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:
+def deployment(
+    configuration: Configuration,
+    scenario: Scenario,
+    parameters_file: Path,
+    *,
+    recommend: str = "batchtune recommend",
+) -> str:
     """The whole command; a SavedModel goes to tensorflow_model_server, what that cannot serve or group to ours.
 
     The shell asks where a sample model lies; a model that lies without a version directory is copied into one first; a
     path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
-    attached may be anywhere.
+    attached may be anywhere. `recommend` is the command that answers the same again, of the same run.
     """
     model = Path(scenario.target.model)
     if scenario.target.kind == "command":
-        return _by_commands(scenario.target)
+        return _by_commands(scenario.target, recommend)
     if configuration.dialect == "triton":
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
@@ -55,13 +61,25 @@ def deployment(configuration: Configuration, scenario: Scenario, parameters_file
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
 
 
-def _by_commands(target: TargetSpec) -> str:
-    """The target's own command, with the file that it gets; the parameters go to its stdin where it names none."""
+def _by_commands(target: TargetSpec, recommend: str) -> str:
+    """The target's own command, with the files that it gets; the parameters go to its stdin where it names none.
+
+    No `&&`: `recommend` ends with another code than 0 where something is open, and has written all the same.
+    """
     words = target.apply or target.launch or ()
-    dialect = (target.render or "json") if takes_file(words) else "json"
-    filled = shlex.join(word.replace(FILE_PLACE, "FILE").replace(JSON_PLACE, "FILE") for word in words)
-    given = "" if takes_file(words) else " < FILE"
-    return f"batchtune recommend --format {dialect} --write FILE && {filled}{given}"
+    dialects = {FILE_PLACE: target.render or "json", JSON_PLACE: "json"}
+    files = {place: "FILE" for place in dialects if any(place in word for word in words)}
+    if len(files) > 1:
+        files[JSON_PLACE] = "FILE.json"
+    filled = [
+        word.replace(FILE_PLACE, "FILE").replace(JSON_PLACE, files.get(JSON_PLACE, "")) for word in words
+    ]
+    given = "" if files else " < FILE"
+    writing = "".join(
+        f"{recommend} --format {dialects[place]} --write {file}; "
+        for place, file in (files or {JSON_PLACE: "FILE"}).items()
+    )
+    return f"{writing}{shlex.join(filled)}{given}"
 
 
 def docker_command(configuration: Configuration, scenario: Scenario, parameters_file: Path) -> str:

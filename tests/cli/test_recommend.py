@@ -344,12 +344,30 @@ def test_manifests_hold_what_was_recommended(run, tmp_path, dialect):
 def test_a_server_behind_commands_is_deployed_by_its_own():
     target = {"kind": "command", "model": "m", "rest_url": "http://h:1"}
     configuration = planted(1, batching={"max_batch_size": 8}, throughput=1, p95_s=1).configuration
+    again = "batchtune recommend results/r"
+    to_file = f"{again} --format k8s --write FILE; "
     for words, render, expected in (
-        (["kubectl", "apply", "-f", "{file}"], "k8s", "--format k8s --write FILE && kubectl apply -f FILE"),
-        (["./apply it"], None, "--format json --write FILE && './apply it' < FILE"),
+        (["kubectl", "apply", "-f", "{file}"], "k8s", f"{to_file}kubectl apply -f FILE"),
+        (["./apply it"], None, f"{again} --format json --write FILE; './apply it' < FILE"),
+        (["put", "{json}"], None, f"{again} --format json --write FILE; put FILE"),
+        (
+            ["put", "{json}", "{file}"],
+            "k8s",
+            f"{to_file}{again} --format json --write FILE.json; put FILE.json FILE",
+        ),
     ):
         scenario = scenario_of(target={**target, "apply": words, "render": render})
-        assert deployment(configuration, scenario, Path("FILE")) == f"batchtune recommend {expected}"
+        assert deployment(configuration, scenario, Path("FILE"), recommend=again) == expected
+
+
+def test_what_deploys_by_commands_names_the_run_that_it_is_of(tmp_path, capsys):
+    scenario = scenario_of(target={"kind": "command", "model": "m", "rest_url": "http://h:1", "apply": ["a"]})
+    run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
+    for trial in helping_ledger():
+        run.append(trial, None)
+    recommend(run)
+    out = capsys.readouterr().out
+    assert f"Deploy: batchtune recommend {run.path} --format json --write FILE; a < FILE\n" in out
 
 
 @pytest.mark.parametrize("dialect", ["triton", "cortex"])

@@ -144,13 +144,17 @@ def conclude(
     else:
         shown = dialect == own_dialect or write is not None
         file = parameters_file(run, write if dialect == own_dialect else None, chosen)
-        command = deployment(chosen.configuration, scenario, file) if dialect == own_dialect else None
+        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked)}"
+        command = None
+        if dialect == own_dialect:
+            command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
         if why:
             print_recommendation(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step)
         else:
-            more = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked)}--why"
-            print_answer(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, why=more)
+            print_answer(
+                chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, why=f"{again}--why"
+            )
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code

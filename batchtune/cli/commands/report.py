@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -59,5 +60,7 @@ def _of_sweep(run: Run) -> Document:
     account = account_of(run)
     chosen, command = account.chosen, None
     if chosen is not None:
-        command = deployment(chosen.configuration, account.scenario, parameters_file(run, None, chosen))
+        again = f"batchtune recommend {shlex.quote(str(run.path))}"
+        file = parameters_file(run, None, chosen)
+        command = deployment(chosen.configuration, account.scenario, file, recommend=again)
     return sweep_document(account, deployment=command)

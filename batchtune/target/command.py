@@ -66,6 +66,7 @@ class CommandTarget:
         self._environment = small_environment(spec.environment or ())
         self._scratch = ScratchFolder()
         self._log = ServerLog(self._scratch.path / "server.log")
+        self._steps_log = ServerLog(self._scratch.path / "steps.log")
         self._process: ServerProcess | None = None
         self._in_force: Configuration | None = None
         self._changed = False
@@ -108,7 +109,7 @@ class CommandTarget:
             self._end_process()
             raise
         finally:
-            self._log.copy()
+            self._copy_logs()
         self._in_force = configuration
         return ApplyRecord(how="restart", seconds=time.monotonic() - started)
 
@@ -139,10 +140,12 @@ class CommandTarget:
 
     def keep_log(self, path: Path) -> None:
         """From now on keep what the commands and a launched server say in this file too, bounded in size."""
+        self._steps_log.keep_in(path)
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
-        return last_words(self._log.path) or "  (nothing was said)"
+        """What the launched server said last; where it said nothing, the commands."""
+        return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
 
     def restore(self) -> None:
         """Run `stop`, end what was launched, then run `restore`; once, and only where something was applied.
@@ -169,7 +172,7 @@ class CommandTarget:
         try:
             self.restore()
         finally:
-            self._log.copy()
+            self._copy_logs()
             self._scratch.close()
 
     def __enter__(self) -> Self:
@@ -258,7 +261,7 @@ class CommandTarget:
             key=f"target.{key}",
             limit_s=limit_s or self._spec.step_timeout_s or STEP_LIMIT_S,
             environment=self._environment,
-            log_path=self._log.path,
+            log_path=self._steps_log.path,
             given=given,
         )
 
@@ -280,6 +283,10 @@ class CommandTarget:
     def _file_path(self) -> Path:
         suffix = ".yaml" if self._spec.render in ("k8s", "kserve", "cortex") else ".txt"
         return self._scratch.path / f"parameters{suffix}"
+
+    def _copy_logs(self) -> None:
+        self._steps_log.copy()
+        self._log.copy()
 
     def _raise_if_dead(self, *, within_s: float = 0.0) -> None:
         if self._process is not None:

@@ -57,6 +57,22 @@ def test_a_command_gets_json_on_its_stdin_and_files_in_its_words(tmp_path: Path)
     assert not Path(json_path).exists()
 
 
+def test_the_words_of_a_step_and_those_of_the_server_are_told_apart_and_both_kept(tmp_path: Path) -> None:
+    talking = tmp_path / "talking"
+    launch = ["sh", "-c", f"echo chatter; touch {talking}; exec sleep 60"]
+    hanging = f"while [ ! -e {talking} ]; do sleep 0.01; done; exit 3"
+    with CommandTarget(spec_of(launch=launch, apply=["sh", "-c", hanging])) as target:
+        target.keep_log(tmp_path / "log")
+        with pytest.raises(TargetError) as raised:
+            target.apply(BATCHED)
+        assert raised.value.message == "target.apply exited with 3; it said nothing"
+        assert target.log_tail() == "  chatter"
+    with CommandTarget(spec_of(launch=launch, apply=["sh", "-c", "echo applied"])) as target:
+        target.keep_log(tmp_path / "log")
+        target.apply(BATCHED)
+    assert {"chatter", "applied"} <= set((tmp_path / "log").read_text().split())
+
+
 def test_a_command_has_a_small_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "1")
     monkeypatch.setenv("ASKED_FOR", "2")

@@ -27,7 +27,7 @@ from batchtune.target.endpoint import Endpoint, in_words, wait_until_ready
 from batchtune.target.external import ExternalTarget
 from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_files import served_name
-from batchtune.target.process import ServerProcess
+from batchtune.target.process import ServerProcess, launch_named
 from batchtune.target.short_program import last_words, run_step, small_environment
 from batchtune.target.telemetry import Counters
 from batchtune.target.urls import external_endpoint, tls_options
@@ -104,7 +104,8 @@ class CommandTarget:
             self._launch()
             if self._spec.apply is not None:
                 self._step("apply", self._spec.apply, given=document)
-            self._wait_until_ready()
+            with launch_named(self._process):
+                self._wait_until_ready()
         except BaseException:
             self._end_process()
             raise

@@ -17,6 +17,10 @@ from typing import Self
 from batchtune.errors import TargetError
 from batchtune.target.launch.container import Container, tree_cpu_s, tree_listens, tree_memory_peak_bytes
 
+_ENDED_HINT = (
+    "run the command by hand; it gets few environment variables here, others are named in target.environment"
+)
+_ELSEWHERE_HINT = "it may listen elsewhere than target.rest_url, grpc_url and ready say"
 _TAIL_BYTES = 16_384
 _FIRST_PORT = 10_000
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -176,6 +180,21 @@ class ServerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@contextlib.contextmanager
+def launch_named(process: ServerProcess | None) -> Iterator[None]:
+    """A failure to get ready, of what target.launch started, names that key, its last words and what to do."""
+    try:
+        yield
+    except TargetError as error:
+        if process is None:
+            raise
+        if not process.running:
+            raise TargetError(f"target.launch: {error.message}", hint=error.hint or _ENDED_HINT) from error
+        words = f"what target.launch started still runs, its last words:\n{process.log_tail()}"
+        hint = "; ".join(filter(None, (_ELSEWHERE_HINT, error.hint)))
+        raise TargetError(f"{error.message}; {words}", hint=hint) from error
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -127,7 +127,7 @@ def test_a_restore_that_fails_says_so() -> None:
         ({"ready": ["sleep", "60"], "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: target.ready did not end"),
         ({"ready": "http://127.0.0.1:9/x", "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: http://127.0.0.1:9/x: no connection"),
         ({"ready": None, "ready_timeout": "100ms"}, "model 'm' at http://127.0.0.1:9 is not ready after 0.1 s: no connection"),
-        ({"launch": ["sh", "-c", "echo bad flag; exit 2"], "ready": ["false"]}, "the server exited with 2; its last words:\n  bad flag"),
+        ({"launch": ["sh", "-c", "echo bad flag; exit 2"], "ready": ["false"]}, "target.launch: the server exited with 2; its last words:\n  bad flag"),
         ({"apply": ["true", "{file}"], "render": "cortex"}, "cortex: batch_interval: Cortex accepts only an interval above 0"),
     ],
 )  # fmt: skip
@@ -141,6 +141,23 @@ def test_what_fails_is_the_trial_s_reason_and_nothing_is_left_running(
         assert str(getattr(raised.value, "message", raised.value)).startswith(words)
         assert target.in_force is None
         assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "hints"),
+    [
+        ("exit 1", "target.launch: the server exited with 1; its last words:\n  (the log is empty)", ("by hand", "target.environment")),
+        ("echo port 9; exec sleep 60", "no connection; what target.launch started still runs, its last words:\n  port 9", ("target.rest_url", "target.ready_timeout")),
+    ],
+)  # fmt: skip
+def test_a_launch_that_is_never_ready_names_its_key_its_words_and_what_to_do(
+    script: str, words: str, hints: tuple[str, ...]
+) -> None:
+    spec = spec_of(launch=["sh", "-c", script], ready=None, ready_timeout="300ms")
+    with CommandTarget(spec) as target, pytest.raises(TargetError) as raised:
+        target.apply(BATCHED)
+    assert raised.value.message.endswith(words)
+    assert all(hint in raised.value.hint for hint in hints)
 
 
 def test_what_a_hanging_command_started_is_ended_with_it(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def parse_override(text: str) -> Document:
     """The document of one `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), its keys as in a file.
 
     Raises:
-        ScenarioError: no `=`, an empty key, or a value that is no YAML.
+        ScenarioError: no `=`, an empty key or value, or a value that is no YAML.
     """
     source = f"--set {text if len(text) <= 200 else text[:200] + '…'}"
     name, separator, value = text.partition("=")
@@ -93,11 +93,21 @@ def parse_override(text: str) -> Document:
         raise ScenarioError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
-    data: Any = None if root is None else _Reader(source).plain(root, ())
+    if root is None:
+        raise empty_value(name.strip(), option="--set")
+    data: Any = _Reader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
     places: dict[Path, str] = {tuple(keys[: length + 1]): source for length in range(len(keys))}
     return Document(data=data, places={path: at for path, at in places.items() if len(path) == len(keys)})
+
+
+def empty_value(key: str, *, option: str) -> ScenarioError:
+    """The error of `KEY=`, as an unset variable of the shell leaves it."""
+    return ScenarioError(
+        f"{option}: {key} is empty",
+        hint=f"give it a value (is a variable of the shell unset?), or write {key}=null where null is meant",
+    )
 
 
 class _Reader:

@@ -167,6 +167,7 @@ def test_no_batching_keeps_the_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words", "hint"),
     [
+        ("max_batch_size=", "--set: max_batch_size is empty", "max_batch_size=null"),
         ("max_batch_size=8,16", "one load test has one configuration", "simulate"),
         ("max_batch_sise=8", "no such parameter or key", "max_batch_size"),
         ("lod.rate=8", "unknown key", "load"),

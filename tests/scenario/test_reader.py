@@ -505,6 +505,15 @@ def test_keys_within_a_value_of_set_are_taken_as_written() -> None:
     assert (scenario.load.on_off.on_s, scenario.load.on_off.off_s) == (0.1, 0.3)
 
 
+@pytest.mark.parametrize("value", ["", " ", " # 8"])
+def test_an_override_without_a_value_is_no_override(value: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_override(f"fixed.max_batch_size={value}")
+    assert caught.value.message == "--set: fixed.max_batch_size is empty"
+    assert "fixed.max_batch_size=null" in caught.value.hint
+    assert parse_override("fixed.max_batch_size=null").data == {"fixed": {"max_batch_size": None}}
+
+
 def test_every_rate_takes_its_unit() -> None:
     ramp = parse_scenario(
         OPEN, overrides=["load.arrivals=ramp", "load.rate=null", "load.ramp={from: 0/s, to: 0.6k/s}"]

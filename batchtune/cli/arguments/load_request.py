@@ -22,7 +22,7 @@ from batchtune.scenario.spec.request import Protocol
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.triton_knobs import in_house_words, server_flags_of, triton_configuration
 from batchtune.scenario.traces import read_trace
-from batchtune.scenario.yaml_document import parse_override
+from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.tune.bench import Plan
 
 _REST: Final[Mapping[str, Protocol]] = {"grpc": "rest", "kserve_grpc": "kserve_rest"}
@@ -202,6 +202,8 @@ def split_settings(
 
 def _value(name: str, override: str, text: str) -> Any:
     """As `simulate` takes it: sizes are listed with commas; a value is YAML."""
+    if not text.strip():
+        raise empty_value(_key_of(override), option="--set")
     if name == "allowed_batch_sizes" and "," in text and "[" not in text:
         text = f"[{text}]"
     elif "," in text and name in KNOBS and "[" not in text:

@@ -82,4 +82,14 @@ def _side_words(side: str, given: Mapping[str, str | Sequence[str] | None]) -> S
                 f"--{side}-{word}: is empty",
                 hint="give it a value (is a variable of the shell unset?), or leave it out: as the scenario says",
             )
+    for key, equals, value in (text.partition("=") for text in words.get("set", ())):
+        if equals and not value.strip():
+            from batchtune.scenario.yaml_document import empty_value
+
+            raise empty_value(key.strip(), option=f"--{side}-set")
+    for name, equals, value in (text.partition("=") for text in words.get("flag", ())):
+        if equals and not value.strip():
+            raise UsageError(
+                f"--{side}-flag: {name.strip()} is empty", hint="give it a value, or leave it out"
+            )
     return SideWords(**words)

@@ -248,6 +248,24 @@ def test_an_unset_variable_of_the_shell_is_no_side(here: Path, option: str, valu
     assert result.exception.message == f"{option}: is empty"
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "words"),
+    [
+        ("--candidate-set", "fixed.max_batch_size=", "--candidate-set: fixed.max_batch_size is empty"),
+        ("--baseline-set", "fixed.max_batch_size= ", "--baseline-set: fixed.max_batch_size is empty"),
+        ("--candidate-flag", "x=", "--candidate-flag: x is empty"),
+        ("--set", "fixed.max_batch_size=", "--set: fixed.max_batch_size is empty"),
+    ],
+)
+def test_a_key_without_a_value_is_no_difference_between_sides(
+    here: Path, option: str, given: str, words: str
+) -> None:
+    result = CliRunner().invoke(app, ["check", str(SCENARIO_PATH), option, given])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == words
+    assert [path.name for path in here.iterdir()] == ["scenarios"]
+
+
 @pytest.mark.parametrize("words", [{}, {"baseline": "b.json"}])
 def test_a_variant_beside_the_words_of_a_side_is_refused_and_not_passed_over(here: Path, words) -> None:
     given = [f"--{name}={value}" for name, value in words.items()] or ["--candidate-flag=x=1"]

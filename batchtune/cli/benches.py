@@ -17,7 +17,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.target.choice import target_of
+from batchtune.target.choice import refuse_several_models, target_of
 from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
 from batchtune.target.tfserving import TfServingTarget
@@ -172,10 +172,11 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     """Find every model before the first server is launched.
 
     Raises:
-        UsageError: a model that does not exist, a protocol that no such server speaks, a kind of server that no variant
-            may have, or two servers to put back.
+        UsageError: a model that does not exist or several, a protocol that no such server speaks, a kind of server that
+            no variant may have, or two servers to put back.
     """
     for variant in variants:
+        refuse_several_models(variant.scenario)
         request, target = variant.scenario.request, variant.scenario.target
         if target.kind == "external":
             raise UsageError(

@@ -36,11 +36,7 @@ def target_of(
         UsageError: the scenario's requests speak a protocol that such a server does not, nobody may reconfigure it, or
             it serves several models.
     """
-    if scenario.target.models:
-        raise UsageError(
-            "target.models: only `batchtune load` takes several models so far",
-            hint="load them together with `batchtune load`, or name one: target.model",
-        )
+    refuse_several_models(scenario)
     protocol = scenario.request.protocol
     match scenario.target.kind:
         case "triton":
@@ -67,6 +63,19 @@ def target_of(
         case "tfserving":
             demand = demand_of(scenario, clients_most=clients_most)
             return TfServingTarget(scenario.target, on_event=on_event, demand=demand)
+
+
+def refuse_several_models(scenario: Scenario) -> None:
+    """What is compared or searched is one model.
+
+    Raises:
+        UsageError: the scenario lists several.
+    """
+    if scenario.target.models:
+        raise UsageError(
+            "target.models: only `batchtune load` takes several models so far",
+            hint="load them together with `batchtune load`, or name one, target.model, and remove target.models",
+        )
 
 
 def external_target(

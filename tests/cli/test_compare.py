@@ -53,6 +53,24 @@ def measured(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     return done
 
 
+@pytest.mark.parametrize(
+    "command", [["noise"], ["compare"], ["check"], ["check", "--baseline", "b.json", "--update-baseline"]]
+)
+def test_several_models_are_refused_before_anything_is_asked_for_or_written(
+    scenario: Path, command: list[str]
+) -> None:
+    several = scenario.with_name("several.yaml")
+    models = "target: {models: [{name: a, model: MODEL}, {name: b, model: MODEL}]}"
+    kept = SCENARIO.partition("variants:")[0].replace("target: {model: MODEL}", models)
+    several.write_text(kept.replace("MODEL", str(scenario.parent / "emulated")))
+    before = sorted(scenario.parent.iterdir())
+    done = answered(*command, several, cwd=scenario.parent)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: target.models: only `batchtune load` takes several models so far\n")
+    assert "and remove target.models" in done.stderr
+    assert sorted(scenario.parent.iterdir()) == before
+
+
 @pytest.mark.slow
 def test_a_comparison_says_that_batching_helps_an_emulated_device(scenario: Path) -> None:
     """One row takes 2.05 ms, sixteen take 2.8 ms: batching gives several times the throughput on any machine."""

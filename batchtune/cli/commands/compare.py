@@ -31,6 +31,7 @@ from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
 from batchtune.scenario.units import counted
+from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
@@ -63,6 +64,7 @@ def run_compare(
     failed; 130 when interrupted. That two variants cannot be told apart is an answer, and ends with 0.
     """
     scenario = read_scenario(path, overrides=overrides)
+    refuse_several_models(scenario)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
     margins = parse_margins(max_regress)
     gates = gates_of(margins, objective=scenario.objective) if margins else ()

@@ -10,6 +10,7 @@ from batchtune.cli.commands.report import report_at_end
 from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.report.comparison import print_noise
 from batchtune.scenario.reader import read_scenario
+from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.noise_floor import arms_of, noise_floor
 
 
@@ -22,6 +23,7 @@ def run_noise(
         TargetError: the server failed, or no block came to its end.
     """
     scenario = read_scenario(path, overrides=overrides)
+    refuse_several_models(scenario)
     arms = arms_of(scenario)
     done = run_blocks(scenario, arms, kind="noise", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:

@@ -28,6 +28,7 @@ from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_arms, read_scenario, read_variants
 from batchtune.scenario.units import counted
+from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def run_paired_check(
         UsageError: no such scenario, no two sides, no such gate.
     """
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
+    refuse_several_models(scenario)
     pair = asked_pair(wanted, scenario)
     baseline, candidate = (variant.name for variant in pair)
     margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates

@@ -37,6 +37,7 @@ from batchtune.provenance import collect
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.reader import format_scenario, read_arms
 from batchtune.scenario.units import counted, percentage
+from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant
 
 SESSION_MARGIN: Final = 0.05
@@ -72,6 +73,7 @@ def run_stored_check(
         )
     refuse_variant(wanted.candidate)
     arms = read_arms(wanted.scenario, {CANDIDATE: wanted.candidate_set}, overrides=wanted.overrides)
+    refuse_several_models(arms[CANDIDATE])
     gates = gates_of(
         parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.scenario.reader import format_scenario, parse_scenario, read_kept_scenario
 from batchtune.target.choice import target_of
 
 TWO = """\
@@ -84,6 +86,21 @@ def test_a_mistake_is_told_where_it_stands(change: tuple[str, str], words: str) 
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(TWO.replace(*change))
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["imdb_transformer", "sequence_transformer"])
+def test_a_model_beside_the_list_is_refused_even_if_it_is_the_first_of_it(name: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(TWO, overrides=[f"target.model={name}"])
+    words = "target.model: several models are listed in target.models"
+    assert caught.value.message == f"--set target.model={name}: {words}"
+    assert caught.value.hint == "remove target.model, or target.models to serve this one"
+
+
+def test_a_kept_scenario_that_names_the_first_of_its_models_is_read(tmp_path: Path) -> None:
+    kept = tmp_path / "scenario.yaml"
+    kept.write_text(TWO.replace("target:\n", "target:\n  model: imdb_transformer\n"))
+    assert read_kept_scenario(kept) == parse_scenario(TWO)
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,7 @@ class Scenario(Spec):
             del document["search"]["space"]
         if not self.check.model_fields_set:
             del document["check"]
-        if not self.target.models:
-            del document["target"]["models"]
+        del document["target"]["model" if self.target.models else "models"]
         asked: list[tuple[RequestSpec | None, SloSpec | None, dict[str, Any]]] = [
             (self.request, self.slo, document),
             *(

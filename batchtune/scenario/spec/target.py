@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.scenario.spec.section import ModelName, ServerCpus, Spec
@@ -182,9 +182,13 @@ class TargetSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _first_model(cls, given: Any) -> Any:
-        """Where several are listed, `model` is the first of them."""
-        models = given.get("models") if isinstance(given, Mapping) and "model" not in given else None
+    def _first_model(cls, given: Any, info: ValidationInfo) -> Any:
+        """Where several are listed, `model` is the first of them; a scenario that a run kept may say so too."""
+        models = given.get("models") if isinstance(given, Mapping) else None
+        kept = not info.context["files_exist"] if info.context else False
+        if models and not kept and given.get("model") is not None:
+            what = "several models are listed in target.models"
+            raise problem(what, at=("model",), hint="remove target.model, or target.models to serve this one")
         first = models[0] if isinstance(models, list | tuple) and models else None
         model = first.get("model") if isinstance(first, Mapping) else getattr(first, "model", None)
         return given if model is None else {**given, "model": model}
@@ -197,8 +201,6 @@ class TargetSpec(Spec):
         twice = next((at for at, name in enumerate(names) if name in names[:at]), None)
         if twice is not None:
             raise problem("another model has this name", at=("models", twice, "name"))
-        if self.model != self.models[0].model:
-            raise problem("several models are listed", at=("model",), hint="leave model out, or models")
         if self.kind != "tfserving" or self.runs == "docker":
             raise problem(
                 "several models are served by a server that is launched here: kind tfserving, bundled or local",

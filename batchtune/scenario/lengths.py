@@ -62,8 +62,12 @@ def _recorded(path: Path) -> NDArray[np.int64]:
     lengths = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"request.lengths.file: {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ScenarioError(f"request.lengths.file: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(
+            f"request.lengths.file: {path} is no text", hint="write one length a line"
+        ) from error
     for number, line in enumerate(lines, start=1):
         word = line.partition("#")[0].strip()
         if not word:

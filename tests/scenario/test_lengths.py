@@ -67,6 +67,13 @@ def test_a_file_of_anything_else_is_refused(tmp_path: Path, text: str, words: st
         drawn(file=str(tmp_path / "lengths.txt"))
 
 
+def test_a_file_that_is_no_text_is_named_with_what_belongs_in_it(tmp_path: Path) -> None:
+    (tmp_path / "lengths.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    with pytest.raises(ScenarioError, match=r"^request.lengths.file: .*/lengths.npy is no text$") as caught:
+        drawn(file=str(tmp_path / "lengths.npy"))
+    assert caught.value.hint == "write one length a line"
+
+
 def test_the_same_seed_draws_the_same_lengths_in_an_order_of_its_own() -> None:
     assert drawn(seed=3, **LOGNORMAL) == drawn(seed=3, **LOGNORMAL)
     assert drawn(seed=3, **LOGNORMAL) != drawn(seed=4, **LOGNORMAL)

@@ -212,6 +212,14 @@ def test_buckets_are_searched_and_none_means_what_the_server_does_without() -> N
     [
         (SEARCHED.replace("[32, 64]", "[64, 32]"), "search.space.length_buckets"),
         (SEARCHED.replace("[32, 64]", "auto"), "search.space.length_buckets"),
+        (SEARCHED.replace("[32, 64]", "[]"), "search.space.length_buckets: length_buckets must be a list of"),
+        *(
+            (
+                changed(SMALL, ("load:", f"fixed: {{length_buckets: {empty}}}\nload:")),
+                "fixed.length_buckets: length_buckets must be a list of rising lengths, or none; is empty",
+            )
+            for empty in ("[]", "''")
+        ),
         (SEARCHED.replace("length_buckets", "length_bucket"), "search.space.length_bucket: unknown batching"),
         (
             SEARCHED.replace("{model: imdb_transformer}", "{model: m, server: local}"),

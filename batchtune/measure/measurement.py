@@ -26,6 +26,7 @@ from batchtune.measure.verdict import CountedRequests, counted_requests, judge
 from batchtune.target.telemetry import ServerActivity
 
 _LONGEST_S = 1e9
+_SHOWN_TEXT_MAX_CHARS = 160
 
 FEW_INDEPENDENT = 72
 """The fewest independent requests that bound p95 from above at 95 %: 0.95^72 = 2.5 %."""
@@ -182,7 +183,9 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
     caveats = []
     if errors:
         classes = ", ".join(f"{name} {count}" for name, count in errors.items())
-        caveats.append(caveat("errors", errors=sum(errors.values()), requests=requests, classes=classes))
+        first = _first_text(run.samples, errors)
+        failed = sum(errors.values())
+        caveats.append(caveat("errors", errors=failed, requests=requests, classes=classes, first_text=first))
     if not window.steady:
         caveats.append(caveat("not_steady"))
     done = int(np.count_nonzero(window.holds(run.samples.done_ns)))
@@ -191,6 +194,17 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
     if run.samples.stopped_early:
         caveats.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
     return caveats
+
+
+def _first_text(samples: Samples, errors: Mapping[str, int]) -> str:
+    """What the first failure of the commonest class with a text said, in a line; "" where none said anything."""
+    for name in errors:
+        text = samples.error_texts.get(name.upper(), "")
+        line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+        if line:
+            shown = line if len(line) <= _SHOWN_TEXT_MAX_CHARS else f"{line[:_SHOWN_TEXT_MAX_CHARS]}…"
+            return f"the first {name} said: {shown}; "
+    return ""
 
 
 def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Caveat, ...]:

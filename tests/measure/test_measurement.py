@@ -159,6 +159,30 @@ def test_errors_are_misses_and_counted_by_class() -> None:
     assert "errors" in codes(result)
 
 
+@pytest.mark.parametrize(
+    ("texts", "advice"),
+    [
+        ({}, "the server's own log may say more"),
+        (
+            {"TIMEOUT": "late", "SERVER_ERROR": "no \x1b[31mmemory {left}\nat 5 %"},
+            "the first server_error said: no [31mmemory {left} at 5 %; the server's own log may say more",
+        ),
+        (
+            {"SERVER_ERROR": " ", "TIMEOUT": "x" * 500},
+            f"the first timeout said: {'x' * 160}…; the server's own log may say more",
+        ),
+    ],
+)
+def test_failures_are_told_with_the_first_text_of_the_commonest(texts: dict[str, str], advice: str) -> None:
+    """An external server has no log here, and a run that is not kept no folder: neither is promised."""
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    status[::10] = Status.SERVER_ERROR
+    status[5::100] = Status.TIMEOUT
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.001), status=status)
+    result = measure(replace(samples, error_texts=texts), warm_up_s=1.0, slo=None)
+    assert [each.advice for each in result.caveats if each.code == "errors"] == [advice]
+
+
 def test_more_errors_than_promised_fail_even_when_quick() -> None:
     status = np.zeros(len(EVENLY), dtype=np.uint8)
     status[::50] = Status.SERVER_ERROR

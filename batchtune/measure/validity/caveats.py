@@ -118,7 +118,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     "errors": _Known(
         "latency",
         "{errors} of {requests} requests failed ({classes}); they count as slower than any limit",
-        "see the first error texts, and server.log in the run's folder",
+        "{first_text}the server's own log may say more",
     ),
     "growing_backlog": _Known(
         "everything",

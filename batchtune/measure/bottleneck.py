@@ -38,7 +38,16 @@ def find_bottleneck(
     noise explains.
     """
     facts = Facts(measurement, settings)
-    looks = (_client, _queue_limit, _server_threads, _batch_timeout, _concurrency, _device, _front_end)
+    looks = (
+        _client,
+        _queue_limit,
+        _server_threads,
+        _batch_timeout,
+        _concurrency,
+        _device,
+        _front_end,
+        _errors,
+    )
     for look in (_host, *looks) if blame_host else looks:
         verdict = look(facts)
         if verdict is not None:
@@ -151,7 +160,9 @@ def _batch_timeout(facts: Facts) -> _Found:
 
 
 def _concurrency(facts: Facts) -> _Found:
-    """A closed loop that cannot fill a batch, where fuller batches would pay."""
+    """A closed loop that cannot fill a batch, where fuller batches would pay and requests are answered."""
+    if facts.unexplained_error_ratio > SOME_ERRORS_RATIO:
+        return None
     rows, fill, most = facts.rows_in_flight, facts.fill_ratio, facts.settings.max_batch_size
     if rows is None or fill is None or most is None or rows >= most or fill >= MANY_RATIO:
         return None
@@ -229,6 +240,15 @@ def _front_end(facts: Facts) -> _Found:
             "pass outside queue and device"
         )
     return None
+
+
+def _errors(facts: Facts) -> _Found:
+    """Nothing is used up, and yet requests fail: more of them would tell nothing."""
+    if facts.unexplained_error_ratio <= SOME_ERRORS_RATIO:
+        return None
+    classes, replica = ", ".join(facts.run.errors), facts.failing_replica
+    whose = f"; {replica}" if replica else ""
+    return "errors", f"{percentage(facts.run.error_ratio, 1)} of the requests failed ({classes}){whose}"
 
 
 def _used_up(facts: Facts, cpu: float) -> _Found:

@@ -19,6 +19,7 @@ Kind = Literal[
     "batch_threads",
     "device",
     "front_end",
+    "errors",
     "none",
 ]
 
@@ -87,6 +88,8 @@ def _advice(kind: Kind, case: Case) -> str:
             return _more_device(case)
         case "front_end":
             return _lighter_requests(case)
+        case "errors":
+            return "find out why they fail, and measure again: what limits the others is not seen meanwhile"
         case "none":
             return _more_load(case)
         case _:

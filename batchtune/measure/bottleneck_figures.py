@@ -21,6 +21,7 @@ PAYS_FROM: Final = 1.05
 PAYS_PROBABLY_FROM: Final = PAYS_FROM**2
 """The same of `fuller_gain`, which is extrapolated and counts half, in logs."""
 MET_RATIO: Final = 0.97
+_OF_A_RATE: Final = frozenset({"unfinished", "unsent", "timeout", "queue_full", "expired"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,17 @@ class Facts:
 
     def error_ratio(self, name: str) -> float:
         return self.run.errors.get(name, 0) / self.run.requests if self.run.requests else 0.0
+
+    @property
+    def failing_replica(self) -> str:
+        """Which of several endpoints fails more than the others, in a sentence; "" where none does."""
+        return next((caveat.text for caveat in self.run.caveats if caveat.code == "endpoint_failing"), "")
+
+    @property
+    def unexplained_error_ratio(self) -> float:
+        """The requests that failed for another reason than too high a rate, which an open loop is advised on."""
+        late = _OF_A_RATE if self.run.concurrency is None and not self.failing_replica else ()
+        return sum(self.error_ratio(name) for name in self.run.errors.keys() - set(late))
 
     def figures(self) -> dict[str, float]:
         """Everything known, for the report."""

@@ -18,6 +18,7 @@ _TITLES: Final[Mapping[Kind, str]] = {
     "batch_threads": "the batch threads",
     "device": "the device",
     "front_end": "the server's front end",
+    "errors": "the requests that fail",
     "none": "nothing that was seen",
 }
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.load.record.samples import Status
+from batchtune.load.record.samples import Status, merge_endpoints
 from batchtune.measure.bottleneck import Bottleneck, find_bottleneck
 from batchtune.measure.bottleneck_advice import Case, Kind, advice_for
 from batchtune.measure.measurement import Measurement, measure
@@ -271,6 +271,39 @@ def test_arrivals_that_the_draw_left_out_of_the_window_are_not_missed() -> None:
 def test_a_server_that_tells_nothing_leaves_it_open() -> None:
     samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8)
     assert named(measure(samples, warm_up_s=1.0, slo=None)) == "none"
+
+
+@pytest.mark.parametrize("concurrency", [8, None])
+def test_where_many_requests_fail_and_nothing_is_used_up_no_more_load_is_advised(
+    concurrency: int | None,
+) -> None:
+    """A closed loop of 8 could not fill its batches either: of those that fail more clients make more."""
+    found = find_bottleneck(run(concurrency=concurrency, failed=Status.SERVER_ERROR), SETTINGS)
+    assert (found.kind, found.text) == ("errors", "10.0 % of the requests failed (server_error)")
+    assert "clients" not in found.advice
+    assert "rate" not in found.advice
+
+
+def test_too_high_a_rate_is_still_lowered_where_its_requests_come_too_late() -> None:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    status[::10] = Status.TIMEOUT
+    late = make_samples(EVENLY, np.full(len(EVENLY), 0.005), status=status, offered_rps=500.0)
+    found = find_bottleneck(measure(late, warm_up_s=1.0, slo=None, activity=PLAIN), SETTINGS)
+    assert found.kind == "none"
+    assert "lower the rate" in found.advice
+
+
+def test_a_dead_replica_is_named_by_the_limit() -> None:
+    parts = [
+        make_samples(EVENLY[at::3], np.full(len(EVENLY[at::3]), 0.005), status=status, concurrency=8)
+        for at, status in enumerate([None, None, np.full(len(EVENLY[2::3]), Status.REFUSED, dtype=np.uint8)])
+    ]
+    loaded = measure(merge_endpoints(parts, ["a:1", "b:2", "c:3"]), warm_up_s=1.0, slo=None)
+    found = find_bottleneck(loaded, SETTINGS)
+    assert found.kind == "errors"
+    assert found.text.startswith(
+        "33.4 % of the requests failed (refused); c:3 failed 100.00 % of its requests"
+    )
 
 
 def test_a_verdict_carries_its_figures_and_survives_json() -> None:

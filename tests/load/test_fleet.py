@@ -151,14 +151,14 @@ def test_a_worker_that_is_stopped_for_a_while_tells_of_it(server: ScriptedHttp) 
     with LoadFleet() as fleet:
         held: list[int] = []
 
-        def hold(_live: LiveAggregate) -> None:
-            if not held:
+        def hold(live: LiveAggregate) -> None:
+            if live.sent and not held:
                 held.append(fleet.process_ids[0])
                 os.kill(held[0], signal.SIGSTOP)
                 time.sleep(0.05)
                 os.kill(held[0], signal.SIGCONT)
 
-        job = a_job("rest", server.port, evenly(200, 0.6))
+        job = a_job("rest", server.port, evenly(200, 3.0))
         samples = fleet.run(job, on_progress=hold)
     assert max(length for _, length in samples.pauses_ns) >= 20_000_000
 

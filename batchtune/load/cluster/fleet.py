@@ -97,6 +97,12 @@ class ClusterFleet:
             self.close()
             raise
         self._on_event(f"load fleet: {placement(self._workers)}")
+        if nice := [worker for worker in self._workers if worker.place.niceness]:
+            niceness = max(worker.place.niceness for worker in nice)
+            self._on_event(
+                f"load fleet: {counted(len(nice), 'worker')} at niceness {niceness}, "
+                "behind whatever else runs there; start Ray there with RAY_worker_niceness=0"
+            )
         return self
 
     def _open(self) -> None:

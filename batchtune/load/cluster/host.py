@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,15 @@ class HostLostError(MeasurementInvalidError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a host is, and on which CPUs; `node` is for people, equal `machine`s share their loopback and CPUs."""
+    """Where a host is, and on which CPUs; `node` is for people, equal `machine`s share their loopback and CPUs.
+
+    `niceness`: of the host's process and its worker, 0 to 19; above 0 whatever else runs there goes first.
+    """
 
     node: str
     machine: str
     cpus: tuple[int, ...]
+    niceness: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,4 +93,9 @@ def this_place() -> Place:
     machine = socket.gethostname()
     if boot.exists() and namespace.is_symlink():
         machine = f"{boot.read_text().strip()} {namespace.readlink()}"
-    return Place(node=socket.gethostname(), machine=machine, cpus=tuple(sorted(schedulable_cpus())))
+    return Place(
+        node=socket.gethostname(),
+        machine=machine,
+        cpus=tuple(sorted(schedulable_cpus())),
+        niceness=max(0, os.getpriority(os.PRIO_PROCESS, 0)),
+    )

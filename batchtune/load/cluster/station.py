@@ -6,6 +6,8 @@ that sends.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +31,10 @@ class Station:
     """A Host in this process, around one worker process."""
 
     def __init__(self) -> None:
+        with contextlib.suppress(
+            PermissionError
+        ):  # Ray starts its actors at niceness 15; 0 takes CAP_SYS_NICE
+            os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
         self._fleet: LoadFleet | None = None
         self._part: _RunningPart | None = None
 

@@ -51,6 +51,7 @@ class FakeHost:
     dies_after_s: float | None = None
     jump_ns: int = 0
     silent: bool = False
+    niceness: int = 0
     dies_at: str = ""
     lag_ns: int = 0
     cpu: int = -1
@@ -67,7 +68,12 @@ class FakeHost:
 
     def place(self) -> Place:
         self._must_live("place")
-        return Place(node=self.node, machine=self.machine or this_place().machine, cpus=self.cpus)
+        return Place(
+            node=self.node,
+            machine=self.machine or this_place().machine,
+            cpus=self.cpus,
+            niceness=self.niceness,
+        )
 
     def open(self, cpu: int) -> None:
         self._must_live("open")

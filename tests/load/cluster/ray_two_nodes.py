@@ -38,7 +38,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": 
 QUICK_DEATH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_failure_threshold": 4,
+    "health_check_failure_threshold": 20,
 }
 RATE_RPS = 2000
 

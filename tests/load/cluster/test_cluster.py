@@ -249,6 +249,20 @@ def test_each_worker_has_a_cpu_of_its_machine_from_the_highest_down() -> None:
         assert fleet.client_cores == 2
 
 
+def test_workers_that_whatever_else_runs_goes_before_are_told() -> None:
+    events: list[str] = []
+    hosts = hosts_of(3)
+    with fleet_of_fakes(hosts, on_event=events.append):
+        assert [event for event in events if "niceness" in event] == []
+    for host in hosts[1:]:
+        host.niceness = 15
+    with fleet_of_fakes(hosts, on_event=events.append):
+        assert events[-1] == (
+            "load fleet: 2 workers at niceness 15, behind whatever else runs there; start Ray there with "
+            "RAY_worker_niceness=0"
+        )
+
+
 def test_the_loopback_of_one_machine_is_not_sent_to_from_another() -> None:
     with fleet_of_fakes(hosts_of(1, machine="elsewhere")) as fleet:
         with pytest.raises(UsageError, match=r"worker 0 on node-0 cannot reach 127\.0\.0\.1"):

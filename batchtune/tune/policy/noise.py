@@ -1,0 +1,34 @@
+"""How much do runs differ, and which of two leads?"""
+
+from __future__ import annotations
+
+# Noise between runs.
+
+THROUGHPUT_PRIOR_SD = 0.03
+"""Standard deviation of log throughput between runs, assumed before any is seen (a shared two-core machine)."""
+
+LATENCY_PRIOR_SD = 0.06
+"""The same for log latency quantiles."""
+
+FRESH_THROUGHPUT_PRIOR_SD = 0.05
+"""The same for a run some minutes later and from a cold start, which is what a recommendation promises.
+
+With 0.03 a sweep in a quiet minute promised ±7 %, and a neighbour's busy minute then broke the promise.
+"""
+
+FRESH_LATENCY_PRIOR_SD = 0.08
+"""The same for log latency quantiles."""
+
+PRIOR_DEGREES = 4
+"""Degrees of freedom that a prior standard deviation counts for: as much as five runs seen."""
+
+CAPACITY_STEP = 1.05
+"""A capacity that fresh runs refute is tried again at least this factor lower,"""
+
+CAPACITY_GIVEN_UP = 0.7
+"""down to this share of what the search had found."""
+
+# Which leads.
+
+INDIFFERENCE = 0.05
+"""Objectives closer than this may be called equal; whether they are depends on the noise measured."""

@@ -155,7 +155,7 @@ async def test_header_blocks_with_a_dynamic_table_are_read_until_the_client_empt
     await client.exchange()
     assert [client.data(i) for i in ids] == [grpc_message(b"%d" % i) for i in range(8)]
     assert [call.metadata for call in server.calls] == [(("key", f"value {i % 2}"),) for i in range(8)]
-    assert server.connection._pure
+    assert server.connection._head_reader.is_pure
 
 
 @in_loop

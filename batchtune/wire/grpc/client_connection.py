@@ -8,19 +8,18 @@ byte because we allow the peer no dynamic table, are looked up, not decoded; win
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable
 from typing import cast
 
 from batchtune.wire.grpc.client_answers import (
     HEADER_LIST_BYTES,
-    PLAIN_HEAD,
     Answer,
     ResponseHead,
     known_heads,
     read_response_head,
 )
-from batchtune.wire.grpc.framing import status_of_reset
+from batchtune.wire.grpc.client_streams import ClientStreams, OnDone
+from batchtune.wire.grpc.framing import FIRST_DATA
 from batchtune.wire.grpc.prepared_call import OPENING, PreparedCall
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.flow import OutgoingFlow
@@ -31,14 +30,11 @@ from batchtune.wire.status import GRPC_CODES
 NOT_PROCESSED = "the peer did not process the stream"
 """How the grpc_message begins of calls (UNAVAILABLE) that a GOAWAY left out: they may be sent again."""
 
-_WINDOW_UPDATE_AT = 2**30
 _WRITE_BUFFER_BYTES = 2**24
 _ABORT_ABOVE_BYTES = 2**16
 _DATA_ENDING_HEADERS = h2.END_HEADERS | h2.END_STREAM
-_FIRST_DATA = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
 
 
-OnDone = Callable[[int, int, bytes, str], None]
 OnLost = Callable[["GrpcClientConnection", list[int], str], None]
 OnConnection = Callable[["GrpcClientConnection"], None]
 
@@ -71,9 +67,9 @@ class GrpcClientConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._partial = PartialFrame()
         self._block = HeaderBlock(HEADER_LIST_BYTES)
-        self._tags: dict[int, int] = {}  # open streams
-        # Of open streams with headers: None before the message, the message, or an Answer off the fast path.
-        self._bodies: dict[int, bytes | Answer | None] = {}
+        self._streams = ClientStreams(self._flow, self._out, on_done, message_bytes_max=max_message_bytes)
+        self._tags = self._streams.tags
+        self._bodies = self._streams.bodies
         self._next_id = 1
         self._limit = h2.LARGEST_STREAM_ID  # MAX_CONCURRENT_STREAMS
         self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
@@ -125,13 +121,8 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def cancel(self, tag: int) -> None:
         """Reset the call's stream; no callback will name the tag again. Unknown tags are ignored."""
-        for stream_id, open_tag in self._tags.items():
-            if open_tag == tag:
-                self._reset(stream_id, ErrorCode.CANCEL)
-                del self._tags[stream_id]
-                self._bodies.pop(stream_id, None)
-                self.flush()
-                break
+        if self._streams.cancel(tag):
+            self.flush()
         self._close_if_retired()
 
     def close(self) -> None:
@@ -170,7 +161,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._lose(str(fault))
             return
         self._reading = False
-        if self._received_bytes > _WINDOW_UPDATE_AT:
+        if self._received_bytes > h2.WINDOW_UPDATE_AT:
             self._out.append(h2.window_update_frame(0, self._received_bytes))
             self._received_bytes = 0
         if self._out:
@@ -194,7 +185,7 @@ class GrpcClientConnection(asyncio.Protocol):
             if kind == h2.DATA:
                 self._received_bytes += word >> 8
                 if bodies.get(stream_id, False) is None and flags == 0 and word >= 0x500:
-                    prefix = _FIRST_DATA.unpack_from(data, position)
+                    prefix = FIRST_DATA.unpack_from(data, position)
                     if prefix[3] == 0 and prefix[4] == (word >> 8) - 5 <= self._message_bytes_max:
                         bodies[stream_id] = data[position + 14 : after]
                         position = after
@@ -224,24 +215,10 @@ class GrpcClientConnection(asyncio.Protocol):
         """Take DATA off the fast path: padded, in pieces, compressed, ending the stream, or out of place."""
         if flags & h2.PADDED:
             payload = h2.without_padding(payload, flags)
-        body = self._bodies.get(stream_id, False)
-        if body is False:
+        if stream_id in self._bodies:
+            self._streams.feed(flags, stream_id, payload)
+        else:
             self._check_closed(stream_id, "DATA")
-            return
-        if not isinstance(body, Answer):
-            answer = Answer(PLAIN_HEAD, self._message_bytes_max)
-            if isinstance(body, bytes):
-                answer.add_message(body)
-            self._bodies[stream_id] = body = answer
-        wanted = body.feed(payload)
-        if flags & h2.END_STREAM or not wanted:
-            if not flags & h2.END_STREAM:
-                self._reset(stream_id, ErrorCode.CANCEL)
-            del self._bodies[stream_id]
-            self._settle(stream_id, body, None)
-        elif body.unacknowledged_bytes > _WINDOW_UPDATE_AT:
-            self._out.append(h2.window_update_frame(stream_id, body.unacknowledged_bytes))
-            body.unacknowledged_bytes = 0
 
     def _take_head(self, stream_id: int, head: ResponseHead) -> None:
         if self._block.flags & h2.END_STREAM:
@@ -251,29 +228,17 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def _begin(self, stream_id: int, head: ResponseHead) -> None:
         """Take the first header block of an answer that is not plain."""
-        if stream_id not in self._tags:
+        if stream_id in self._tags:
+            self._streams.begin(stream_id, head)
+        else:
             self._check_closed(stream_id, "HEADERS")
-        elif stream_id in self._bodies or not head.http_status:
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
-        elif not head.informational:
-            self._bodies[stream_id] = Answer(head, self._message_bytes_max)
 
     def _end(self, stream_id: int, body: bytes | Answer | None, head: ResponseHead) -> None:
         """Take the header block that ends an answer which is not simply OK with one message."""
-        if stream_id not in self._tags:
-            self._check_closed(stream_id, "HEADERS")
-        elif isinstance(body, Answer):
-            self._settle(stream_id, body, head)
+        if stream_id in self._tags:
+            self._streams.end(stream_id, body, head)
         else:
-            answer = Answer(head if head.http_status else PLAIN_HEAD, self._message_bytes_max)
-            if body is not None:
-                answer.add_message(body)
-            self._settle(stream_id, answer, head)
-
-    def _settle(self, stream_id: int, answer: Answer, trailers: ResponseHead | None) -> None:
-        if self._flow.drop(stream_id):  # answered before the request was sent entirely
-            self._reset(stream_id, ErrorCode.NO_ERROR)
-        self._on_done(self._tags.pop(stream_id), *answer.settle(trailers))
+            self._check_closed(stream_id, "HEADERS")
 
     def _check_closed(self, stream_id: int, what: str) -> None:
         """Ignore frames of a stream that was open once; raises PeerError for one that was not, or not yet."""
@@ -296,9 +261,12 @@ class GrpcClientConnection(asyncio.Protocol):
             if not flags & h2.ACK:
                 self._out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.WINDOW_UPDATE:
-            self._grow_window(stream_id, h2.read_increment(payload))
+            self._streams.grow_window(stream_id, h2.read_increment(payload))
         elif kind == h2.RST_STREAM:
-            self._check_reset(stream_id, int.from_bytes(payload))
+            if stream_id in self._tags:
+                self._streams.take_reset(stream_id, int.from_bytes(payload))
+            else:
+                self._check_closed(stream_id, "RST_STREAM")
         elif kind == h2.GOAWAY:
             self._retire(*h2.read_goaway(payload))
         elif kind == h2.PUSH_PROMISE:
@@ -326,42 +294,12 @@ class GrpcClientConnection(asyncio.Protocol):
         if self._on_capacity is not None and self.capacity:
             self._on_capacity(self)
 
-    def _grow_window(self, stream_id: int, increment: int) -> None:
-        if stream_id == 0:
-            self._flow.grow_connection(increment)
-        elif increment == 0 or (
-            self._flow.waits(stream_id) and not self._flow.grow_stream(stream_id, increment)
-        ):
-            raise PeerError(
-                ErrorCode.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE of stream {stream_id} by {increment}"
-            )
-        if self._flow.waiting:
-            self._flow.pump(self._out)
-
-    def _check_reset(self, stream_id: int, error_code: int) -> None:
-        tag = self._tags.pop(stream_id, None)
-        if tag is None:
-            self._check_closed(stream_id, "RST_STREAM")
-            return
-        self._flow.drop(stream_id)
-        self._bodies.pop(stream_id, None)
-        status, message = status_of_reset(error_code)
-        self._on_done(tag, status, b"", message)
-
     def _retire(self, last_stream_id: int, error_code: int, debug: str) -> None:
         """Take a GOAWAY: no more calls, and those above the last stream id were not processed."""
         reason = f"the peer said GOAWAY: {h2.error_name(error_code)}{': ' + debug if debug else ''}"
         self._retiring = reason
         for stream_id in [open_id for open_id in self._tags if open_id > last_stream_id]:
-            self._flow.drop(stream_id)
-            self._bodies.pop(stream_id, None)
-            self._on_done(
-                self._tags.pop(stream_id), GRPC_CODES["UNAVAILABLE"], b"", f"{NOT_PROCESSED}: {reason}"
-            )
-
-    def _reset(self, stream_id: int, code: ErrorCode) -> None:
-        self._flow.drop(stream_id)
-        self._out.append(h2.rst_stream_frame(stream_id, code))
+            self._streams.fail(stream_id, GRPC_CODES["UNAVAILABLE"], f"{NOT_PROCESSED}: {reason}")
 
     def _close_if_retired(self) -> None:
         if self._retiring and not self._tags and not self._reading:

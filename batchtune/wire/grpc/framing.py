@@ -15,6 +15,8 @@ from batchtune.wire.status import GRPC_CODES, StatusError
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
+FIRST_DATA = struct.Struct(">IBIBI")
+"""A DATA frame's header and the message prefix after it."""
 
 _WBITS = {"gzip": inflating.GZIP, "deflate": 15}
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}

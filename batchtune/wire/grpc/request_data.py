@@ -7,13 +7,10 @@ from batchtune.wire.grpc.held_calls import HeldCalls
 from batchtune.wire.grpc.inflating import inflate_call
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_limits import ServerLimits
-from batchtune.wire.grpc.server_writer import AnswerWriter
+from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.status import StatusError
-
-WINDOW_UPDATE_AT = 2**30
-"""Bytes received since the last WINDOW_UPDATE before the next is sent."""
 
 
 def take_data(
@@ -59,7 +56,7 @@ def _cut(
         writer.held_bytes += buffer.held_bytes - held_bytes
     if writer.held_bytes > max(limits.max_buffered_bytes, buffer.held_bytes):
         raise StatusError("RESOURCE_EXHAUSTED", "too many incomplete requests on this connection")
-    if buffer.unacknowledged_bytes > WINDOW_UPDATE_AT and not stream.half_closed:
+    if buffer.unacknowledged_bytes > h2.WINDOW_UPDATE_AT and not stream.half_closed:
         writer.out.append(h2.window_update_frame(stream.stream_id, buffer.unacknowledged_bytes))
         buffer.unacknowledged_bytes = 0
     if stream.half_closed and buffer.incomplete:
@@ -83,3 +80,16 @@ def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
             stream.on_message(message)
     if stream.half_closed and stream.on_end is not None and not stream.answered:
         stream.on_end()
+
+
+def fail_begun(writer: AnswerWriter, message: str) -> bool:
+    """Fail the requests that are not whole; False, and none, where they are too many to look at each."""
+    begun = [stream for stream in writer.streams.values() if not stream.half_closed]
+    if len(begun) > FEW_STREAMS:
+        return False
+    for stream in begun:
+        if isinstance(stream, GrpcCall):
+            stream.fail("RESOURCE_EXHAUSTED", message)
+        elif stream.buffer is not None and stream.buffer.held_bytes:
+            stream.finish("RESOURCE_EXHAUSTED", message)
+    return True

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batchtune.wire.grpc.framing import decode_timeout_ns
-from batchtune.wire.http2.header_blocks import Fields
+import hpack
 
+from batchtune.wire.grpc.framing import decode_timeout_ns
+from batchtune.wire.http2.header_blocks import EMPTY_TABLE, Fields, decode_block, new_decoder
+
+_DEFAULT_TABLE_BYTES = 4_096
 _MEMO_ENTRIES = 1_024
 _REMEMBERED_BYTES_MAX = 2_048
 """Of a head's names and values: clients' are of some hundred, and may hold a token of a thousand."""
@@ -33,7 +36,38 @@ class RequestHead:
 known_heads: dict[bytes, RequestHead] = {}
 
 
-def remember_head(block: bytes, fields: Fields) -> RequestHead:
+class HeadReader:
+    """The header blocks of one connection. `is_pure`: the client has emptied its dynamic table for good."""
+
+    __slots__ = ("_decoder", "_header_list_bytes", "is_pure")
+
+    def __init__(self, header_list_bytes: int) -> None:
+        self.is_pure = False
+        self._decoder: hpack.Decoder | None = None
+        self._header_list_bytes = header_list_bytes
+
+    def read(self, block: bytes) -> RequestHead:
+        """Decode a block; one that begins by emptying the dynamic table makes the connection pure.
+
+        Raises PeerError where it cannot be decoded.
+        """
+        if not self.is_pure and block[:1] == EMPTY_TABLE:
+            self.is_pure = True
+            self._decoder = None
+        if self.is_pure:
+            known = known_heads.get(block)
+            if known is not None:
+                return known
+            decoder = new_decoder(table_bytes=0, header_list_bytes=self._header_list_bytes)
+            return _remember(block, decode_block(decoder, block))
+        if self._decoder is None:
+            self._decoder = new_decoder(
+                table_bytes=_DEFAULT_TABLE_BYTES, header_list_bytes=self._header_list_bytes
+            )
+        return read_head(decode_block(self._decoder, block))
+
+
+def _remember(block: bytes, fields: Fields) -> RequestHead:
     """Read a block's fields and remember what they mean; only for blocks that depend on nothing but their bytes."""
     if sum(len(name) + len(value) for name, value in fields) > _REMEMBERED_BYTES_MAX:
         return read_head(fields)

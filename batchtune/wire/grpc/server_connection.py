@@ -9,23 +9,20 @@ pieces, streams) takes the slow path next to it.
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
 
-import hpack
-
+from batchtune.wire.grpc.framing import FIRST_DATA
 from batchtune.wire.grpc.held_calls import HeldCalls
-from batchtune.wire.grpc.not_grpc import HTTP1_ANSWER, refuse
-from batchtune.wire.grpc.request_data import WINDOW_UPDATE_AT, take_data
-from batchtune.wire.grpc.request_head import RequestHead, known_heads, read_head, remember_head
+from batchtune.wire.grpc.request_data import fail_begun, take_data
+from batchtune.wire.grpc.request_head import HeadReader, RequestHead, known_heads
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
-from batchtune.wire.grpc.server_limits import RateLimit, ServerLimits, opening_frames
-from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter
+from batchtune.wire.grpc.server_edges import close_with_goaway, read_preface, refuse
+from batchtune.wire.grpc.server_limits import FrameRates, ServerLimits
+from batchtune.wire.grpc.server_writer import AnswerWriter
 from batchtune.wire.http2 import frames as h2
 from batchtune.wire.http2.frames import FRAME, ErrorCode, PeerError
-from batchtune.wire.http2.header_blocks import EMPTY_TABLE, decode_block, new_decoder
 from batchtune.wire.http2.reassembly import HeaderBlock, PartialFrame
 from batchtune.wire.inflating import Inflating
 from batchtune.wire.shared_bytes import ClientBytes
@@ -34,10 +31,7 @@ from batchtune.wire.status import StatusError
 Dispatch = Callable[[GrpcCall], None]
 StreamServices = Mapping[str, Callable[[GrpcStream], None]]
 
-_DEFAULT_TABLE_BYTES = 4_096
-_ONE_MESSAGE = struct.Struct(">IBIBI")  # a DATA frame's header and the message prefix after it
 _SHAPE = h2.END_HEADERS | h2.PADDED
-_LINGER_S = 2.0  # for a client to read our last GOAWAY
 _DRAIN_PING = b"draining"
 _STREAM_MESSAGE_BYTES_MAX = 2**16  # questions of reflection and health; inflated on the event loop
 _TOO_MUCH = "incomplete requests, of all clients together, hold too much memory"
@@ -62,6 +56,7 @@ class GrpcServerConnection(asyncio.Protocol):
         inflating: Inflating | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
+        self._message_bytes_max = self._limits.max_message_bytes
         self._connections = connections
         self._streams = streams or {}
         self._on_closed = on_closed
@@ -74,15 +69,12 @@ class GrpcServerConnection(asyncio.Protocol):
         self._preface = h2.PREFACE  # what of it has not arrived
         self._partial = PartialFrame()
         self._block = HeaderBlock(self._limits.max_header_list_bytes)
-        self._decoder: hpack.Decoder | None = None
-        self._pure = False  # the client has emptied its dynamic table for good
+        self._head_reader = HeadReader(self._limits.max_header_list_bytes)
         self._last_id = 0
         self._received_bytes = 0  # of DATA since our last WINDOW_UPDATE
         self._announced = False  # that we will close
         self._draining = False  # no new streams
-        self._control_frames = RateLimit(self._limits.max_control_frames_per_s)
-        self._resets = RateLimit(self._limits.max_resets_per_s)
-        self._settings = RateLimit(self._limits.max_settings_per_s)
+        self._rates = FrameRates(self._limits)
 
     def drain(self) -> None:
         """Finish what the client has sent, take no more, close.
@@ -136,7 +128,7 @@ class GrpcServerConnection(asyncio.Protocol):
         writer.flush_due = True  # whatever is answered from here on leaves below
         try:
             if self._preface:
-                data = self._read_preface(writer, data)
+                self._preface, data = read_preface(writer, self._limits, self._preface, data)
             elif self._partial.held:
                 data = self._partial.join(data)
             used = self._read_frames(writer, data)
@@ -146,7 +138,8 @@ class GrpcServerConnection(asyncio.Protocol):
             if self._partial.held or writer.held_bytes or self._held.held_bytes or self._arriving_noted:
                 self._note_arriving()
         except PeerError as error:
-            self._close(writer, error)
+            close_with_goaway(writer, self._last_id, error)
+            self._writer = None
         finally:
             writer.flush()
 
@@ -171,15 +164,10 @@ class GrpcServerConnection(asyncio.Protocol):
         writer = self._writer
         if writer is None:
             return
-        begun = [stream for stream in writer.streams.values() if not stream.half_closed]
         self._held.refuse(_TOO_MUCH)
-        for stream in begun if len(begun) <= FEW_STREAMS else ():
-            if isinstance(stream, GrpcCall):
-                stream.fail("RESOURCE_EXHAUSTED", _TOO_MUCH)
-            elif stream.buffer is not None and stream.buffer.held_bytes:
-                stream.finish("RESOURCE_EXHAUSTED", _TOO_MUCH)
-        if len(begun) > FEW_STREAMS or self._partial.held or self._block.held_bytes:
-            self._close(writer, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+        if not fail_begun(writer, _TOO_MUCH) or self._partial.held or self._block.held_bytes:
+            close_with_goaway(writer, self._last_id, PeerError(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
+            self._writer = None
 
     def _note_unsent(self, unsent_bytes: int) -> bool:
         self._client_bytes.unsent.note(self, unsent_bytes)
@@ -190,36 +178,11 @@ class GrpcServerConnection(asyncio.Protocol):
         self._arriving_noted = arriving_bytes > 0
         self._client_bytes.arriving.note(self, arriving_bytes)
 
-    def _close(self, writer: AnswerWriter, error: PeerError) -> None:
-        writer.out.append(h2.goaway_frame(self._last_id, error.code, error.reason))
-        writer.flush()
-        transport = writer.transport
-        if transport is not None:
-            transport.close()
-            if transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
-        writer.abandon()
-        self._writer = None
-
-    def _read_preface(self, writer: AnswerWriter, data: bytes) -> bytes:
-        """Check the client's preface; return what follows it. Who speaks HTTP/1 is answered in HTTP/1."""
-        size = min(len(data), len(self._preface))
-        if data[:size] != self._preface[:size]:
-            if self._preface == h2.PREFACE and data[:1].isupper() and b" " in data[:32]:
-                writer.out.append(HTTP1_ANSWER)
-                writer.close_when_idle = True
-                return b""
-            raise PeerError(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
-        self._preface = self._preface[size:]
-        if not self._preface:
-            writer.out.append(opening_frames(self._limits))
-        return data[size:]
-
     def _read_frames(self, writer: AnswerWriter, data: bytes) -> int:
         """Read all whole frames; return the bytes used."""
         position, end = 0, len(data)
-        streams, pending, heads = writer.streams, self._block, known_heads
-        message_bytes_max = self._limits.max_message_bytes
+        streams, pending, heads, reader = writer.streams, self._block, known_heads, self._head_reader
+        message_bytes_max = self._message_bytes_max
         unpack = FRAME.unpack_from
         while end - position >= 9:
             word, flags, stream_id = unpack(data, position)
@@ -233,7 +196,7 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._received_bytes += word >> 8
                 call = streams.get(stream_id)
                 if flags == 1 and word >= 0x500 and type(call) is GrpcCall and not call.half_closed:
-                    prefix = _ONE_MESSAGE.unpack_from(data, position)
+                    prefix = FIRST_DATA.unpack_from(data, position)
                     if (
                         call.buffer is None
                         and prefix[3] == 0
@@ -247,12 +210,12 @@ class GrpcServerConnection(asyncio.Protocol):
                 self._read_data(writer, flags, stream_id, data[position + 9 : after])
             elif kind == h2.HEADERS and flags & _SHAPE == h2.END_HEADERS and word >= 0x500:
                 block = data[position + (14 if flags & h2.WITH_PRIORITY else 9) : after]
-                head = heads.get(block) if self._pure else None
-                self._open(writer, flags, stream_id, head or self._read_head(block))
+                head = heads.get(block) if reader.is_pure else None
+                self._open(writer, flags, stream_id, head or reader.read(block))
             else:
                 self._read_other(writer, kind, flags, stream_id, data[position + 9 : after])
             position = after
-        if self._received_bytes > WINDOW_UPDATE_AT:
+        if self._received_bytes > h2.WINDOW_UPDATE_AT:
             writer.out.append(h2.window_update_frame(0, self._received_bytes))
             self._received_bytes = 0
         return position
@@ -263,23 +226,6 @@ class GrpcServerConnection(asyncio.Protocol):
             self._dispatch(call)
         except StatusError as error:
             call.fail(error.code, error.message)
-
-    def _read_head(self, block: bytes) -> RequestHead:
-        """Decode a header block; one that begins by emptying the dynamic table makes this connection pure."""
-        if not self._pure and block[:1] == EMPTY_TABLE:
-            self._pure = True
-            self._decoder = None
-        header_list_bytes = self._limits.max_header_list_bytes
-        if self._pure:
-            known = known_heads.get(block)
-            if known is not None:
-                return known
-            return remember_head(
-                block, decode_block(new_decoder(table_bytes=0, header_list_bytes=header_list_bytes), block)
-            )
-        if self._decoder is None:
-            self._decoder = new_decoder(table_bytes=_DEFAULT_TABLE_BYTES, header_list_bytes=header_list_bytes)
-        return read_head(decode_block(self._decoder, block))
 
     def _open(self, writer: AnswerWriter, flags: int, stream_id: int, head: RequestHead) -> None:
         """Begin a stream, or refuse it."""
@@ -310,7 +256,7 @@ class GrpcServerConnection(asyncio.Protocol):
         if not stream_id & 1:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
         if stream_id not in writer.streams:
-            self._count_control_frame()
+            self._rates.count_control()
         elif not flags & h2.END_STREAM:
             writer.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
@@ -330,7 +276,7 @@ class GrpcServerConnection(asyncio.Protocol):
             stream.half_closed = True
             writer.begun_streams -= 1
         elif not payload:
-            self._count_control_frame()
+            self._rates.count_control()
         take_data(writer, stream, payload, self._limits, self._inflating, self._held)
 
     def _read_other(
@@ -342,7 +288,7 @@ class GrpcServerConnection(asyncio.Protocol):
             case h2.HEADERS | h2.CONTINUATION:
                 block = self._block.add(kind, flags, stream_id, payload)
                 if block is not None:
-                    self._open(writer, self._block.flags, stream_id, self._read_head(block))
+                    self._open(writer, self._block.flags, stream_id, self._head_reader.read(block))
             case h2.WINDOW_UPDATE:
                 if stream_id > self._last_id:
                     self._check_not_idle(stream_id, "WINDOW_UPDATE")
@@ -350,25 +296,23 @@ class GrpcServerConnection(asyncio.Protocol):
             case h2.RST_STREAM:
                 self._take_reset(writer, stream_id)
             case h2.SETTINGS:
-                self._count_control_frame()
+                self._rates.count_control()
                 if not flags & h2.ACK:
-                    if self._settings.exceeded():
-                        raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
+                    self._rates.count_settings()
                     writer.apply_settings(payload)
             case h2.PING:
-                self._count_control_frame()
+                self._rates.count_control()
                 self._take_ping(writer, flags, payload)
             case h2.PUSH_PROMISE:
                 raise PeerError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
             case _:  # PRIORITY, GOAWAY and types unknown to us have no consequence
-                self._count_control_frame()
+                self._rates.count_control()
 
     def _take_reset(self, writer: AnswerWriter, stream_id: int) -> None:
         if stream_id not in writer.streams:
             self._check_not_idle(stream_id, "RST_STREAM")
             return
-        if self._resets.exceeded():
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+        self._rates.count_reset()
         writer.cancel(stream_id)
 
     def _take_ping(self, writer: AnswerWriter, flags: int, payload: bytes) -> None:
@@ -383,8 +327,4 @@ class GrpcServerConnection(asyncio.Protocol):
         """Tolerate, but count, frames of a closed stream; raises PeerError for one that was never opened."""
         if not stream_id & 1 or stream_id > self._last_id:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is not open")
-        self._count_control_frame()
-
-    def _count_control_frame(self) -> None:
-        if self._control_frames.exceeded():
-            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
+        self._rates.count_control()

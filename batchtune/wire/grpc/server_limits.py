@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from batchtune.wire.http2 import frames as h2
-from batchtune.wire.http2.frames import Setting
+from batchtune.wire.http2.frames import ErrorCode, PeerError
 from batchtune.wire.shared_bytes import SharedLimits
 
 
@@ -43,16 +42,30 @@ class ServerLimits:
     shared: SharedLimits = field(default_factory=SharedLimits)
 
 
-def opening_frames(limits: ServerLimits) -> bytes:
-    """Write the frames that a server begins with: its SETTINGS, and the widest connection window."""
-    settings = {
-        Setting.HEADER_TABLE_SIZE: 0,
-        Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
-        Setting.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW,
-        Setting.MAX_FRAME_SIZE: h2.OUR_FRAME_BYTES,
-        Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-    }
-    return h2.settings_frame(settings) + h2.window_update_frame(0, h2.LARGEST_WINDOW - h2.DEFAULT_WINDOW)
+class FrameRates:
+    """How many frames that cost us work, and carry no request, a client may send; one too many is a PeerError."""
+
+    __slots__ = ("_control", "_resets", "_settings")
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._control = RateLimit(limits.max_control_frames_per_s)
+        self._resets = RateLimit(limits.max_resets_per_s)
+        self._settings = RateLimit(limits.max_settings_per_s)
+
+    def count_control(self) -> None:
+        """Count a frame that asks for nothing."""
+        if self._control.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
+
+    def count_reset(self) -> None:
+        """Count a RST_STREAM."""
+        if self._resets.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+
+    def count_settings(self) -> None:
+        """Count a SETTINGS frame that sets something."""
+        if self._settings.exceeded():
+            raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
 
 
 class RateLimit:

@@ -15,6 +15,8 @@ LARGEST_WINDOW = 2**31 - 1
 LARGEST_STREAM_ID = 2**31 - 1
 OUR_FRAME_BYTES = 2**20
 """Frames that we accept: a 64 MiB tensor then arrives in 64 frames, not in 4,096."""
+WINDOW_UPDATE_AT = 2**30
+"""Bytes received since the last WINDOW_UPDATE before the next is sent."""
 
 # length and type in one word (length << 8 | type), flags, stream id
 FRAME = struct.Struct(">IBI")

@@ -29,6 +29,9 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.metrics.gpu import GpuSampler
 from batchtune.server.metrics.loop_lag import LoopLagSampler
 from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.chains.chain import open_chain
+from batchtune.server.models.chains.pipeline import is_chain
+from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import DeliveredLimit, Servable
@@ -75,8 +78,8 @@ class ModelServer:
         self._metrics.queue_depths = self._control
         self._repository = ModelRepository(
             self._models,
-            open_servable=self._open_servable,
-            close_servable=self._close_servable,
+            open_servable=self._open_version,
+            close_servable=self._close_version,
             on_loop=self._port.run_soon,
             on_dead=_models_unwatched,
             options=startup.repository_options(self._flags),
@@ -130,6 +133,19 @@ class ModelServer:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="close") as closer:
             await asyncio.get_running_loop().run_in_executor(closer, self._close)
 
+    def _open_version(self, name: str, version: int, directory: Path) -> LoadedVersion:
+        if not is_chain(directory):
+            return self._open_servable(name, version, directory)
+        return open_chain(
+            name,
+            version,
+            directory,
+            find=self._repository.find,
+            configured=self._repository.names(),
+            use=self._metrics.chains,
+            deliver=self._port.deliver,
+        )
+
     def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
         model = load_model(directory, self._backend_options)
@@ -159,9 +175,11 @@ class ModelServer:
             raise
         return servable
 
-    def _close_servable(self, servable: Servable) -> None:
-        self._control.detach(servable)
-        servable.close()
+    def _close_version(self, version: LoadedVersion) -> None:
+        version.holds.wait_until_free()  # chains ask the versions that they began with
+        if isinstance(version, Servable):
+            self._control.detach(version)
+        version.close()
         gc.collect()  # a framework's own cycles hold weights; what was there at the start is frozen, so this is quick
 
     async def _watch_model_config(self) -> None:

@@ -11,6 +11,7 @@ from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.flags import ServerFlags
+from batchtune.server.models.chains.beside import models_beside
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.model_config import ModelConfig, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
@@ -77,16 +78,15 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
 
 
 def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
-    """The models of --model_config_file, else the one of --model_base_path.
+    """The models of --model_config_file, else the one of --model_base_path; with a chain the models beside it.
 
     Raises:
         UsageError: a configuration file that cannot be used.
     """
     if flags.model_config_file:
         return read_model_config_file(Path(flags.model_config_file))
-    return (
-        ModelConfig(name=flags.model_name, base_path=Path(flags.model_base_path).expanduser().absolute()),
-    )
+    model = ModelConfig(name=flags.model_name, base_path=Path(flags.model_base_path).expanduser().absolute())
+    return (model, *models_beside(model))
 
 
 def backend_options(flags: ServerFlags) -> BackendOptions:

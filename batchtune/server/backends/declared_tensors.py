@@ -56,7 +56,7 @@ def tensor_specs(
         dtype = one.get("dtype", "float32")
         if dtype not in _DTYPES:
             raise FaultError(
-                f"{key}.dtype: {dtype!r}{_did_you_mean(dtype, _DTYPES)}; expected {', '.join(_DTYPES)}"
+                f"{key}.dtype: {dtype!r}{did_you_mean(dtype, _DTYPES)}; expected {', '.join(_DTYPES)}"
             )
         shape = one.get("shape", [])
         if not isinstance(shape, list):
@@ -83,7 +83,7 @@ def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
         if name not in known:
             prefix = f"{key}." if key else ""
             raise FaultError(
-                f"{prefix}{name}: unknown key{_did_you_mean(str(name), known)}; expected {', '.join(known)}"
+                f"{prefix}{name}: unknown key{did_you_mean(str(name), known)}; expected {', '.join(known)}"
             )
     return section
 
@@ -102,6 +102,6 @@ def whole_number(value: Any, key: str, *, least: int) -> int:
     return value
 
 
-def _did_you_mean(word: Any, known: Iterable[str]) -> str:
+def did_you_mean(word: Any, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""

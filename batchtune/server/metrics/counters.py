@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from batchtune.server.metrics.chain_use import ChainUse
 from batchtune.server.metrics.gpu import GpuReading
 from batchtune.server.metrics.length_use import LengthUse
 from batchtune.server.metrics.model_use import ModelUse
@@ -98,6 +99,7 @@ class Metrics:
     def __init__(self) -> None:
         self.device = DeviceActivity()
         self.models = ModelUse()
+        self.chains = ChainUse(_LATENCY_BOUNDS)
         self.emulated = False
         self.emulated_parallel = False
         self.queue_depths: QueueDepths | None = None
@@ -264,6 +266,7 @@ class Metrics:
             ),
             *self._lengths.lines(_OURS),
             *self.models.lines(_OURS),
+            *self.chains.lines(_OURS),
             *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
             *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
         ]

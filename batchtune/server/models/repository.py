@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.server.log import say, warn
+from batchtune.server.models.chains.pipeline import is_chain
+from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
-from batchtune.server.models.servable import Servable
 from batchtune.server.models.version_table import VersionBook, VersionEntry, VersionStatus
 from batchtune.wire.status import StatusError
 
@@ -58,8 +59,8 @@ class ModelRepository:
         self,
         models: Iterable[ModelConfig],
         *,
-        open_servable: Callable[[str, int, Path], Servable],
-        close_servable: Callable[[Servable], None],
+        open_servable: Callable[[str, int, Path], LoadedVersion],
+        close_servable: Callable[[LoadedVersion], None],
         on_loop: Callable[[Callable[[], None]], None],
         on_dead: Callable[[], None],
         options: RepositoryOptions = RepositoryOptions(),
@@ -228,8 +229,10 @@ class ModelRepository:
             if self._must_load(name, version)
         ]
         self._book.announce((name, version) for name, version, _ in to_load)
-        for _ in self._loaders.map(lambda one: self._load(*one), to_load):
-            pass
+        for chains in (False, True):  # a chain is checked against its models
+            loads = [load for load in to_load if is_chain(load[2]) == chains]
+            for _ in self._loaders.map(lambda load: self._load(*load), loads):
+                pass
         for name in list(self._book.entries):
             self._tidy(name, list(aspired.get(name, ())), removed=name not in wanted)
 
@@ -294,7 +297,7 @@ class ModelRepository:
                 with self._book.changed:
                     del entries[version]
 
-    def _unload(self, name: str, entry: VersionEntry, servable: Servable) -> None:
+    def _unload(self, name: str, entry: VersionEntry, servable: LoadedVersion) -> None:
         version = entry.status.version
         self._book.publish(entry, servable=None, status=VersionStatus(version=version, state="UNLOADING"))
         submitted = threading.Event()
@@ -304,7 +307,7 @@ class ModelRepository:
         if self._end(name, entry, servable):
             say(f"model {name} version {version} is unloaded")
 
-    def _end(self, name: str, entry: VersionEntry, servable: Servable) -> bool:
+    def _end(self, name: str, entry: VersionEntry, servable: LoadedVersion) -> bool:
         """Close a version that no request finds any more; False where that fails."""
         ended = VersionStatus(version=entry.status.version, state="END")
         try:

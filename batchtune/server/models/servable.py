@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,12 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
+from batchtune.server.models.loaded import Holds
 from batchtune.server.models.warmup import expected_sizes
-from batchtune.server.sessions.input_shapes import shown
+from batchtune.server.sessions.input_shapes import listed
 from batchtune.server.sessions.pool import Done, Session, SessionPool, in_words
 from batchtune.server.sessions.request import Deliver, Queued
-from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
 from batchtune.wire.tfserving.tensors import signature_to_def
@@ -55,8 +56,9 @@ class Servable:
         self.version = version
         self._model: LoadedModel | None = model
         self.signatures: Mapping[str, Signature] = model.signatures
-        self.metadata = model.metadata or _metadata(model.signatures)
+        self.metadata = model.metadata or metadata_of(model.signatures)
         self.own_parameters = own_parameters
+        self.holds = Holds()
         self._metrics = metrics
         self._limit = limit
         self._pool: SessionPool | None = None
@@ -167,7 +169,7 @@ class Servable:
         signature = self.signatures[names[0]]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         batching = in_words(self._pool.settings, self.own_parameters)
-        return f"{names[0]}({_listed(signature.inputs)}) -> ({_listed(signature.outputs)}){more}; {batching}"
+        return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}"
 
     def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
         device, metrics = self._metrics.device, self._metrics
@@ -199,13 +201,6 @@ def _forget(pool: SessionPool, sessions: Mapping[str, Session]) -> None:
         pool.forget(session)
 
 
-def _listed(specs: Iterable[TensorSpec]) -> str:
-    return ", ".join(
-        f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
-        for spec in specs
-    )
-
-
 class _BatchRun:
     """A model's run while the device counts as busy; what ran counts for the model."""
 
@@ -226,6 +221,7 @@ class _BatchRun:
         return outputs
 
 
-def _metadata(signatures: Mapping[str, Signature]) -> bytes:
+def metadata_of(signatures: Mapping[str, Signature]) -> bytes:
+    """A serialised tensorflow.serving.SignatureDefMap."""
     definitions = {name: signature_to_def(one) for name, one in signatures.items()}
     return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())

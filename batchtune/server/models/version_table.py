@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from batchtune.server.models.loaded import LoadedVersion
 from batchtune.server.models.model_config import ModelConfig
-from batchtune.server.models.servable import Servable
 from batchtune.wire.status import StatusError
 
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
@@ -33,7 +33,7 @@ class VersionEntry:
     """One version: `retry_at_s` (time.monotonic) is set while a failed load waits to be tried again."""
 
     status: VersionStatus
-    servable: Servable | None = None
+    servable: LoadedVersion | None = None
     attempts: int = 0
     retry_at_s: float | None = None
 
@@ -45,10 +45,10 @@ class VersionBook:
         self.changed = threading.Condition()
         self.entries: dict[str, dict[int, VersionEntry]] = {}
         self.labels: Mapping[str, Mapping[str, int]] = {}
-        self._available: Mapping[str, Mapping[int, Servable]] = {}
-        self._latest: Mapping[str, Servable] = {}
+        self._available: Mapping[str, Mapping[int, LoadedVersion]] = {}
+        self._latest: Mapping[str, LoadedVersion] = {}
 
-    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
+    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> LoadedVersion:
         """The AVAILABLE version that is named or labelled, else the latest.
 
         Raises:
@@ -83,11 +83,11 @@ class VersionBook:
             raise StatusError("NOT_FOUND", f"Could not find {what} of model {name}")
         return sorted(statuses, key=lambda status: -status.version)
 
-    def available(self, name: str) -> Mapping[int, Servable]:
+    def available(self, name: str) -> Mapping[int, LoadedVersion]:
         """The versions of a model that answer now."""
         return self._available.get(name, {})
 
-    def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
+    def publish(self, entry: VersionEntry, *, servable: LoadedVersion | None, status: VersionStatus) -> None:
         """Let requests find, or no longer find, a version."""
         with self.changed:
             entry.servable = servable

@@ -7,6 +7,8 @@ for it; the first dimension, the rows, is the batching's affair. A shape that ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
@@ -49,3 +51,11 @@ def shown(shape: tuple[int | None, ...] | None) -> str:
     if shape is None:
         return "<unknown>"
     return f"[{','.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def listed(specs: Iterable[TensorSpec]) -> str:
+    """Tensors in a line, such as tokens: float32 [?,200]."""
+    return ", ".join(
+        f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
+        for spec in specs
+    )

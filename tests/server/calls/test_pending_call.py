@@ -124,6 +124,7 @@ def test_both_count_the_examples_of_requests_that_ran(fails: bool) -> None:
 
 class Queued:
     taken = True
+    step = ""
     done: Any
 
 
@@ -134,6 +135,7 @@ class Waiting:
     """A request in a queue: it refers to its call."""
 
     taken = False
+    step = ""
 
     def __init__(self, done: Callable[..., None]) -> None:
         self.done = done
@@ -173,27 +175,29 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
 class QueueingServable(FakeServable):
     """Says of every request whether a batch thread has taken it."""
 
-    def __init__(self, *, taken: bool) -> None:
+    def __init__(self, *, taken: bool, step: str) -> None:
         super().__init__()
         self.hold = True
-        self._taken = taken
+        self._queued = SimpleNamespace(taken=taken, step=step)
 
     def submit(self, *arguments: Any) -> Any:
         super().submit(*arguments)
-        return SimpleNamespace(taken=self._taken)
+        return self._queued
 
 
 @pytest.mark.parametrize(
-    ("taken", "answer"),
+    ("taken", "step", "answer"),
     [
-        (False, ("429", "Run() timeout exceeded while waiting in batching queue")),
-        (True, ("504", "Timed out waiting for notification")),
+        (False, "", ("429", "Run() timeout exceeded while waiting in batching queue")),
+        (True, "", ("504", "Timed out waiting for notification")),
+        (True, "step select: ", ("504", "step select: Timed out waiting for notification")),
     ],
 )
-def test_a_deadline_in_the_queue_is_told_from_one_in_the_model(taken: bool, answer: tuple[str, str]) -> None:
-    assert (
-        over_rest(QueueingServable(taken=taken), "predict", {"instances": [1.0]}, timeout_ms=30)[:2] == answer
-    )
+def test_a_deadline_in_the_queue_is_told_from_one_in_the_model(
+    taken: bool, step: str, answer: tuple[str, str]
+) -> None:
+    servable = QueueingServable(taken=taken, step=step)
+    assert over_rest(servable, "predict", {"instances": [1.0]}, timeout_ms=30)[:2] == answer
 
 
 def test_requests_that_wait_too_long_behind_a_slow_batch_are_429(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from batchtune.batching.dialects import parameters_file
 from batchtune.batching.parameters import Configuration
-from batchtune.batching.triton import format_triton
 from batchtune.batching.triton_config import with_batching
-from batchtune.batching.triton_pbtxt import format_config_pbtxt
+from batchtune.batching.triton_pbtxt import format_config_pbtxt, format_triton
 from batchtune.recommend.recommendation import Recommendation
 
 BATCHING_PARAMETERS: Final = "batching_parameters.txt"

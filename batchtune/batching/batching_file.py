@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, to_dict
 from batchtune.batching.triton_words import MISSING, SETTINGS
 
-FileDialect = Literal["tfserving", "triton", "cortex", "flags", "kubernetes"]
+FileDialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "kubernetes"]
 
 _QUEUE: Final = "default_queue_policy.max_queue_size"
 _UINT32_MAX: Final = 2**32 - 1

@@ -12,7 +12,7 @@ from batchtune.batching.flags import format_flags
 from batchtune.batching.kubernetes import ParametersFile, format_k8s, format_kserve
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.tfserving import format_tfserving_text
-from batchtune.batching.triton import format_triton
+from batchtune.batching.triton_pbtxt import format_triton
 
 RenderedDialect = Literal["tfserving", "triton", "cortex", "flags", "k8s", "kserve", "json"]
 

@@ -1,17 +1,19 @@
 """For which server was a file of batching parameters written, and what does it say?
 
 What is in it decides, not only its name: TensorFlow Serving's text proto, a Triton model's config.pbtxt, Cortex's API
-specification, Kubernetes manifests as `k8s` and `kserve` write them, or flags.
+specification, Kubernetes manifests as `k8s` and `kserve` write them, a `docker run`, or flags.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from batchtune.batching.batching_file import BatchingFile
 from batchtune.batching.cortex import parse_cortex
+from batchtune.batching.docker_run import is_docker_run, parse_docker_run
 from batchtune.batching.flags import parse_flags
 from batchtune.batching.kubernetes import parse_manifests
 from batchtune.batching.tfserving import parse_tfserving_text
@@ -51,6 +53,8 @@ def parse_batching(text: str, *, source: str) -> BatchingFile:
         BatchingParametersError: `source:line: …` for what its server would not understand, or do otherwise.
     """
     bare = _COMMENT.sub("", text)
+    if is_docker_run(bare):
+        return _of_docker_run(text, source)
     if _MANIFEST.search(bare):
         name, content, enabled = parse_manifests(text, source=source)
         if not enabled:
@@ -61,6 +65,27 @@ def parse_batching(text: str, *, source: str) -> BatchingFile:
     if bare.lstrip().startswith("--"):
         return parse_flags(text, source=source)
     return _of_pbtxt(text, source, named=Path(source).name)
+
+
+def _of_docker_run(text: str, source: str) -> BatchingFile:
+    """The flags of the command, with the parameters of the file that it mounts."""
+    run = parse_docker_run(text, source=source)
+    flags = parse_flags(run.flags, source=source)
+    if run.file is None:
+        return replace(flags, dialect="docker", enabled="--enable_batching" in run.flags and flags.enabled)
+    try:
+        file = read_batching_file(run.file)
+    except BatchingParametersError as error:
+        raise BatchingParametersError(f"{source}:{run.line}: {error.message}", hint=error.hint) from error
+    if file.dialect == "triton":
+        return file
+    if flags.parameters != type(flags.parameters)():
+        raise BatchingParametersError(
+            f"{source}:{run.line}: batching parameters stand in the command and in {run.file}",
+            hint="keep the file's",
+        )
+    enabled = "--enable_batching" in run.flags and flags.enabled
+    return replace(file, dialect="docker", enabled=enabled, settings=flags.settings)
 
 
 def _of_pbtxt(text: str, source: str, *, named: str) -> BatchingFile:

@@ -13,7 +13,7 @@ from batchtune.batching.cortex import format_cortex
 from batchtune.batching.flags import format_flags
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.batching.text_proto import Message, parse_text_proto, whole_number
-from batchtune.batching.triton import format_triton
+from batchtune.batching.triton_pbtxt import format_triton
 from batchtune.errors import BatchingParametersError
 
 TUNED = BatchingParameters(

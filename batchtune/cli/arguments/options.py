@@ -89,7 +89,8 @@ BatchingFileOption = Annotated[
         "--batching-parameters-file",
         metavar="FILE",
         help="Parameters of a file instead of `fixed`: TensorFlow Serving's text, a config.pbtxt, YAML of Cortex or "
-        "Kubernetes, flags. What is searched stays so, with the file's value among what is tried.",
+        "Kubernetes, a script with docker run, flags. What is searched stays so, with the file's value among what is "
+        "tried.",
     ),
 ]
 RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]

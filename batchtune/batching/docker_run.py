@@ -1,0 +1,124 @@
+"""Which file of parameters does a `docker run` mount, and which flags does it give the server in the container?"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from batchtune.errors import BatchingParametersError
+
+_RUN: Final = re.compile(r"^\s*(?:sudo\s+)?(?:docker|podman)\s+(?:container\s+)?run\s", re.MULTILINE)
+_HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
+_SWITCHES: Final = frozenset(
+    {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}
+    | {"privileged", "publish-all", "quiet", "read-only", "rm", "sig-proxy", "tty"}
+)
+"""The options of `docker run` without a value; every other has one (docker run --help)."""
+_SHORT_SWITCHES: Final = frozenset("diPqt")
+_VOLUMES: Final = ("v", "volume", "mount")
+_FILE_FLAG: Final = "--batching_parameters_file"
+_OF_THE_MODEL: Final = re.compile(
+    r"--(?:port|rest_api_port|model_name|model_base_path|model_config_file|monitoring_config_file)(?:=|$)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerRun:
+    """What a command says of batching: the server's flags, but for ports and model, and the mounted file of parameters
+    that it names on line `line`; None: none."""
+
+    flags: str
+    file: Path | None
+    line: int
+
+
+def is_docker_run(text: str) -> bool:
+    """Whether a text has such a command."""
+    return _RUN.search(text) is not None
+
+
+def parse_docker_run(text: str, *, source: str) -> DockerRun:
+    """What the only `docker run` of a text says; the rest of it, a shell script's, is left alone.
+
+    A path with the working directory in it (`$PWD`, `$(pwd)`) or without a folder lies beside `source`.
+
+    Raises:
+        BatchingParametersError: `source:line: …`: a second command, no command at all, a file that nothing mounts.
+    """
+    starts = list(_RUN.finditer(text))
+    line = text.count("\n", 0, starts[0].end()) + 1
+    if len(starts) > 1:
+        second = text.count("\n", 0, starts[1].end()) + 1
+        raise BatchingParametersError(
+            f"{source}:{second}: a second docker run", hint="keep one of them, in a file of its own"
+        )
+    command = re.split(r"(?<!\\)\n", text[starts[0].end() :], maxsplit=1)[0].replace("\\\n", " ")
+    try:
+        words = shlex.split(_HERE.sub(".", command), comments=True)
+    except ValueError as error:
+        raise BatchingParametersError(f"{source}:{line}: {error}") from error
+    options, args = _split(words)
+    if not args:
+        raise BatchingParametersError(f"{source}:{line}: docker run names no image")
+    mounts = _mounts(options)
+    flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
+    file = next((word.partition("=")[2] for word in flags if word.startswith(f"{_FILE_FLAG}=")), None)
+    kept = shlex.join(word for word in flags if not word.startswith(_FILE_FLAG))
+    if file is not None:
+        return DockerRun(flags=kept, file=_on_the_host(file, mounts, source=source, line=line), line=line)
+    own = next((host for host in mounts.values() if host.name == "config.pbtxt"), None)
+    if own is None and any("tritonserver" in word for word in args):
+        raise BatchingParametersError(
+            f"{source}:{line}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
+        )
+    return DockerRun(flags=kept, file=None if own is None else Path(source).parent / own, line=line)
+
+
+def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """The options with their values, and what follows them: image and arguments."""
+    options: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        is_short = not word.startswith("--")
+        if is_short and name[:1] not in _SHORT_SWITCHES and len(name) > 1:  # -v/host:/inside
+            options.append((name[0], word[2:]))
+        elif equals or name in _SWITCHES or (is_short and set(name) <= _SHORT_SWITCHES):
+            options.append((name, value))
+        else:
+            options.append((name, rest.pop(0) if rest else ""))
+    return options, rest
+
+
+def _mounts(options: Sequence[tuple[str, str]]) -> Mapping[PurePosixPath, Path]:
+    """The host's path at each path inside."""
+    return dict(mount for name, value in options if name in _VOLUMES for mount in _mount(name, value))
+
+
+def _mount(name: str, value: str) -> Iterator[tuple[PurePosixPath, Path]]:
+    if name != "mount":
+        host, colon, inside = value.partition(":")
+        if colon:
+            yield PurePosixPath(inside.partition(":")[0]), Path(host)
+        return
+    fields = dict(part.partition("=")[::2] for part in value.split(","))
+    host = fields.get("source") or fields.get("src") or ""
+    inside = fields.get("target") or fields.get("destination") or fields.get("dst") or ""
+    if host and inside:
+        yield PurePosixPath(inside), Path(host)
+
+
+def _on_the_host(named: str, mounts: Mapping[PurePosixPath, Path], *, source: str, line: int) -> Path:
+    inside = PurePosixPath(named)
+    for place in (inside, *inside.parents):
+        if place in mounts:
+            return Path(source).parent / mounts[place] / inside.relative_to(place)
+    raise BatchingParametersError(
+        f"{source}:{line}: no --mount or --volume holds {named}, which {_FILE_FLAG} names",
+        hint="give the file itself, as it lies on this machine",
+    )

@@ -1,0 +1,115 @@
+"""Is a `docker run` read as the server in the container would understand it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchtune.batching.dialects import parameters_file
+from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
+from batchtune.batching.reading import read_batching_file
+from batchtune.cli.deployment import docker_command
+from batchtune.errors import BatchingParametersError
+from batchtune.scenario.reader import ScenarioText, read_scenario
+
+PARAMETERS = "max_batch_size { value: 16 }\nbatch_timeout_micros { value: 500 }\n"
+SAID = {"max_batch_size": 16, "batch_timeout_micros": 500}
+FLAGS = "--enable_batching --batching_parameters_file=/conf/b.txt --grpc_max_threads=1000"
+
+
+def script_of(folder: Path, command: str) -> Path:
+    (folder / "conf").mkdir()
+    (folder / "conf" / "b.txt").write_text(PARAMETERS)
+    script = folder / "serve.sh"
+    script.write_text(f"#!/bin/sh\nset -e\n{command}\necho started\n")
+    return script
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        '-v "$PWD/conf:/conf:ro"',
+        "-v$(pwd)/conf:/conf",
+        "--volume=./conf/b.txt:/conf/b.txt",
+        "--mount type=bind,source=$(pwd)/conf,target=/conf,readonly",
+        "--mount=type=bind,src=conf,dst=/conf",
+    ],
+)
+def test_the_mounted_file_and_the_flags_are_read(mount: str, tmp_path: Path) -> None:
+    command = (
+        f"sudo docker run -d --rm -it -p 8500:8500 --name tfs {mount} \\\n  -e MODEL_NAME=m --gpus all \\\n"
+        f"  tensorflow/serving:latest-gpu --model_name=m --port=8500 {FLAGS} &"
+    )
+    file = read_batching_file(script_of(tmp_path, command))
+    assert (file.dialect, file.enabled) == ("docker", True)
+    assert file.knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
+
+
+def test_without_the_switch_the_file_does_not_count(tmp_path: Path) -> None:
+    script = script_of(tmp_path, "docker run -v ./conf:/conf tf --batching_parameters_file=/conf/b.txt")
+    assert read_batching_file(script).enabled is False
+    script.write_text("docker run --rm tensorflow/serving\n")
+    assert read_batching_file(script).knobs(on_triton=False)[0] == {"enable_batching": False}
+
+
+def test_a_tritons_configuration_is_the_mounted_one(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text("max_batch_size: 8\ndynamic_batching {}\n")
+    script = tmp_path / "serve.sh"
+    script.write_text(
+        "docker run -v ./config.pbtxt:/models/m/config.pbtxt nvcr.io/x tritonserver --http-port=1\n"
+    )
+    file = read_batching_file(script)
+    assert (file.dialect, file.parameters.max_batch_size) == ("triton", 8)
+
+
+def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
+    parameters = BatchingParameters(max_batch_size=64, batch_timeout_micros=3000, num_batch_threads=2)
+    configuration = Configuration(batching=parameters, flags=(("grpc_max_threads", "64"),))
+    file = tmp_path / "batching_parameters.txt"
+    file.write_text(parameters_file(configuration).text)
+    text = "name: s\nobjective: throughput\ntarget: {model: imdb}\nload: {arrivals: closed, concurrency: 8}\n"
+    scenario = read_scenario(ScenarioText(text=text, source="s.yaml", directory=tmp_path))
+    script = tmp_path / "serve.sh"
+    script.write_text(docker_command(configuration, scenario, file))
+    assert read_batching_file(script).knobs(on_triton=False)[0] == {
+        **to_dict(parameters),
+        "grpc_max_threads": "64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "hint"),
+    [
+        (
+            f"docker run -v ./other:/other tf {FLAGS}",
+            "serve.sh:3: no --mount or --volume holds /conf/b.txt",
+            "the file",
+        ),
+        (f"docker run -v ./gone:/conf tf {FLAGS}", "gone/b.txt: No such file", ""),
+        ("docker run tf\ndocker run tf", "serve.sh:4: a second docker run", "keep one"),
+        ("docker run --rm", "serve.sh:3: docker run names no image", ""),
+        ("docker run tf 'a", "serve.sh:3: No closing quotation", ""),
+        (
+            "docker run nvcr.io/x tritonserver",
+            "a Triton's parameters lie in the model's config.pbtxt",
+            "give that",
+        ),
+        (
+            f"docker run -v ./conf:/conf tf {FLAGS} --max_batch_size=8",
+            "in the command and in",
+            "keep the file's",
+        ),
+        (
+            "docker run tf --max_batch_sise=8",
+            "--max_batch_sise: unknown batching parameter",
+            "max_batch_size",
+        ),
+    ],
+)
+def test_a_mistake_names_file_line_and_remedy(command: str, words: str, hint: str, tmp_path: Path) -> None:
+    script = script_of(tmp_path, command)
+    with pytest.raises(BatchingParametersError) as caught:
+        read_batching_file(script)
+    assert words in caught.value.message
+    assert hint in (caught.value.hint or "")

@@ -90,6 +90,12 @@ class ServerFlags:
     length_buckets: str = _flag(
         "", "32,64,128: lengths up to which requests of a variable-length model share a queue", ours=True
     )
+    batching_stage: str = _flag(
+        "device", "what is batched of a model with stages.yaml", choices=("device", "unit"), ours=True
+    )
+    allow_model_code: bool = _flag(
+        default=False, meaning="run the code, and ask the stores, that stages.yaml names", ours=True
+    )
     processes_per_replica: int = _flag(
         0, "Cortex: batch threads, and with --threads_per_process the limit of requests in work", ours=True
     )

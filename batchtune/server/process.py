@@ -37,6 +37,7 @@ from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import DeliveredLimit, Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.sessions.delivery import LoopPort
+from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.status import StatusError
 
 _DRAIN_LIMIT_S = 30.0
@@ -148,6 +149,7 @@ class ModelServer:
 
     def _open_servable(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
+        declared = startup.declared_stages(directory, self._flags)
         model = load_model(directory, self._backend_options)
         if not self._flags.enable_model_warmup:
             model = replace(model, prepare=nothing_to_prepare)
@@ -155,11 +157,22 @@ class ModelServer:
             self._metrics.emulated = True
             self._metrics.emulated_parallel = model.parallel
             note(f"model {name} version {version} is an emulated device, not a model")
+        stages = None
         try:
             if self._flags.enable_model_warmup:
                 parameters = self._control.settings.parameters_for(own)
                 iterations = self._flags.num_request_iterations_for_warmup or 1
                 warm_up(model, directory, parameters, iterations=iterations)
+            if declared is not None:
+                stages = ModelStages(
+                    declared,
+                    model,
+                    model_name=name,
+                    stage=self._flags.batching_stage,  # type: ignore[arg-type]  # its choices are checked
+                    use=self._metrics.stages,
+                    observer=self._metrics,
+                    deliver=self._port.deliver,
+                )
             limit = DeliveredLimit(limit=self._limit, deliver=self._port.deliver) if self._limit else None
             servable = Servable(
                 name=name,
@@ -168,9 +181,12 @@ class ModelServer:
                 metrics=self._metrics,
                 own_parameters=own,
                 limit=limit,
+                stages=stages,
             )
             self._control.attach(servable)
         except Exception:
+            if stages is not None:
+                stages.close()
             model.close()
             raise
         return servable
@@ -178,6 +194,7 @@ class ModelServer:
     def _close_version(self, version: LoadedVersion) -> None:
         version.holds.wait_until_free()  # chains ask the versions that they began with
         if isinstance(version, Servable):
+            version.drain()
             self._control.detach(version)
         version.close()
         gc.collect()  # a framework's own cycles hold weights; what was there at the start is frozen, so this is quick

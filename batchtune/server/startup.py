@@ -16,6 +16,8 @@ from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.model_config import ModelConfig, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
 from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.stages.stages import check_allowed
+from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.status import StatusError
 
 DEFAULT_MONITORING_PATH = "/monitoring/prometheus/metrics"
@@ -75,6 +77,18 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
         return read_batching_parameters(path)
     except UsageError as error:
         raise StatusError("INVALID_ARGUMENT", error.message) from error
+
+
+def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStages | None:
+    """What a version's stages.yaml declares, allowed by the flags; None where there is none.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT, or FAILED_PRECONDITION where --allow_model_code is needed.
+    """
+    declared = read_stages_file(version_directory)
+    if declared is not None:
+        check_allowed(declared, allow_code=flags.allow_model_code)
+    return declared
 
 
 def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:

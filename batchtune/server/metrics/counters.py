@@ -26,6 +26,7 @@ from batchtune.server.metrics.prometheus_text import (
     render_histograms,
     render_values,
 )
+from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.batch_record import BatchRecord
 
 _Key = TypeVar("_Key")
@@ -100,6 +101,7 @@ class Metrics:
         self.device = DeviceActivity()
         self.models = ModelUse()
         self.chains = ChainUse(_LATENCY_BOUNDS)
+        self.stages = StageUse()
         self.emulated = False
         self.emulated_parallel = False
         self.queue_depths: QueueDepths | None = None
@@ -267,6 +269,7 @@ class Metrics:
             *self._lengths.lines(_OURS),
             *self.models.lines(_OURS),
             *self.chains.lines(_OURS),
+            *self.stages.lines(_OURS),
             *render_values(_OURS + "rejected_count", "counter", _labelled(("reason",), self._rejections)),
             *render_histograms(_OURS + "event_loop_lag", {(): self._loop_lag}),
         ]

@@ -19,6 +19,7 @@ from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.sessions.input_shapes import listed
 from batchtune.server.sessions.pool import Done, Session, SessionPool, in_words
 from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
@@ -39,7 +40,7 @@ class Servable:
     """One version: a session per signature, on the session pool that is in force.
 
     Signatures that share a run (two names of the same tensors) share a session, and so a batching queue.
-    `own_parameters` are those of the version's batching_params.pbtxt.
+    `own_parameters` are those of the version's batching_params.pbtxt, `stages` what lies around its device part.
     """
 
     def __init__(
@@ -51,18 +52,22 @@ class Servable:
         metrics: Metrics,
         own_parameters: BatchingParameters | None = None,
         limit: DeliveredLimit | None = None,
+        stages: ModelStages | None = None,
     ) -> None:
         self.name = name
         self.version = version
         self._model: LoadedModel | None = model
-        self.signatures: Mapping[str, Signature] = model.signatures
-        self.metadata = model.metadata or metadata_of(model.signatures)
+        self._stages = stages
+        self.signatures: Mapping[str, Signature] = model.signatures if stages is None else stages.signatures
+        own_metadata = model.metadata if stages is None else b""
+        self.metadata = own_metadata or metadata_of(self.signatures)
         self.own_parameters = own_parameters
         self.holds = Holds()
         self._metrics = metrics
         self._limit = limit
         self._pool: SessionPool | None = None
-        self._sessions: Mapping[str, Session] = {}
+        self._opened: Mapping[str, Session] = {}  # on the pool
+        self._sessions: Mapping[str, Session] = {}  # what requests are given to
 
     def submit(
         self,
@@ -130,14 +135,22 @@ class Servable:
             return {}
         parameters = pool.settings.parameters_for(self.own_parameters)
         batched = parameters is not None
-        by_run: dict[int, Session] = {}
+        stages = self._stages
+        by_run: dict[tuple[int, bool], Session] = {}
         sessions: dict[str, Session] = {}
         try:
             for name, run in model.runs.items():
-                if id(run) not in by_run:
+                key = (id(run), stages is not None and stages.stand_around(name))
+                if key not in by_run:
                     metered = self._metered(model, run, name, batched=batched)
-                    by_run[id(run)] = pool.open(self.signatures[name], metered, own=self.own_parameters)
-                sessions[name] = by_run[id(run)]
+                    signature = self.signatures[name]
+                    if stages is not None:
+                        metered, signature = (
+                            stages.around(name, metered),
+                            stages.batched_signature(name, model),
+                        )
+                    by_run[key] = pool.open(signature, metered, own=self.own_parameters)
+                sessions[name] = by_run[key]
             model.prepare(expected_sizes(parameters), pool.settings.num_batch_threads if batched else None)
         except Exception:
             _forget(pool, sessions)
@@ -146,7 +159,16 @@ class Servable:
 
     def switch(self, pool: SessionPool, sessions: Mapping[str, Session]) -> None:
         """Use what `open_sessions` opened; on the event loop."""
-        self._pool, self._sessions = pool, sessions
+        self._pool, self._opened = pool, sessions
+        self._sessions = sessions if self._stages is None else self._stages.before(sessions)
+
+    def drain(self) -> None:
+        """Answer what is on its way to the device part, while that still takes; before the version is detached.
+
+        Blocks; no submit may be under way.
+        """
+        if self._stages is not None:
+            self._stages.close()
 
     def close(self) -> None:
         """Refuse new requests, answer those that are queued, free the model.
@@ -154,7 +176,7 @@ class Servable:
         Blocks; no submit may be under way, and only the pool in force may have requests of this version
         (BatchingControl.detach).
         """
-        sessions, self._sessions = self._sessions, {}
+        sessions, self._opened, self._sessions = self._opened, {}, {}
         if self._pool is not None:
             _forget(self._pool, sessions)
         model, self._model = self._model, None
@@ -169,13 +191,14 @@ class Servable:
         signature = self.signatures[names[0]]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         batching = in_words(self._pool.settings, self.own_parameters)
-        return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}"
+        staged = f"; {self._stages.in_words()}" if self._stages is not None else ""
+        return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}{staged}"
 
     def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
         device, metrics = self._metrics.device, self._metrics
         if batched:
             return _BatchRun(run, metrics, self.name, model.empty)
-        first_input = self.signatures[signature_name].inputs[0].name
+        first_input = model.signatures[signature_name].inputs[0].name
 
         def run_request(inputs: Tensors) -> Tensors:
             started_ns = time.monotonic_ns()

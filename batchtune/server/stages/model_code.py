@@ -1,0 +1,144 @@
+"""How is a function of a file in a model's folder loaded and called, and how is a fault in it told?
+
+The file is the user's own code and runs only where --allow_model_code is given. It may be one file; what it imports
+comes from the server's environment. Nothing that it raises ends a thread of the server: it is the end of that
+request, with file and line.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.server.backends.model import Tensors
+from batchtune.wire.status import StatusError
+
+_TEXT_MAX = 500
+
+Function = Callable[[Mapping[str, NDArray[Any]]], Any]
+
+
+class ModelCode:
+    """The files of one version's folder, each run once, when its first function is asked for."""
+
+    def __init__(self, version_directory: Path) -> None:
+        self._folder = version_directory
+        self._modules: dict[str, ModuleType] = {}
+
+    def function(self, key: str, reference: str, names: Sequence[str] | None) -> StageFunction:
+        """The function that `FILE.py:FUNCTION` names; `names` are the tensors that it must give, None: any.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT: no such file or function, or the file does not run; with its line.
+        """
+        file_name, _, function_name = reference.partition(":")
+        module = self._modules.get(file_name)
+        if module is None:
+            module = self._modules[file_name] = _run_file(self._folder / file_name)
+        function = getattr(module, function_name, None)
+        if not callable(function):
+            message = (
+                f"{self._folder / file_name}: no function {function_name}, which {key} of stages.yaml names"
+            )
+            raise StatusError("INVALID_ARGUMENT", message)
+        return StageFunction(key, reference, str(self._folder / file_name), function, names)
+
+    def close(self) -> None:
+        """Forget the modules."""
+        for module in self._modules.values():
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
+        self._modules.clear()
+
+
+class StageFunction:
+    """One function of a model's code; called on any thread, several at a time."""
+
+    def __init__(
+        self, key: str, reference: str, path: str, function: Function, names: Sequence[str] | None
+    ) -> None:
+        self.reference = reference
+        self._key = key
+        self._path = path
+        self._function = function
+        self._names = names
+
+    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
+        """Its tensors, one row for each row that it was given.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT where it raised a ValueError (what was sent is wrong), INTERNAL for any
+                other fault, with file and line.
+        """
+        try:
+            outputs = self._function(dict(inputs))
+        except (Exception, SystemExit) as error:
+            code = "INVALID_ARGUMENT" if isinstance(error, ValueError) else "INTERNAL"
+            raise StatusError(code, f"{self._key}: {_place(error, self._path)}") from error
+        return self._checked(outputs, len(next(iter(inputs.values()))))
+
+    def _checked(self, outputs: Any, rows: int) -> dict[str, NDArray[Any]]:
+        if not isinstance(outputs, Mapping):
+            raise self._fault(f"gave a {type(outputs).__name__}; expected a table of arrays by name")
+        tensors = {}
+        for name in outputs if self._names is None else self._names:
+            if name not in outputs:
+                raise self._fault(f"gave no {name!r}; it gave {', '.join(map(repr, outputs)) or 'nothing'}")
+            array = _as_tensor(outputs[name])
+            if not array.ndim or len(array) != rows:
+                raise self._fault(f"gave {name!r} of shape {list(array.shape)} for {rows} rows")
+            tensors[str(name)] = array
+        return tensors
+
+    def _fault(self, what: str) -> StatusError:
+        return StatusError("INTERNAL", f"{self._key}: {self.reference} {what}")
+
+
+def _as_tensor(given: Any) -> NDArray[Any]:
+    """An array as a model takes and an answer holds it: strings are bytes."""
+    array = np.asarray(given)
+    if array.dtype.kind == "S":
+        return array.astype(object)
+    if array.dtype.kind == "U" or (
+        array.dtype == object and any(isinstance(text, str) for text in array.flat)
+    ):
+        texts = [text.encode() if isinstance(text, str) else text for text in array.ravel().tolist()]
+        encoded = np.empty(len(texts), dtype=object)
+        encoded[:] = texts
+        return encoded.reshape(array.shape)
+    return array
+
+
+def _run_file(path: Path) -> ModuleType:
+    """The module of a file, which is compiled here: no __pycache__ appears in a model's folder."""
+    module = ModuleType(str(path))
+    module.__file__ = str(path)
+    sys.modules[str(path)] = module  # dataclasses look there for the module of a class
+    try:
+        loader = importlib.machinery.SourceFileLoader(str(path), str(path))
+        code = loader.source_to_code(path.read_bytes(), str(path))
+        FunctionType(code, vars(module))()
+    except OSError as error:
+        raise StatusError("INVALID_ARGUMENT", f"{path}: {error.strerror or error}") from error
+    except (Exception, SystemExit) as error:
+        raise StatusError("INVALID_ARGUMENT", _place(error, str(path), full=True)) from error
+    return module
+
+
+def _place(error: BaseException, path: str, *, full: bool = False) -> str:
+    """`stages.py, line 12, in preprocess: KeyError: 'text'`: the last line of the user's own file on the way."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    shown = path if full else Path(path).name
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        shown += f", line {error.lineno}"
+    elif frames:
+        shown += f", line {frames[-1].lineno}, in {frames[-1].name}"
+    return f"{shown}: {type(error).__name__}: {error}"[:_TEXT_MAX]

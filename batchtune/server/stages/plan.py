@@ -1,0 +1,183 @@
+"""Which stages does a request pass, in which order, and what does each one take and give?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
+from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.sessions.input_shapes import InputShape
+from batchtune.server.stages.lookup import RedisLookup, open_lookup
+from batchtune.server.stages.model_code import ModelCode, StageFunction
+from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.status import StatusError
+
+Named = dict[str, NDArray[Any]]
+
+
+class Stage(Protocol):
+    def __call__(self, inputs: Tensors) -> Named:
+        """What it gives, a row for each row; called on any thread; raises StatusError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """A stage that calls out: `ask` gets the values of a batch of keys from `source`."""
+
+    declared: LookupStage
+    ask: Stage
+    source: Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """The stages of one signature, each counted as it runs; None where there is none.
+
+    `signature` is what requests bring and answers hold, `device` the model's own.
+    """
+
+    signature: Signature
+    device: Signature
+    pre: Stage | None
+    lookup: Lookup | None
+    post: Stage | None
+    code: ModelCode
+    use: StageUse
+    model_name: str
+    request_shapes: Mapping[str, InputShape]
+    device_shapes: Mapping[str, InputShape]
+
+    def keys_of(self, lookup: Lookup, tensors: Tensors) -> Named:
+        """The tensors that the lookup takes.
+
+        Raises:
+            StatusError: INTERNAL where one is missing or of another type.
+        """
+        return self._of(lookup.declared.inputs, tensors, "the lookup")
+
+    def for_device(self, tensors: Tensors) -> Named:
+        """The tensors that the model takes.
+
+        Raises:
+            StatusError: INTERNAL where one is missing, of another type or of another shape than the model's.
+        """
+        chosen = self._of(self.device.inputs, tensors, "the model")
+        for name, array in chosen.items():
+            shape = self.device_shapes[name]
+            if array.shape[1:] not in shape.known:
+                try:
+                    shape.check(array.shape)
+                except StatusError as error:
+                    raise StatusError("INTERNAL", f"{self._maker()} {error.message}") from error
+        return chosen
+
+    def close(self) -> None:
+        """Close what a lookup holds open, and forget the code."""
+        if self.lookup is not None and isinstance(self.lookup.source, RedisLookup):
+            self.lookup.source.close()
+        self.code.close()
+
+    def _of(self, specs: tuple[TensorSpec, ...], tensors: Tensors, taker: str) -> Named:
+        chosen = {}
+        for spec in specs:
+            array = tensors.get(spec.name)
+            if array is None:
+                raise StatusError("INTERNAL", f"{self._maker()} gave no {spec.name!r}, which {taker} takes")
+            if array.dtype != (dtype_of(spec) or array.dtype):
+                raise StatusError(
+                    "INTERNAL",
+                    f"{self._maker()} gave {spec.name!r} as {array.dtype.name}; {taker} takes {spec.dtype}",
+                )
+            chosen[spec.name] = array
+        return chosen
+
+    def _maker(self) -> str:
+        return "pre:" if self.pre is not None else "the request:"
+
+
+def plan_of(declared: DeclaredStages, model: LoadedModel, *, model_name: str, use: StageUse) -> StagePlan:
+    """The stages of a loaded model; runs its code's files.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT: no such signature, or code that does not run; FAILED_PRECONDITION: a package
+            is missing.
+    """
+    device = model.signatures.get(declared.signature)
+    if device is None:
+        known = ", ".join(sorted(model.signatures))
+        message = (
+            f"{declared.path}: signature: {declared.signature!r} is none of the model's; expected {known}"
+        )
+        raise StatusError("INVALID_ARGUMENT", message)
+    signature = Signature(
+        name=device.name,
+        method_name=device.method_name,
+        inputs=device.inputs if declared.inputs is None else _by_name(declared.inputs),
+        outputs=device.outputs if declared.outputs is None else _by_name(declared.outputs),
+    )
+    _check_takers(declared, device)
+    code = ModelCode(declared.path.parent)
+    answers = [spec.name for spec in signature.outputs]
+
+    def counted(name: str, run: Runner | StageFunction) -> Stage:
+        def stage(inputs: Tensors) -> Named:
+            began_ns = time.monotonic_ns()
+            try:
+                return dict(run(inputs))
+            finally:
+                rows = len(next(iter(inputs.values())))
+                use.add(model_name, name, rows, time.monotonic_ns() - began_ns)
+
+        return stage
+
+    lookup = None
+    if declared.lookup is not None:
+        source = open_lookup(declared.lookup, code)
+        lookup = Lookup(declared=declared.lookup, ask=counted("lookup", source), source=source)
+    return StagePlan(
+        signature=signature,
+        device=device,
+        pre=counted("pre", code.function("pre", declared.pre, None)) if declared.pre else None,
+        post=counted("post", code.function("post", declared.post, answers)) if declared.post else None,
+        lookup=lookup,
+        code=code,
+        use=use,
+        model_name=model_name,
+        request_shapes={spec.name: InputShape(signature.name, spec) for spec in signature.inputs},
+        device_shapes={spec.name: InputShape(device.name, spec) for spec in device.inputs},
+    )
+
+
+def dtype_of(spec: TensorSpec) -> np.dtype[Any] | None:
+    """numpy's type; None where it has none (bfloat16)."""
+    try:
+        return np.dtype(spec.dtype)
+    except TypeError:
+        return None
+
+
+def _check_takers(declared: DeclaredStages, device: Signature) -> None:
+    """Without `pre` all that the lookup and the model take is known before a request comes."""
+    if declared.pre or declared.lookup is None or declared.inputs is None:
+        return
+    given = {spec.name for spec in declared.inputs}
+    for spec in declared.lookup.inputs:
+        if spec.name not in given:
+            message = f"{declared.path}: lookup.inputs.{spec.name}: not among inputs, and there is no pre to give it"
+            raise StatusError("INVALID_ARGUMENT", message)
+    given |= {spec.name for spec in declared.lookup.outputs}
+    for spec in device.inputs:
+        if spec.name not in given:
+            message = f"{declared.path}: inputs: the model takes {spec.name!r}, which nothing gives"
+            raise StatusError("INVALID_ARGUMENT", message)
+
+
+def _by_name(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(sorted(specs, key=lambda spec: spec.name))

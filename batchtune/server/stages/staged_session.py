@@ -1,0 +1,261 @@
+"""How does a request pass the stages around the device part, each on its own threads?
+
+    loop: submit ─► request threads: pre ─► loop ─► lookup's queue ─► loop ─► device's queue ─► loop
+                                                                      └► request threads: post ─► loop: done
+
+Only lookups and the device part are batched, each by its own scheduler. A deadline goes along; an error of any stage
+is the end of that request.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from batchtune.server.backends.model import Tensors
+from batchtune.server.scheduling.shared import SharedBatchScheduler
+from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
+from batchtune.server.sessions.batched import BatchingSession
+from batchtune.server.sessions.pool import Session
+from batchtune.server.sessions.request import Deliver, Done, Outputs
+from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan, dtype_of
+from batchtune.server.stages.request_threads import RequestThreads
+from batchtune.wire.signature import Signature
+from batchtune.wire.status import StatusError, invalid_argument
+
+_LATE = "Deadline passed while the request waited for a thread"
+
+
+class StagedSession:
+    """Takes requests of a staged signature; `device` is the session of its model that is in force now.
+
+    The same `submit` as a BatchingSession; all but the stages themselves runs on the event loop.
+    """
+
+    def __init__(
+        self, plan: StagePlan, threads: RequestThreads, *, observer: BatchObserver, deliver: Deliver
+    ) -> None:
+        self.plan = plan
+        self.threads = threads
+        self.deliver = deliver
+        self.device: Session | None = None
+        self.lookup = _LookupQueue(plan, plan.lookup, observer, deliver) if plan.lookup is not None else None
+        self._observer = observer
+        self._inputs = [
+            (spec.name, dtype_of(spec), plan.request_shapes[spec.name]) for spec in plan.signature.inputs
+        ]
+        self._unanswered = 0
+        self._closing = False
+        self._drained = threading.Event()
+
+    def submit(
+        self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
+    ) -> None:
+        """Run a request; `done` follows on the event loop.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT for wrong tensors, RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE
+                after `close`.
+        """
+        if self._closing:
+            raise StatusError("UNAVAILABLE", "The server is shutting down")
+        request = _StagedRequest(self, output_names, deadline_ns, done)
+        self._check(inputs)
+        try:
+            request.start(inputs)
+        except StatusError:
+            self._observer.on_rejected("queue_full")
+            raise
+
+    def close(self) -> None:
+        """Refuse new requests and return when all are answered. Not on the event loop; the device still takes."""
+        entered = threading.Event()
+
+        def stop() -> None:
+            self._closing = True
+            if not self._unanswered:
+                self._drained.set()
+            entered.set()
+
+        self.deliver([(lambda _outputs, _error: stop(), {}, None)])
+        entered.wait()
+        self._drained.wait()
+        if self.lookup is not None:
+            self.lookup.close()
+        self.device = None
+
+    def enter(self) -> None:
+        """One request more is under way; on the loop."""
+        self._unanswered += 1
+
+    def leave(self) -> None:
+        """One is answered; on the loop."""
+        self._unanswered -= 1
+        if self._closing and not self._unanswered:
+            self._drained.set()
+
+    def _check(self, inputs: Tensors) -> None:
+        rows = None
+        for index, (name, dtype, shape) in enumerate(self._inputs):
+            array = inputs.get(name)
+            if array is None:
+                raise StatusError("INTERNAL", "Task does not conform to batch signature")
+            shape.check(array.shape)
+            if not array.ndim:
+                raise invalid_argument("Batching Run() input tensors must have at least one dimension")
+            if rows is not None and len(array) != rows:
+                raise invalid_argument("Batching Run() input tensors must have equal 0th-dimension size")
+            rows = len(array)
+            if array.dtype != (dtype or array.dtype):
+                wanted = np.dtype(dtype).name
+                raise invalid_argument(
+                    f"Expects arg[{index}] to be {wanted} but {array.dtype.name} is provided"
+                )
+
+
+class _StagedRequest:
+    """One request on its way; each `_after` is called on the loop with what the stage before gave."""
+
+    __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_session", "_tensors")
+
+    def __init__(
+        self, session: StagedSession, names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
+    ) -> None:
+        self._session = session
+        self._names = names
+        self._deadline_ns = deadline_ns
+        self._done = done
+        self._ended = False
+        self._tensors: Named = {}
+
+    def start(self, inputs: Tensors) -> None:
+        pre = self._session.plan.pre
+        if pre is not None:
+            self._session.threads.put(
+                partial(self._stage, pre, "pre", inputs, self._after_pre, time.monotonic_ns())
+            )
+            self._session.enter()
+            return
+        self._session.enter()
+        self._after_pre(dict(inputs), None)
+
+    def _stage(self, stage: Stage, name: str, inputs: Tensors, after: Done, queued_ns: int) -> None:
+        """Run `pre` or `post`; on a request thread."""
+        now_ns = time.monotonic_ns()
+        plan = self._session.plan
+        plan.use.add_wait(plan.model_name, name, now_ns - queued_ns)
+        outputs, error = None, None
+        if self._deadline_ns is not None and self._deadline_ns <= now_ns:
+            error = StatusError("DEADLINE_EXCEEDED", _LATE)
+        else:
+            outputs, error = _answer(stage, inputs)
+        self._session.deliver([(after, outputs, error)])
+
+    def _after_pre(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        if outputs is None:
+            self._finish(None, error)
+            return
+        self._tensors = outputs
+        lookup = self._session.lookup
+        if lookup is None:
+            self._run_device()
+            return
+        self._try(lambda: lookup.submit(outputs, self._deadline_ns, self._after_lookup))
+
+    def _after_lookup(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        if outputs is None:
+            self._finish(None, error)
+            return
+        self._tensors = {**self._tensors, **outputs}
+        self._run_device()
+
+    def _run_device(self) -> None:
+        tensors, self._tensors = self._tensors, {}
+        session = self._session
+        names = self._names if session.plan.post is None else None
+
+        def run() -> None:
+            if session.device is None:
+                raise StatusError("UNAVAILABLE", "The server is shutting down")
+            session.device.submit(
+                session.plan.for_device(tensors), names, self._deadline_ns, self._after_device
+            )
+
+        self._try(run)
+
+    def _after_device(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        post = self._session.plan.post
+        if outputs is None or post is None:
+            self._finish(outputs, error)
+            return
+        self._session.threads.put_last_stage(
+            partial(self._stage, post, "post", outputs, self._finish, time.monotonic_ns())
+        )
+
+    def _try(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except StatusError as error:
+            self._finish(None, error)
+
+    def _finish(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Answer; called again, with an error, where the answer could not be given."""
+        if not self._ended:
+            self._ended = True
+            self._session.leave()
+        if outputs is not None and self._names is not None:
+            outputs = {name: outputs[name] for name in self._names}
+        self._done(outputs, error)
+
+
+class _LookupQueue:
+    """A queue of lookups and the threads that ask for them."""
+
+    def __init__(self, plan: StagePlan, lookup: Lookup, observer: BatchObserver, deliver: Deliver) -> None:
+        declared = lookup.declared
+        self._plan = plan
+        self._lookup = lookup
+        self._scheduler = SharedBatchScheduler(
+            num_batch_threads=declared.num_batch_threads, thread_pool_name="lookup_threads"
+        )
+        self._session = BatchingSession(
+            signature=Signature(
+                name="lookup", method_name="", inputs=declared.inputs, outputs=declared.outputs
+            ),
+            runner=lookup.ask,
+            scheduler=self._scheduler,
+            options=declared.queue,
+            observer=_LookupWaits(plan, observer),
+            deliver=deliver,
+        )
+
+    def submit(self, tensors: Named, deadline_ns: int | None, done: Done) -> None:
+        self._session.submit(self._plan.keys_of(self._lookup, tensors), None, deadline_ns, done)
+
+    def close(self) -> None:
+        """Answer what is queued, then end the threads."""
+        self._session.close()
+        self._scheduler.close()
+
+
+class _LookupWaits:
+    """Counts how long lookups waited; their batches are none of the model's."""
+
+    def __init__(self, plan: StagePlan, observer: BatchObserver) -> None:
+        self._plan = plan
+        self.on_rejected = observer.on_rejected
+
+    def on_batch(self, record: BatchRecord) -> None:
+        wait_ns = sum(record.queue_wait_micros) * 1000
+        self._plan.use.add_wait(self._plan.model_name, "lookup", wait_ns)
+
+
+def _answer(stage: Stage, inputs: Tensors) -> tuple[Outputs | None, StatusError | None]:
+    try:
+        return stage(inputs), None
+    except StatusError as error:
+        return None, StatusError(error.code, error.message)  # the error's frames hold the tensors

@@ -1,0 +1,129 @@
+"""How do a model's stages get between its requests and its sessions: as a unit with the device part, or around it?
+
+`unit`: a batch passes all stages on its batch thread, as one graph would; an error is that of all its requests.
+`device`: pre and post run in request threads, a lookup in batches of its own, and only the device part in the batches
+that are tuned; an error of pre or post is that of its request.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Literal
+
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
+from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.sessions.batch_record import BatchObserver
+from batchtune.server.sessions.pool import Session
+from batchtune.server.sessions.request import Deliver
+from batchtune.server.stages.plan import Named, StagePlan, plan_of
+from batchtune.server.stages.request_threads import RequestThreads
+from batchtune.server.stages.staged_session import StagedSession
+from batchtune.server.stages.stages_file import DeclaredStages
+from batchtune.wire.signature import Signature
+from batchtune.wire.status import StatusError
+
+BatchingStage = Literal["device", "unit"]
+_SWITCH_INTERVAL_S = 0.0005
+"""How long Python code of one thread keeps the others waiting (the default is 5 ms): a batch thread whose run has
+ended, and the event loop, want the interpreter soon while request threads keep it."""
+
+
+class ModelStages:
+    """The stages of one version, for its servable."""
+
+    def __init__(
+        self,
+        declared: DeclaredStages,
+        model: LoadedModel,
+        *,
+        model_name: str,
+        stage: BatchingStage,
+        use: StageUse,
+        observer: BatchObserver,
+        deliver: Deliver,
+    ) -> None:
+        self._plan = plan_of(declared, model, model_name=model_name, use=use)
+        self._name = declared.signature
+        self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
+        self._threads: RequestThreads | None = None
+        self._session: StagedSession | None = None
+        if stage == "device":
+            if declared.code:
+                sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            self._threads = RequestThreads(declared.request_threads)
+            self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)
+
+    def stand_around(self, name: str) -> bool:
+        """Whether they are those of this signature."""
+        return name == self._name
+
+    def batched_signature(self, name: str, model: LoadedModel) -> Signature:
+        """What the batches of a signature are made of."""
+        return model.signatures[name] if self._session is not None else self.signatures[name]
+
+    def in_words(self) -> str:
+        """Which there are, and what is batched."""
+        plan = self._plan
+        present = {"pre": plan.pre, "lookup": plan.lookup, "post": plan.post}
+        names = ", ".join(name for name, stage in present.items() if stage is not None)
+        how = "batched with them as a unit" if self._session is None else "batched alone"
+        return f"stages {names}; the device part is {how}"
+
+    def around(self, name: str, run: Runner) -> Runner:
+        """What runs a batch: `run`, the device part, with the stages around it where they are batched as a unit."""
+        if name != self._name or self._session is not None:
+            return run
+        return _Unit(self._plan, run)
+
+    def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
+        """The sessions that take requests, given those of the device part in force from now on; on the loop."""
+        if self._session is None or self._name not in sessions:
+            return sessions
+        self._session.device = sessions[self._name]
+        return {**sessions, self._name: self._session}
+
+    def close(self) -> None:
+        """Answer what is under way, while the device part still takes; then end the threads. Not on the loop."""
+        if self._session is not None:
+            self._session.close()
+        if self._threads is not None:
+            self._threads.close()
+        self._plan.close()
+
+
+def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
+    """Refuse a model's own code, and connections that its folder asks for, unless they are allowed.
+
+    Raises:
+        StatusError: FAILED_PRECONDITION.
+    """
+    if allow_code:
+        return
+    for key, reference in declared.code.items():
+        raise StatusError(
+            "FAILED_PRECONDITION",
+            f"{declared.path}: {key}: {reference} is code of the model's folder; it runs only with --allow_model_code",
+        )
+    if declared.lookup is not None and declared.lookup.redis is not None:
+        raise StatusError(
+            "FAILED_PRECONDITION",
+            f"{declared.path}: lookup.redis: the model's folder says where to connect to; it is done only with "
+            "--allow_model_code",
+        )
+
+
+class _Unit:
+    """All stages of a batch, one after the other."""
+
+    def __init__(self, plan: StagePlan, run: Runner) -> None:
+        self._plan = plan
+        self._run = run
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        plan = self._plan
+        tensors: Named = dict(inputs) if plan.pre is None else plan.pre(inputs)
+        if plan.lookup is not None:
+            tensors = {**tensors, **plan.lookup.ask(plan.keys_of(plan.lookup, tensors))}
+        outputs = self._run(plan.for_device(tensors))
+        return outputs if plan.post is None else plan.post(outputs)

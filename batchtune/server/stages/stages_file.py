@@ -1,0 +1,202 @@
+"""What does a `stages.yaml` beside a model declare?
+
+    pre: stages.py:preprocess                 # a function: tensors of a request -> tensors of the model
+    post: stages.py:postprocess               # the model's outputs -> those of the answer
+    lookup:                                   # asked between the two, in batches of its own
+      inputs: {user: {dtype: string}}         # tensors that `pre` gives, or the request
+      outputs: {features: {dtype: float32, shape: [16]}}
+      redis: {url: "redis://127.0.0.1:6379/0", prefix: "user:", timeout_ms: 1000}
+      # or code: stages.py:features           # a function of many rows
+      # or emulated: {base_ms: 2.0, per_row_ms: 0.01}     # a stand-in: keys as in emulated.yaml
+      max_batch_size: 64
+      batch_timeout_micros: 1000
+      max_enqueued_batches: 100
+      num_batch_threads: 2
+    inputs: {text: {dtype: string}}           # what a request brings; needed with pre and with lookup
+    outputs: {label: {dtype: string}}         # what an answer holds; needed with post
+    signature: serving_default                # of the model
+    request_threads: 2                        # that run pre and post; default: the CPUs
+
+A function takes and gives a table of arrays by name, whose first dimension is rows; each row must come out alike,
+whatever rows it came in with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.batching.parameters import default_num_batch_threads
+from batchtune.server.backends.declared_tensors import (
+    FaultError,
+    check_keys,
+    number,
+    read_yaml,
+    tensor_specs,
+    whole_number,
+)
+from batchtune.server.scheduling.queue_options import QueueOptions
+from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
+from batchtune.wire.status import StatusError
+
+STAGES_FILE: Final = "stages.yaml"
+_KEYS = ("pre", "post", "lookup", "inputs", "outputs", "signature", "request_threads")
+_SOURCES = ("code", "redis", "emulated")
+_QUEUE_KEYS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
+_LOOKUP_KEYS = ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS)
+_CODE = re.compile(r"[A-Za-z_][\w-]*\.py:[A-Za-z_]\w*")
+_LOOKUP_ROWS, _LOOKUP_TIMEOUT_MICROS, _LOOKUP_BATCHES, _LOOKUP_THREADS = 64, 1000, 100, 2
+REDIS_TIMEOUT_MS: Final = 1000.0
+"""A store that has not answered by then is not answering: requests have deadlines of seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSource:
+    """`prefix` and a row's key name the value: the bytes of an array of the output's type and shape."""
+
+    url: str
+    prefix: str
+    timeout_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupStage:
+    """A stage that calls out; exactly one of `code`, `redis` and `emulated` says whom."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    code: str
+    redis: RedisSource | None
+    emulated: Mapping[str, float] | None
+    queue: QueueOptions
+    num_batch_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredStages:
+    """The checked content; "" where there is no such function. `inputs`, `outputs` None: those of the model."""
+
+    path: Path
+    pre: str
+    post: str
+    lookup: LookupStage | None
+    inputs: tuple[TensorSpec, ...] | None
+    outputs: tuple[TensorSpec, ...] | None
+    signature: str
+    request_threads: int
+
+    @property
+    def code(self) -> dict[str, str]:
+        """By key, the functions that lie in the model's folder."""
+        own = {"pre": self.pre, "post": self.post, "lookup.code": self.lookup.code if self.lookup else ""}
+        return {key: reference for key, reference in own.items() if reference}
+
+
+def read_stages_file(version_directory: Path) -> DeclaredStages | None:
+    """What a version's stages.yaml declares; None where there is none.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT `<path>: <key>: <what>; expected …`.
+    """
+    path = version_directory / STAGES_FILE
+    if not path.is_file():
+        return None
+    document = read_yaml(path)
+    try:
+        return _declared(path, check_keys(document, "", _KEYS))
+    except FaultError as fault:
+        raise StatusError("INVALID_ARGUMENT", f"{path}: {fault}") from fault
+
+
+def _declared(path: Path, document: dict[str, Any]) -> DeclaredStages:
+    if not any(key in document for key in ("pre", "post", "lookup")):
+        raise FaultError("the file: no stage; expected pre, post or lookup")
+    signature = document.get("signature", DEFAULT_SIGNATURE)
+    if not isinstance(signature, str):
+        raise FaultError(f"signature: {signature!r}; expected a name")
+    threads = document.get("request_threads", default_num_batch_threads())
+    return DeclaredStages(
+        path=path,
+        pre=_code(document, "pre", "pre"),
+        post=_code(document, "post", "post"),
+        lookup=_lookup(document["lookup"]) if "lookup" in document else None,
+        inputs=_tensors(document, "inputs", ("pre", "lookup")),
+        outputs=_tensors(document, "outputs", ("post",)),
+        signature=signature,
+        request_threads=whole_number(threads, "request_threads", least=1),
+    )
+
+
+def _tensors(document: dict[str, Any], section: str, of: tuple[str, ...]) -> tuple[TensorSpec, ...] | None:
+    if any(key in document for key in of):
+        return tensor_specs(document, section, wildcard_allowed=True)
+    if section in document:
+        raise FaultError(f"{section}: read only with {' or '.join(of)}; without, they are the model's own")
+    return None
+
+
+def _code(section: dict[str, Any], name: str, key: str) -> str:
+    if name not in section:
+        return ""
+    reference = section[name]
+    if not isinstance(reference, str) or not _CODE.fullmatch(reference):
+        raise FaultError(
+            f"{key}: {reference!r}; expected FILE.py:FUNCTION of this folder, such as stages.py:{name}"
+        )
+    return reference
+
+
+def _lookup(section: Any) -> LookupStage:
+    check_keys(section, "lookup", _LOOKUP_KEYS)
+    sources = [name for name in _SOURCES if name in section]
+    if len(sources) != 1:
+        given = " and ".join(sources) or "none"
+        raise FaultError(f"lookup: one of {', '.join(_SOURCES)} says whom to ask; given {given}")
+    try:
+        inputs = tensor_specs(section, "inputs", wildcard_allowed=True)
+        outputs = tensor_specs(section, "outputs", wildcard_allowed=False)
+    except FaultError as fault:
+        raise FaultError(f"lookup.{fault}") from fault
+    redis = _redis(section["redis"]) if "redis" in section else None
+    if redis is not None and (len(inputs) != 1 or len(outputs) != 1):
+        raise FaultError("lookup.redis: one key, one value; expected one tensor in inputs and one in outputs")
+    counts = {
+        name: whole_number(section[name], f"lookup.{name}", least=0 if name == "batch_timeout_micros" else 1)
+        for name in _QUEUE_KEYS
+        if name in section
+    }
+    return LookupStage(
+        inputs=inputs,
+        outputs=outputs,
+        code=_code(section, "code", "lookup.code"),
+        redis=redis,
+        emulated=_emulated(section["emulated"]) if "emulated" in section else None,
+        queue=QueueOptions(
+            max_batch_size=counts.get("max_batch_size", _LOOKUP_ROWS),
+            batch_timeout_micros=counts.get("batch_timeout_micros", _LOOKUP_TIMEOUT_MICROS),
+            max_enqueued_batches=counts.get("max_enqueued_batches", _LOOKUP_BATCHES),
+        ),
+        num_batch_threads=counts.get("num_batch_threads", _LOOKUP_THREADS),
+    )
+
+
+def _redis(section: Any) -> RedisSource:
+    check_keys(section, "lookup.redis", ("url", "prefix", "timeout_ms"))
+    url, prefix = section.get("url"), section.get("prefix", "")
+    if not isinstance(url, str) or not url.startswith(("redis://", "rediss://", "unix://")):
+        raise FaultError(f"lookup.redis.url: {url!r}; expected redis://HOST:PORT/DATABASE")
+    if not isinstance(prefix, str):
+        raise FaultError(
+            f"lookup.redis.prefix: {prefix!r}; expected what stands before a key, such as 'user:'"
+        )
+    timeout_ms = number(section.get("timeout_ms", REDIS_TIMEOUT_MS), "lookup.redis.timeout_ms")
+    return RedisSource(url=url, prefix=prefix, timeout_ms=timeout_ms or REDIS_TIMEOUT_MS)
+
+
+def _emulated(section: Any) -> dict[str, float]:
+    known = ("base_ms", "per_row_ms", "jitter_ratio")
+    check_keys(section, "lookup.emulated", known)
+    return {name: number(value, f"lookup.emulated.{name}") for name, value in section.items()}

@@ -1,0 +1,185 @@
+"""A version with stages in a folder of its own, and the parts that its requests pass, on the running loop."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import BatchingParameters
+from batchtune.server.backends.model import LoadedModel, Tensors
+from batchtune.server.metrics.counters import Metrics
+from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.delivery import LoopPort
+from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.stages.stages import BatchingStage, ModelStages
+from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.status import StatusError
+
+Outputs = dict[str, NDArray[Any]]
+
+STAGES = """
+    pre: stages.py:preprocess
+    post: stages.py:postprocess
+    inputs: {text: {dtype: string}}
+    outputs: {label: {dtype: string}, y: {dtype: float32, shape: [1]}}
+"""
+CODE = """
+    import threading
+    import numpy as np
+
+    GATE = threading.Event()
+    GATE.set()
+    THREADS = set()
+
+    def preprocess(tensors):
+        THREADS.add(threading.current_thread().name)
+        GATE.wait(10)
+        texts = tensors["text"]
+        if b"wrong" in texts:
+            raise ValueError("no such word")
+        if b"bug" in texts:
+            return {}["missing"]
+        if b"exit" in texts:
+            raise SystemExit(3)
+        return {"x": np.array([[len(text)] for text in texts], np.float32)}
+
+    def postprocess(tensors):
+        THREADS.add(threading.current_thread().name)
+        return {"label": [f"{int(row[0])} letters" for row in tensors["y"] / 2], "y": tensors["y"]}
+"""
+X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
+
+
+def write_stages(folder: Path, stages: str = STAGES, code: str = CODE) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stages.yaml").write_text(textwrap.dedent(stages))
+    (folder / "stages.py").write_text(textwrap.dedent(code))
+    return folder
+
+
+def declared_in(folder: Path) -> DeclaredStages:
+    declared = read_stages_file(folder)
+    assert declared is not None
+    return declared
+
+
+class Doubling:
+    """y = 2 x (+ z); remembers the rows of each run, and waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.rows: list[int] = []
+
+    def __call__(self, inputs: Tensors) -> Outputs:
+        self.gate.wait(10)
+        self.rows.append(len(inputs["x"]))
+        total = sum(np.asarray(array).reshape(len(array), -1)[:, :1] for array in inputs.values())
+        return {"y": (total * 2).astype(np.float32)}
+
+
+class StagedServer:
+    """One version with the stages of a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stage: BatchingStage,
+        settings: BatchingSettings,
+        inputs: tuple[TensorSpec, ...],
+    ) -> None:
+        self.port = LoopPort(asyncio.get_running_loop())
+        self.metrics = Metrics()
+        self.control = BatchingControl(
+            settings, observer=self.metrics, deliver=self.port.deliver, on_loop=self.port.run_soon
+        )
+        self.device = Doubling()
+        signature = Signature(
+            name="serving_default", method_name="tensorflow/serving/predict", inputs=inputs, outputs=(Y,)
+        )
+        model = LoadedModel(
+            platform="test",
+            signatures={"serving_default": signature, "plain": signature},
+            runs={"serving_default": self.device, "plain": self.device},
+        )
+        self.stages = ModelStages(
+            declared_in(folder),
+            model,
+            model_name="m",
+            stage=stage,
+            use=self.metrics.stages,
+            observer=self.metrics,
+            deliver=self.port.deliver,
+        )
+        self.servable = Servable(name="m", version=1, model=model, metrics=self.metrics, stages=self.stages)
+        self.control.attach(self.servable)
+
+    @property
+    def code(self) -> dict[str, Any]:
+        """The globals of the model's stages.py."""
+        return vars(next(iter(self.stages._plan.code._modules.values())))
+
+    def request(
+        self,
+        inputs: dict[str, Any],
+        *,
+        signature: str = "serving_default",
+        names: tuple[str, ...] | None = None,
+        deadline_ns: int | None = None,
+    ) -> asyncio.Future[Outputs]:
+        answered: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
+
+        def done(outputs: Outputs | None, error: StatusError | None) -> None:
+            if outputs is None:
+                answered.set_exception(error or AssertionError())
+            else:
+                answered.set_result(outputs)
+
+        arrays = {name: np.asarray(given) for name, given in inputs.items()}
+        self.servable.submit(signature, arrays, names, deadline_ns, done)
+        return answered
+
+    def text(self, *texts: bytes, **options: Any) -> asyncio.Future[Outputs]:
+        return self.request({"text": np.array(texts, object)}, **options)
+
+    async def end_version(self) -> None:
+        """As the server ends a version."""
+
+        def end() -> None:
+            self.servable.drain()
+            self.control.detach(self.servable)
+            self.servable.close()
+
+        await asyncio.to_thread(end)
+
+
+def serve(
+    folder: Path,
+    scenario: Callable[[StagedServer], Awaitable[None]],
+    *,
+    stage: BatchingStage = "device",
+    inputs: tuple[TensorSpec, ...] = (X,),
+    **parameters: Any,
+) -> None:
+    settings = BatchingSettings(enabled=True, parameters=BatchingParameters(**parameters))
+
+    async def run() -> None:
+        server = StagedServer(folder, stage=stage, settings=settings, inputs=inputs)
+        try:
+            await asyncio.wait_for(scenario(server), 20)
+        finally:
+            server.device.gate.set()
+            await asyncio.to_thread(server.servable.drain)
+            await asyncio.to_thread(server.control.close)
+
+    asyncio.run(run())

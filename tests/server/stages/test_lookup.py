@@ -1,0 +1,229 @@
+"""Lookups of several requests are one call, whoever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.server.stages.lookup import RedisLookup
+from batchtune.server.stages.stages import BatchingStage
+from batchtune.server.stages.stages_file import RedisSource
+from batchtune.target.process import free_port
+from batchtune.wire.signature import TensorSpec
+from batchtune.wire.status import StatusError
+from tests.server.stages.stage_fakes import StagedServer, X, serve, write_stages
+from tests.waiting import wait_until
+
+ALONE = {"max_batch_size": 8, "batch_timeout_micros": 0, "num_batch_threads": 1}
+STAGES = """
+    inputs: {user: {dtype: string}, x: {dtype: float32, shape: [1]}}
+    lookup:
+      inputs: {user: {dtype: string}}
+      outputs: {z: {dtype: float32, shape: [1]}}
+      code: stages.py:features
+      max_batch_size: 3
+      batch_timeout_micros: 60000000
+"""
+CODE = """
+    import numpy as np
+    ASKED = []
+
+    def features(tensors):
+        ASKED.append(tensors["user"].tolist())
+        if b"down" in ASKED[-1]:
+            raise ConnectionError("the store is down")
+        return {"z": np.array([[float(user)] for user in tensors["user"]], np.float32)}
+"""
+Z = TensorSpec(name="z", dtype="float32", shape=(None, 1))
+
+
+def ask(server: StagedServer, *users: bytes) -> asyncio.Future[dict[str, Any]]:
+    x = np.ones((len(users), 1), np.float32)
+    return server.request({"user": np.array(users, object), "x": x})
+
+
+@pytest.mark.parametrize("stage", ["device", "unit"])
+def test_keys_of_several_requests_are_asked_for_together(tmp_path: Path, stage: BatchingStage) -> None:
+    async def scenario(server: StagedServer) -> None:
+        answers = await asyncio.gather(ask(server, b"10"), ask(server, b"20", b"30"))
+        assert [answer["y"].tolist() for answer in answers] == [[[22.0]], [[42.0], [62.0]]]
+        if stage == "device":  # by a scheduler of its own, whatever the device's does
+            assert server.code["ASKED"] == [[b"10", b"20", b"30"]]
+            assert 'stage_calls_total{model_name="m",stage="lookup"} 1' in server.metrics.render()
+
+    serve(write_stages(tmp_path, STAGES, CODE), scenario, stage=stage, inputs=(X, Z), **ALONE)
+
+
+def test_an_error_of_the_lookup_ends_the_requests_that_asked(tmp_path: Path) -> None:
+    async def scenario(server: StagedServer) -> None:
+        failed = ask(server, b"1", b"2", b"down")
+        with pytest.raises(StatusError) as raised:
+            await failed
+        expected = "lookup.code: stages.py, line 8, in features: ConnectionError: the store is down"
+        assert (raised.value.code, raised.value.message) == ("INTERNAL", expected)
+        assert (await ask(server, b"1", b"2", b"3"))["y"].shape == (3, 1)
+
+    serve(write_stages(tmp_path, STAGES, CODE), scenario, inputs=(X, Z), **ALONE)
+
+
+def test_a_stand_in_answers_the_sum_of_a_key_after_its_latency(tmp_path: Path) -> None:
+    stages = STAGES.replace("code: stages.py:features", "emulated: {base_ms: 1.0}").replace("60000000", "0")
+
+    async def scenario(server: StagedServer) -> None:
+        began_ns = time.monotonic_ns()
+        assert (await ask(server, b"abc"))["y"].tolist() == [[8.0]]  # 2 * (1 + three letters)
+        assert time.monotonic_ns() - began_ns >= 1_000_000
+
+    serve(write_stages(tmp_path, stages, ""), scenario, inputs=(X, Z), **ALONE)
+
+
+class _Store(socketserver.ThreadingTCPServer):
+    """A store that speaks RESP: MGET of keys that end in a number gives that number as float32."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    asked: list[list[bytes]]
+
+
+class _Commands(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        while (head := self.rfile.readline()).startswith(b"*"):
+            words = []
+            for _ in range(int(head[1:])):
+                size = int(self.rfile.readline()[1:])
+                words.append(self.rfile.read(size + 2)[:-2])
+            self.wfile.write(self._answer(words))
+
+    def _answer(self, words: list[bytes]) -> bytes:
+        if words[0].upper() == b"HELLO":
+            return b"-ERR unknown command 'HELLO'\r\n"
+        if words[0].upper() != b"MGET":
+            return b"+OK\r\n"
+        assert isinstance(self.server, _Store)
+        self.server.asked.append(words[1:])
+        values = [self._value(key.rpartition(b":")[2]) for key in words[1:]]
+        bulk = [b"$-1\r\n" if value is None else b"$%d\r\n%s\r\n" % (len(value), value) for value in values]
+        return b"*%d\r\n" % len(bulk) + b"".join(bulk)
+
+    def _value(self, key: bytes) -> bytes | None:
+        if key == b"long":
+            return b"12345678"
+        return np.float32(key.decode()).tobytes() if key.isdigit() else None
+
+
+@pytest.fixture
+def store() -> Iterator[_Store]:
+    with _Store(("127.0.0.1", 0), _Commands) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def lookups() -> Iterator[list[RedisLookup]]:
+    opened: list[RedisLookup] = []
+    yield opened
+    for lookup in opened:
+        lookup.close()
+
+
+def redis_lookup(lookups: list[RedisLookup], port: int, value: TensorSpec = Z) -> RedisLookup:
+    pytest.importorskip("redis")
+    url = f"redis://:secret@127.0.0.1:{port}/0?protocol=2"
+    lookups.append(RedisLookup(RedisSource(url=url, prefix="user:", timeout_ms=1000.0), "user", value))
+    return lookups[-1]
+
+
+def keys(*users: bytes | int) -> dict[str, Any]:
+    return {"user": np.array(users, object if isinstance(users[0], bytes) else np.int64)}
+
+
+def test_a_store_is_asked_once_for_a_batch_and_what_it_lacks_is_zero(
+    store: _Store, lookups: list[RedisLookup]
+) -> None:
+    lookup = redis_lookup(lookups, store.server_address[1])
+    assert lookup(keys(b"7", b"nobody", b"9"))["z"].tolist() == [[7.0], [0.0], [9.0]]
+    assert lookup(keys(5))["z"].tolist() == [[5.0]]
+    assert store.asked == [[b"user:7", b"user:nobody", b"user:9"], [b"user:5"]]
+
+
+def test_a_value_of_another_size_is_named(store: _Store, lookups: list[RedisLookup]) -> None:
+    lookup = redis_lookup(lookups, store.server_address[1])
+    with pytest.raises(
+        StatusError, match=r"the value of 'user:long' has 8 bytes; float32 \[1\] has 4"
+    ) as raised:
+        lookup(keys(b"long"))
+    assert raised.value.code == "INTERNAL"
+
+
+def test_strings_are_given_as_they_are(store: _Store, lookups: list[RedisLookup]) -> None:
+    text = TensorSpec(name="z", dtype="object", shape=(None,))
+    lookup = redis_lookup(lookups, store.server_address[1], text)
+    assert lookup(keys(b"long", b"nobody"))["z"].tolist() == [b"12345678", b""]
+
+
+def test_a_store_that_is_not_there_is_unavailable_and_its_password_is_kept(
+    lookups: list[RedisLookup],
+) -> None:
+    lookup = redis_lookup(lookups, free_port())
+    with pytest.raises(StatusError) as raised:
+        lookup(keys(b"7"))
+    assert raised.value.code == "UNAVAILABLE"
+    assert raised.value.message.startswith("lookup: redis://127.0.0.1:")
+    assert "secret" not in raised.value.message
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(StatusError, match=r"pip install 'batchtune\[redis\]'"):
+        RedisLookup(RedisSource(url="redis://h", prefix="", timeout_ms=1.0), "user", Z)
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")
+def test_a_real_redis_answers_a_batch(tmp_path: Path, lookups: list[RedisLookup]) -> None:
+    redis = pytest.importorskip("redis")
+    port = free_port()
+    command = [
+        "redis-server",
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    client = redis.Redis(port=port)
+
+    def answers() -> bool:
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+    try:
+        wait_until(answers)
+        client.set("user:7", np.float32(0.5).tobytes())
+        url = f"redis://127.0.0.1:{port}/0"
+        lookups.append(RedisLookup(RedisSource(url=url, prefix="user:", timeout_ms=1000.0), "user", Z))
+        assert lookups[-1](keys(b"7", b"8"))["z"].tolist() == [[0.5], [0.0]]
+    finally:
+        client.close()
+        process.terminate()
+        process.wait(10)

@@ -1,0 +1,263 @@
+"""Pre- and post-processing run around the device part, as a unit with it or in request threads, and fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchtune.server.stages.request_threads import RequestThreads
+from batchtune.server.stages.stages import BatchingStage, check_allowed
+from batchtune.wire.status import StatusError
+from tests.server.stages.stage_fakes import StagedServer, declared_in, serve, write_stages
+
+TOGETHER = {"max_batch_size": 4, "batch_timeout_micros": 60_000_000, "num_batch_threads": 1}
+ALONE = {"max_batch_size": 4, "batch_timeout_micros": 0, "num_batch_threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("stage", ["device", "unit"])
+def test_requests_meet_in_one_batch_and_each_gets_its_own_answer(
+    tmp_path: Path, stage: BatchingStage
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        answers = await asyncio.gather(server.text(b"a", b"bcd"), server.text(b"ef"), server.text(b"ghij"))
+        assert [answer["label"].tolist() for answer in answers] == [
+            [b"1 letters", b"3 letters"],
+            [b"2 letters"],
+            [b"4 letters"],
+        ]
+        assert answers[0]["y"].tolist() == [[2.0], [6.0]]
+        assert server.device.rows == [4]
+        calls = 1 if stage == "unit" else 3
+        assert f'stage_calls_total{{model_name="m",stage="pre"}} {calls}' in server.metrics.render()
+        assert 'stage_rows_total{model_name="m",stage="post"} 4' in server.metrics.render()
+
+    serve(write_stages(tmp_path), ask, stage=stage, **TOGETHER)
+
+
+@pytest.mark.parametrize(("stage", "threads"), [("device", "request_stage"), ("unit", "model_server_batch")])
+def test_the_stage_says_whose_threads_run_the_code(
+    tmp_path: Path, stage: BatchingStage, threads: str
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        await server.text(b"a")
+        assert all(name.startswith(threads) for name in server.code["THREADS"])
+        assert server.code["THREADS"]
+
+    serve(write_stages(tmp_path), ask, stage=stage, **ALONE)
+
+
+def test_only_the_device_part_counts_as_busy(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        server.code["GATE"].clear()
+        asked = server.text(b"a")
+        while not server.code["THREADS"]:  # noqa: ASYNC110 it is a batch thread that gets there
+            await asyncio.sleep(0.001)
+        assert server.metrics.device.in_flight == 0
+        server.code["GATE"].set()
+        await asked
+
+    serve(write_stages(tmp_path), ask, stage="unit", **ALONE)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (b"wrong", "INVALID_ARGUMENT", "pre: stages.py, line 14, in preprocess: ValueError: no such word"),
+        (b"bug", "INTERNAL", "pre: stages.py, line 16, in preprocess: KeyError: 'missing'"),
+        (b"exit", "INTERNAL", "pre: stages.py, line 18, in preprocess: SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["device", "unit"])
+def test_an_error_of_the_code_ends_its_request_with_file_and_line(
+    tmp_path: Path, stage: BatchingStage, text: bytes, code: str, message: str
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        failed = server.text(text)
+        with pytest.raises(StatusError) as raised:
+            await failed
+        assert (raised.value.code, raised.value.message) == (code, message)
+        assert (await server.text(b"abc"))["y"].tolist() == [[6.0]]  # the same threads serve on
+
+    serve(write_stages(tmp_path), ask, stage=stage, **ALONE)
+
+
+def test_an_error_in_a_request_thread_leaves_the_others_of_its_batch_alone(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        outcomes = await asyncio.gather(
+            server.text(b"a"), server.text(b"bug"), server.text(b"b", b"c", b"d"), return_exceptions=True
+        )
+        assert [isinstance(outcome, StatusError) for outcome in outcomes] == [False, True, False]
+        assert server.device.rows == [4]
+
+    serve(write_stages(tmp_path), ask, **TOGETHER)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 3", "pre: stages.py:preprocess gave a int; expected a table of arrays by name"),
+        ("return {}", "pre: gave no 'x', which the model takes"),
+        ("return {'x': np.zeros((1, 1))}", "pre: gave 'x' as float64; the model takes float32"),
+        (
+            "return {'x': np.zeros((5, 1), np.float32)}",
+            "pre: stages.py:preprocess gave 'x' of shape [5, 1] for 1 rows",
+        ),
+        (
+            "return {'x': np.zeros((1, 2), np.float32)}",
+            "pre: signature serving_default input x shape is wrong, expected: [?,1], actual: [1,2]",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stage", ["device", "unit"])
+def test_what_the_model_does_not_take_is_refused_before_it_runs(
+    tmp_path: Path, stage: BatchingStage, body: str, message: str
+) -> None:
+    code = f"import numpy as np\ndef preprocess(tensors):\n    {body}\n"
+    stages = "pre: stages.py:preprocess\ninputs: {text: {dtype: string}}\n"
+
+    async def ask(server: StagedServer) -> None:
+        with pytest.raises(StatusError) as raised:
+            await server.text(b"a")
+        assert (raised.value.code, raised.value.message) == ("INTERNAL", message)
+        assert not server.device.rows
+
+    serve(write_stages(tmp_path, stages, code), ask, stage=stage, **ALONE)
+
+
+def test_some_outputs_may_be_asked_for_and_another_signature_stays_as_it_is(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        assert list(await server.text(b"a", names=("label",))) == ["label"]
+        plain = await server.request({"x": np.array([[1.5]], np.float32)}, signature="plain")
+        assert plain["y"].tolist() == [[3.0]]
+        assert [spec.name for spec in server.servable.signatures["plain"].inputs] == ["x"]
+        assert [spec.name for spec in server.servable.signatures["serving_default"].inputs] == ["text"]
+        assert "stages pre, post; the device part is batched alone" in server.servable.summary()
+
+    serve(write_stages(tmp_path), ask, **ALONE)
+
+
+def test_wrong_tensors_are_refused_at_once(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        for inputs, message in (
+            ({"text": [1.0]}, "Expects arg\\[0\\] to be object but float64 is provided"),
+            ({"text": [[b"a"]]}, "input text shape is wrong"),
+            ({}, "does not conform"),
+        ):
+            with pytest.raises(StatusError, match=message):
+                server.request(inputs)
+
+    serve(write_stages(tmp_path), ask, **ALONE)
+
+
+def test_new_parameters_come_into_force_while_requests_are_in_their_first_stage(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        server.code["GATE"].clear()
+        asked = [server.text(b"abc") for _ in range(5)]
+        await asyncio.to_thread(server.control.replace, {"max_batch_size": 8, "batch_timeout_micros": 0})
+        server.code["GATE"].set()
+        assert [answer["y"].tolist() for answer in await asyncio.gather(*asked)] == [[[6.0]]] * 5
+
+    serve(write_stages(tmp_path), ask, **ALONE)
+
+
+def test_a_version_that_ends_answers_what_is_in_any_of_its_stages(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        server.code["GATE"].clear()
+        gate = server.code["GATE"]
+        asked = [server.text(b"abc") for _ in range(5)]
+        ending = asyncio.create_task(server.end_version())
+        await asyncio.sleep(0)
+        gate.set()
+        assert [answer["y"].tolist() for answer in await asyncio.gather(*asked)] == [[[6.0]]] * 5
+        await ending
+        assert not [name for name in sys.modules if name.startswith(str(tmp_path))]
+        with pytest.raises(StatusError, match="Servable not found"):
+            server.text(b"a")
+
+    serve(write_stages(tmp_path), ask, **ALONE)
+
+
+def test_a_request_whose_deadline_passes_before_its_first_stage_is_not_run(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        late = server.text(b"abc", deadline_ns=time.monotonic_ns())
+        with pytest.raises(StatusError) as raised:
+            await late
+        assert raised.value.code == "DEADLINE_EXCEEDED"
+        assert not server.code["THREADS"]
+
+    serve(write_stages(tmp_path), ask, **ALONE)
+
+
+def test_no_more_wait_for_a_thread_than_may_and_last_stages_go_first() -> None:
+    threads = RequestThreads(1, waiting_max=2)
+    order: list[str] = []
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        gate.wait(10)
+
+    threads.put(hold)
+    begun.wait(10)
+    threads.put(lambda: order.append("first"))
+    threads.put(lambda: 1 / 0)
+    with pytest.raises(StatusError) as raised:
+        threads.put(lambda: order.append("refused"))
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+    threads.put_last_stage(lambda: order.append("last stage"))
+    gate.set()
+    threads.close()
+    assert order == ["last stage", "first"]
+
+
+def test_code_and_connections_of_a_model_are_refused_without_the_flag(tmp_path: Path) -> None:
+    declared = declared_in(write_stages(tmp_path))
+    with pytest.raises(
+        StatusError, match=r"stages.yaml: pre: stages.py:preprocess .* --allow_model_code"
+    ) as raised:
+        check_allowed(declared, allow_code=False)
+    assert raised.value.code == "FAILED_PRECONDITION"
+    check_allowed(declared, allow_code=True)
+    lookup = (
+        "inputs: {k: {dtype: string}}\n"
+        "lookup: {inputs: {k: {dtype: string}}, outputs: {x: {shape: [1]}}, redis: {url: 'redis://h'}}\n"
+    )
+    with pytest.raises(StatusError, match=r"lookup.redis: .* --allow_model_code"):
+        check_allowed(declared_in(write_stages(tmp_path, lookup)), allow_code=False)
+    emulated = lookup.replace("redis: {url: 'redis://h'}", "emulated: {base_ms: 1}")
+    check_allowed(declared_in(write_stages(tmp_path, emulated)), allow_code=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = (", "stages.py, line 1: SyntaxError"),
+        ("import nothing_of_this_name", "stages.py, line 1, in <module>: ModuleNotFoundError"),
+        ("raise SystemExit(1)", "stages.py, line 1, in <module>: SystemExit"),
+        ("other = 1", "stages.py: no function preprocess, which pre of stages.yaml names"),
+    ],
+)
+def test_code_that_does_not_run_is_refused_at_load_with_its_line(
+    tmp_path: Path, code: str, message: str
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        raise AssertionError("loaded")
+
+    with pytest.raises(StatusError, match=message.replace("(", r"\(")) as raised:
+        serve(write_stages(tmp_path, code=code), ask)
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert not (tmp_path / "__pycache__").exists()

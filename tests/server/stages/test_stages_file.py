@@ -1,0 +1,107 @@
+"""A mistake in stages.yaml is named by file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchtune.server.backends.model import LoadedModel
+from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.stages.plan import plan_of
+from batchtune.server.stages.stages_file import read_stages_file
+from batchtune.wire.signature import Signature
+from batchtune.wire.status import StatusError
+from tests.server.stages.stage_fakes import STAGES, X, Y, declared_in, write_stages
+
+LOOKUP = """
+inputs: {user: {dtype: string}}
+lookup: {inputs: {user: {dtype: string}}, outputs: {x: {shape: [1]}}, emulated: {base_ms: 1}}
+"""
+
+
+def test_a_folder_without_the_file_has_no_stages(tmp_path: Path) -> None:
+    assert read_stages_file(tmp_path) is None
+
+
+def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    declared = declared_in(write_stages(tmp_path, LOOKUP))
+    assert (declared.pre, declared.post, declared.outputs, declared.signature) == (
+        "",
+        "",
+        None,
+        "serving_default",
+    )
+    assert declared.request_threads >= 1
+    assert declared.lookup is not None
+    queue = declared.lookup.queue
+    assert (queue.max_batch_size, queue.batch_timeout_micros, queue.max_enqueued_batches) == (64, 1000, 100)
+    assert declared.lookup.num_batch_threads == 2
+    assert declared.code == {}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("[]", "the file: []; expected a table with pre"),
+        ("{}", "the file: no stage; expected pre, post or lookup"),
+        ("prae: stages.py:f", "prae: unknown key, did you mean pre?"),
+        ("{pre: stages.py:f}", "inputs: missing; expected a table"),
+        ("{post: stages.py:f}", "outputs: missing; expected a table"),
+        (
+            "{pre: ../stages.py:f, inputs: {x: {}}}",
+            "pre: '../stages.py:f'; expected FILE.py:FUNCTION of this folder",
+        ),
+        ("{pre: 3, inputs: {x: {}}}", "pre: 3; expected FILE.py:FUNCTION"),
+        ("{post: stages.py:f, outputs: {y: {}}, inputs: {x: {}}}", "inputs: read only with pre or lookup"),
+        ("{pre: stages.py:f, inputs: {x: {dtype: text}}}", "inputs.x.dtype: 'text'"),
+        (
+            "{pre: stages.py:f, inputs: {x: {}}, request_threads: 0}",
+            "request_threads: 0; expected a whole number",
+        ),
+        ("{pre: stages.py:f, inputs: {x: {}}, signature: 3}", "signature: 3; expected a name"),
+        (
+            LOOKUP.replace("emulated: {base_ms: 1}", ""),
+            "lookup: one of code, redis, emulated says whom to ask",
+        ),
+        (LOOKUP.replace("base_ms", "base"), "lookup.emulated.base: unknown key, did you mean base_ms?"),
+        (LOOKUP.replace("base_ms: 1", "base_ms: -1"), "lookup.emulated.base_ms: -1; expected a number"),
+        (
+            LOOKUP.replace("emulated: {base_ms: 1}", "redis: {url: 'http://h'}"),
+            "lookup.redis.url: 'http://h'",
+        ),
+        (
+            LOOKUP.replace("emulated:", "max_batch_size: 0, emulated:"),
+            "lookup.max_batch_size: 0; expected a whole",
+        ),
+        (LOOKUP.replace("{shape: [1]}", "{shape: [-1]}"), "lookup.outputs.x.shape: -1"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key(tmp_path: Path, stages: str, message: str) -> None:
+    with pytest.raises(StatusError) as raised:
+        declared_in(write_stages(tmp_path, stages))
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            STAGES + "    signature: scores\n",
+            "signature: 'scores' is none of the model's; expected serving_default",
+        ),
+        (
+            LOOKUP.replace("{user: {dtype: string}}\nl", "{name: {dtype: string}}\nl"),
+            "lookup.inputs.user: not among",
+        ),
+        (LOOKUP.replace("outputs: {x:", "outputs: {z:"), "inputs: the model takes 'x', which nothing gives"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str, message: str) -> None:
+    signature = Signature(name="serving_default", method_name="p", inputs=(X,), outputs=(Y,))
+    model = LoadedModel(platform="t", signatures={"serving_default": signature}, runs={})
+    declared = declared_in(write_stages(tmp_path, stages))
+    with pytest.raises(StatusError) as raised:
+        plan_of(declared, model, model_name="m", use=StageUse())
+    assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}: {message}")

@@ -14,6 +14,7 @@ from batchtune.measure.validity.caveats import HOST_CODES, Touches
 from batchtune.report.bottleneck import limit_title, limit_word
 from batchtune.report.live import measured_load
 from batchtune.report.marks import Marks
+from batchtune.report.stages import stage_lines
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
 from batchtune.report.words import PROTOCOLS
@@ -244,8 +245,8 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
 
 
 def small_print(comparison: Comparison) -> list[str]:
-    """What limits which variants, how much of it is padding, what the wall time is of, and how noisy the host was."""
-    lines = _padding_lines(comparison)
+    """What limits which variants, how much is padding, how busy the device is, what the wall time is of, and noise."""
+    lines = [*_padding_lines(comparison), *stage_lines(comparison.variants)]
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
     for one in comparison.variants:
         if one.bottleneck is not None:

@@ -591,3 +591,19 @@ def test_variants_that_differ_in_length_buckets_share_a_server_and_say_what_padd
         "Length padding, of the elements computed: one_queue 60 %, buckets 20 %; against one_queue padding saved: 83 % "
         "(buckets)."
     )
+
+
+def test_variants_that_say_what_is_batched_tell_how_busy_the_device_is():
+    one, two = (
+        Variant(name=stage, scenario=variant_scenario(fixed={**BATCHED, "batching_stage": stage}))
+        for stage in ("unit", "device")
+    )
+    assert one.server_key != two.server_key
+    _, found = run([one, two], blocks=1)
+    first, second = found.variants
+    busy = replace(
+        found, variants=(replace(first, device_busy_ratio=0.55), replace(second, device_busy_ratio=1.002))
+    )
+    assert "The device part of the model runs, of the time: unit 55 %, device 100 %." in small_print(busy)
+    unbusy = replace(found, variants=(first, second))
+    assert not any("device part" in line for line in small_print(unbusy))

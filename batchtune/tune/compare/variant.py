@@ -34,6 +34,7 @@ class VariantFigures:
     `requests` is the fixed number that `wall_s` is the time of; None: the runs were bounded by time. `noisy` counts
     the runs among `runs` that the host disturbed after all repeats. `failure` is why it was left out; None: it was not.
     `padding_per_element`: what filled up shorter inputs, for each element sent; None: all have one length.
+    `device_busy_ratio`: the share of the time in which the device part of the model ran; None: not told.
     """
 
     name: str
@@ -53,6 +54,7 @@ class VariantFigures:
     caveats: tuple[Caveat, ...]
     failure: str | None
     padding_per_element: float | None = None
+    device_busy_ratio: float | None = None
 
     @property
     def client_limited(self) -> bool:
@@ -72,6 +74,9 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     measured = [one.measurement for one in counted if one.measurement is not None]
     rows = [one for one in map(rows_per_request, measured) if one is not None]
     batches = [each.server.mean_batch_rows for each in measured if each.server is not None]
+    servers = [run.server for run in measured if run.server is not None]
+    busy = [server.device_busy_ratio for server in servers]
+    known_busy = [ratio for ratio in busy if ratio is not None]
     known_batches = [one for one in batches if one is not None]
     requests = variant.scenario.load.requests
     complete = requests is not None and all(each.requests == requests for each in measured)
@@ -95,6 +100,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
         caveats=_caveats(measured),
         failure=None if last is None else last.failure,
         padding_per_element=padding_per_element(each.server for each in measured),
+        device_busy_ratio=sum(known_busy) / len(known_busy) if known_busy else None,
     )
 
 

@@ -18,6 +18,7 @@ Framework = Literal["keras", "torch", "torchscript"]
 MODELS: dict[str, tuple[Framework, ...]] = {
     "imdb_transformer": ("keras", "torch", "torchscript"),
     "sequence_transformer": ("torch", "torchscript"),
+    "text_classifier": ("torch", "torchscript"),
     "text_recognition": ("torch", "torchscript"),
     "resnet50": ("torch", "torchscript", "keras"),
 }

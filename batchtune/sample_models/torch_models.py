@@ -18,6 +18,7 @@ from torch import nn
 
 from batchtune.sample_models.sizes import (
     CLASSES,
+    EMBEDDING,
     LENGTH,
     SEED,
     SEQUENCE_MAX,
@@ -28,6 +29,7 @@ from batchtune.sample_models.sizes import (
 from batchtune.sample_models.torch_recognition import text_recognition
 from batchtune.sample_models.torch_resnet50 import resnet50
 from batchtune.sample_models.torch_sequence import SequenceTransformer
+from batchtune.sample_models.torch_staged import EmbeddedTransformer, write_stages
 from batchtune.sample_models.torch_transformer import imdb_transformer
 
 TEXT_PLACES = TEXT_WIDTH // 4 + 1
@@ -38,7 +40,7 @@ TEXT_PLACES = TEXT_WIDTH // 4 + 1
 class Form:
     """One model: what builds it, and the names and shapes of its tensors without the batch dimension.
 
-    `length_max`: the first size of its input is open, up to this; None: it is not.
+    `length_max`: the first size of its input is open, up to this; None: it is not. `beside` writes what lies beside it.
     """
 
     build: Callable[[], Any]
@@ -48,6 +50,7 @@ class Form:
     output_shape: tuple[int, ...]
     input_dtype: str = "float32"
     length_max: int | None = None
+    beside: Callable[[Path], None] | None = None
 
     def signature_yaml(self) -> str:
         given, gives = list(self.input_shape), list(self.output_shape)
@@ -75,6 +78,14 @@ FORMS = {
         output_shape=(2,),
         input_dtype="int64",
         length_max=SEQUENCE_MAX,
+    ),
+    "text_classifier": Form(
+        build=EmbeddedTransformer,
+        input_name="embedded",
+        input_shape=(LENGTH, EMBEDDING),
+        output_name="scores",
+        output_shape=(2,),
+        beside=write_stages,
     ),
     "text_recognition": Form(
         build=text_recognition,
@@ -109,6 +120,8 @@ def write_program(
     example = torch.zeros(2, *form.input_shape, dtype=getattr(torch, form.input_dtype))
     version_path.mkdir(parents=True)
     (version_path / "signature.yaml").write_text(form.signature_yaml(), encoding="utf-8")
+    if form.beside is not None:
+        form.beside(version_path)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # both exporters warn of what they themselves do
         if torchscript:

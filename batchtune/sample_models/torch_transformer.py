@@ -33,7 +33,10 @@ class ImdbTransformer(nn.Module):  # type: ignore[misc]
     def forward(self, tokens: Any) -> Any:
         # A GPU that looks up a word it does not have is lost to its process, so strangers become the last word.
         words = tokens.long().clamp(0, VOCABULARY - 1)
-        hidden = self.words(words) + self.positions.weight
+        return self.classified(self.words(words) + self.positions.weight)
+
+    def classified(self, hidden: Any) -> Any:
+        """The scores of embedded words."""
         hidden = self.after_attention(hidden + self._attended(hidden))
         hidden = self.after_forward(hidden + self.forwarded(hidden))
         return self.scores(hidden.mean(dim=1))

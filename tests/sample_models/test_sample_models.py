@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.sample_models import MODELS, cache_path, framework_for
+from batchtune.sample_models import MODELS, cache_path, framework_for, text_stages
 from batchtune.sample_models.__main__ import main
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
+from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.stages.plan import plan_of
+from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.target.model_files import resolve_model
 from batchtune.wire.signature import TensorSpec
 
@@ -119,6 +122,28 @@ def test_a_sequence_of_any_length_has_the_same_scores_however_far_it_is_padded(
         together[0, length:] = 0
         np.testing.assert_allclose(run({"tokens": together})["scores"][:1], alone, rtol=1e-4)
     assert np.isfinite(run({"tokens": np.zeros((2, 3), np.int64)})["scores"]).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_it(tmp_path: Path) -> None:
+    write_program("text_classifier", tmp_path / "1", torchscript=True)
+    model, declared = load_model(tmp_path / "1", CPU), read_stages_file(tmp_path / "1")
+    assert declared is not None
+    plan = plan_of(declared, model, model_name="m", use=StageUse())
+    texts = np.array(["Thé cat, the CAT".encode(), b"thequick " * 100, b""], dtype=object)
+    assert plan.pre is not None
+    embedded = plan.pre({"text": texts})["embedded"]
+    assert embedded.shape == (3, 200, 32)
+    the, cat = embedded[1, 0], embedded[0, 1]
+    np.testing.assert_array_equal(embedded[0, :4], [the, cat, the, cat])
+    assert not embedded[0, 4:].any()
+    assert embedded[1].any(axis=1).all()  # cut off at 200
+    scores = model.runs["serving_default"](plan.for_device({"embedded": embedded}))
+    assert plan.post is not None
+    answer = plan.post(scores)
+    assert answer["label"].tolist() == [[b"negative", b"positive"][int(b > a)] for a, b in answer["scores"]]
+    assert text_stages.tables.cache_info().currsize == 0  # the copy beside the model has its own
+    plan.close()
 
 
 def test_text_is_read_at_26_places_into_37_classes() -> None:

@@ -91,7 +91,10 @@ class ServerFlags:
         "", "32,64,128: lengths up to which requests of a variable-length model share a queue", ours=True
     )
     batching_stage: str = _flag(
-        "device", "what is batched of a model with stages.yaml", choices=("device", "unit"), ours=True
+        "device",
+        "what is batched of a model with stages.yaml",
+        choices=("device", "unit", "early"),
+        ours=True,
     )
     allow_model_code: bool = _flag(
         default=False, meaning="run the code, and ask the stores, that stages.yaml names", ours=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from batchtune.wire.status import invalid_argument
 
@@ -67,3 +68,20 @@ def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
 def next_allowed_size(rows: int, allowed_sizes: Sequence[int]) -> int:
     """The rows that a batch of `rows` runs with: the first allowed size that holds them, else `rows` itself."""
     return next((size for size in allowed_sizes if size >= rows), rows)
+
+
+def check_allowed_sizes(options: QueueOptions) -> None:
+    """Raise INVALID_ARGUMENT unless the allowed sizes increase up to max_batch_size, splitting or not.
+
+    Source: `WrapSessionForBatching` of the model server, and TensorFlow's text for the order it does not check.
+    """
+    sizes = options.allowed_batch_sizes
+    if not sizes:
+        return
+    if any(later <= earlier for earlier, later in pairwise(sizes)):
+        raise invalid_argument("allowed_batch_sizes entries must be monotonically increasing")
+    if sizes[-1] != options.max_batch_size:
+        raise invalid_argument(
+            "Last entry in allowed_batch_sizes must match max_batch_size; last entry was "
+            f"{sizes[-1]}; expected {options.max_batch_size}"
+        )

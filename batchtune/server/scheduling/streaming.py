@@ -1,8 +1,10 @@
 """How does TF Serving's StreamingBatchScheduler batch? Each batch owns a thread from its first moment; no queue.
 
-Source: `tensorflow_serving/batching/streaming_batch_scheduler.h`. There a callback watches its batch fill up; here it
-is called when the batch closes, and the thread that would have watched is kept free for it. A closed batch without
-tasks is not handed out.
+Source: `tensorflow_serving/batching/streaming_batch_scheduler.h`. There a callback watches its batch fill up, which is
+what the scheduler is for: early work on a task, before the batch is full. Here a queue is given that work as `prepare`:
+then a batch's thread has it from its first task on, prepares each as it comes, and runs the callback when the batch has
+closed. Without `prepare` the callback is called when the batch closes, and the thread that would have watched is kept
+free for it. A closed batch without tasks is not handed out.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, Generic
 
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.scheduling.batch_queue import Batch, CloseReason, TaskT
 from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads
-from batchtune.server.scheduling.clock import Clock, MonotonicClock
+from batchtune.server.scheduling.clock import Clock, MonotonicClock, Parker
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.wire.status import StatusError, invalid_argument
 
@@ -44,14 +47,21 @@ class StreamingBatchScheduler:
             raise invalid_argument(f"num_batch_threads must be positive; was {self._count}")
 
     def add_queue(
-        self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
+        self,
+        options: QueueOptions,
+        process_batch: Callable[[Batch[TaskT]], None],
+        prepare: Callable[[TaskT], bool] | None = None,
     ) -> StreamingQueue[TaskT]:
-        """A new queue; raises StatusError INVALID_ARGUMENT for options that break a rule."""
+        """A new queue; raises StatusError INVALID_ARGUMENT for options that break a rule.
+
+        `prepare` does the early work on a task, on its batch's thread; False: it has ended, and leaves the batch.
+        """
         if self._closed:
             raise StatusError("UNAVAILABLE", "The batch scheduler is closed")
         queue: StreamingQueue[TaskT] = StreamingQueue(
             options,
             process_batch,
+            prepare,
             count=self._count,
             clock=self.clock,
             name=self._name,
@@ -74,6 +84,7 @@ class StreamingQueue(Generic[TaskT]):
         self,
         options: QueueOptions,
         process_batch: Callable[[Batch[TaskT]], None],
+        prepare: Callable[[TaskT], bool] | None = None,
         *,
         count: int,
         clock: Clock,
@@ -82,7 +93,11 @@ class StreamingQueue(Generic[TaskT]):
     ) -> None:
         _check(options)
         self._on_gone = on_gone
-        self.process = process_batch
+        self.process = process_batch if prepare is None else self._watch
+        self._process_batch = process_batch
+        self._prepare = prepare
+        self._watcher: Parker | None = None  # of the open batch's thread, while it waits for tasks
+        self._clock = clock
         self._options = options
         self._open: Batch[TaskT] | None = None
         self._ready: deque[Batch[TaskT]] = deque()
@@ -122,10 +137,12 @@ class StreamingQueue(Generic[TaskT]):
                 )
             first = not self._open.tasks
             self._open.add(task, size, self._now_micros())
+            if self._prepare is not None:
+                self._call_watcher(first=first)
             if self._open.size == limit:
                 self._start_batch("full")
                 self._threads.wake()
-            elif first and self._options.batch_timeout_micros > 0:
+            elif self._prepare is None and first and self._options.batch_timeout_micros > 0:
                 self._threads.wake_at(self._due_micros())
 
     def close(self) -> None:
@@ -142,16 +159,22 @@ class StreamingQueue(Generic[TaskT]):
 
     def take(self, now_micros: int) -> tuple[tuple[StreamingQueue[TaskT], Batch[TaskT]] | None, int]:
         """For the threads: a closed batch, else when the open one times out."""
-        due_micros = self._due_micros()
+        due_micros = self._due_micros() if self._prepare is None else NEVER_MICROS
         if now_micros >= due_micros:
             self._start_batch("timeout")
             due_micros = NEVER_MICROS
         if self._ready:
             return (self, self._ready.popleft()), NEVER_MICROS
+        unwatched = self._unwatched()
+        if unwatched is not None:
+            unwatched.announced = True
+            return (self, unwatched), NEVER_MICROS
         return None, due_micros
 
     def pending(self) -> bool:
         """For the threads: whether any task waits."""
+        if self._prepare is not None:
+            return bool(self._ready) or self._unwatched() is not None
         return bool(self._ready) or (self._open is not None and bool(self._open.tasks))
 
     def finished(self, batch: Batch[TaskT]) -> None:  # noqa: ARG002 the pool's interface
@@ -178,7 +201,55 @@ class StreamingQueue(Generic[TaskT]):
             self._in_progress -= 1
             return
         batch.close_reason = close_reason
-        self._ready.append(batch)
+        if not batch.announced:
+            self._ready.append(batch)
+        elif self._watcher is not None:
+            self._watcher.unpark()
+            self._watcher = None
+
+    def _unwatched(self) -> Batch[TaskT] | None:
+        """The open batch while early work on it waits for a thread."""
+        batch = self._open
+        if self._prepare is None or batch is None or not batch.tasks or batch.announced:
+            return None
+        return batch
+
+    def _call_watcher(self, *, first: bool) -> None:
+        if first:
+            self._threads.wake()
+        elif self._watcher is not None:
+            self._watcher.unpark()
+
+    def _watch(self, batch: Batch[TaskT]) -> None:
+        """Prepare the tasks of a batch as they come, until it has closed, then run it."""
+        parker = self._clock.parker()
+        kept: list[bool] = []
+        while (task := self._next_task(batch, len(kept), parker)) is not None:
+            kept.append(self._prepared(task))
+        if not all(kept):
+            batch.enqueued_micros = list(compress(batch.enqueued_micros, kept))
+            batch.tasks = list(compress(batch.tasks, kept))
+            batch.size = sum(task.size for task in batch.tasks)
+        if batch.tasks:
+            self._process_batch(batch)
+
+    def _next_task(self, batch: Batch[TaskT], prepared: int, parker: Parker) -> TaskT | None:
+        """The next task of a batch that this thread watches; None: it has closed, and all are prepared."""
+        while True:
+            with self._lock:
+                if prepared < len(batch.tasks):
+                    return batch.tasks[prepared]
+                if batch is not self._open:
+                    return None
+                due_micros = self._due_micros()
+                if self._now_micros() >= due_micros:
+                    self._start_batch("timeout")
+                    return None
+                self._watcher = parker
+            parker.park(due_micros)
+
+    def _prepared(self, task: TaskT) -> bool:
+        return self._prepare is None or self._prepare(task)
 
     def _finish_if_done(self) -> None:
         if self._closed and self._in_progress == 0:

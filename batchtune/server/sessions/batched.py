@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,15 +17,21 @@ from numpy.typing import NDArray
 from batchtune.server.backends.model import Runner, Tensors
 from batchtune.server.scheduling.batch_queue import Batch
 from batchtune.server.scheduling.clock import Clock
-from batchtune.server.scheduling.queue_options import QueueOptions, next_allowed_size
+from batchtune.server.scheduling.queue_options import (
+    QueueOptions,
+    check_allowed_sizes,
+    next_allowed_size,
+)
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
+from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
-from batchtune.server.sessions.input_shapes import InputShape
+from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.sessions.merging import LengthPadding, checked_outputs, elements_of, merge_tensors
 from batchtune.server.sessions.request import (
     EXPIRED_IN_QUEUE,
     Deliver,
     Done,
+    EarlyRunner,
     Outputs,
     Request,
     closed_runner,
@@ -88,7 +93,7 @@ class BatchingSession:
         check_allowed_sizes(options)
         self._signature = signature
         self._inputs = [
-            (spec.name, _numpy_dtype(spec.dtype), InputShape(signature.name, spec))
+            (spec.name, numpy_dtype(spec.dtype), InputShape(signature.name, spec))
             for spec in signature.inputs
         ]
         only = self._inputs[0] if len(self._inputs) == 1 else None
@@ -110,7 +115,11 @@ class BatchingSession:
         self._retrier = retrier
         self._empty: Callable[..., NDArray[Any]] = getattr(runner, "empty", np.empty)
         self._options = options
-        self._queue = scheduler.add_queue(options, self._process)
+        self._early: EarlyRunner | None = runner if isinstance(runner, EarlyRunner) else None
+        self._merged_names = tuple(spec.name for spec in signature.inputs)
+        if self._early is not None:
+            self._merged_names, self._open_inputs = self._early.merged_names, []
+        self._queue = self._new_queue()
         self._queues = {frozenset(self._output_names): self._queue}
 
     def submit(
@@ -155,6 +164,7 @@ class BatchingSession:
         for queue in list(self._queues.values()):
             queue.close()
         self._runner = closed_runner
+        self._early = None
         self._empty = np.empty
 
     @property
@@ -201,14 +211,37 @@ class BatchingSession:
                 raise StatusError("INTERNAL", "Task does not conform to batch signature")
             if len(self._queues) > _MAX_OUTPUT_SETS:
                 return self._queue
-            queue = self._queues[wanted] = self._scheduler.add_queue(self._options, self._process)
+            queue = self._queues[wanted] = self._new_queue()
         return queue
+
+    def _new_queue(self) -> SessionQueue:
+        if self._early is None:
+            return self._scheduler.add_queue(self._options, self._process)
+        if not isinstance(self._scheduler, StreamingBatchScheduler):
+            raise invalid_argument("batching_stage early needs batch_scheduler streaming")
+        return self._scheduler.add_queue(self._options, self._process, self._prepare)
+
+    def _prepare(self, task: Request) -> bool:
+        """The early work on one request; False: it has ended with an error."""
+        task.taken = True
+        failure = StatusError("UNAVAILABLE", "The session is closed")
+        try:
+            if self._early is not None:
+                task.inputs = self._early.prepare(task.inputs)
+                return True
+        except StatusError as error:
+            failure = StatusError(error.code, error.message)
+        except Exception as error:
+            _logger.exception("early work on a request failed")
+            failure = StatusError("INTERNAL", f"{type(error).__name__}: {error}")
+        self._deliver(completions_of([task], None, failure))
+        return False
 
     def _empty_outputs(self, names: tuple[str, ...]) -> Outputs:
         specs = {spec.name: spec for spec in self._signature.outputs}
         return {
             name: np.empty(
-                (0, *(size or 0 for size in (specs[name].shape or ())[1:])), _numpy_dtype(specs[name].dtype)
+                (0, *(size or 0 for size in (specs[name].shape or ())[1:])), numpy_dtype(specs[name].dtype)
             )
             for name in names
         }
@@ -259,7 +292,7 @@ class BatchingSession:
                 length_padding=self._length_padding,
                 empty=self._empty,
             )
-            for name, _, _ in self._inputs
+            for name in self._merged_names
         }
         sent, padding = (0, 0)
         if self._open_inputs:
@@ -292,30 +325,5 @@ class BatchingSession:
         return checked_outputs(results, self._output_names, padded_rows)
 
 
-def check_allowed_sizes(options: QueueOptions) -> None:
-    """Raise INVALID_ARGUMENT unless the allowed sizes increase up to max_batch_size, splitting or not.
-
-    Source: `WrapSessionForBatching` of the model server, and TensorFlow's text for the order it does not check.
-    """
-    sizes = options.allowed_batch_sizes
-    if not sizes:
-        return
-    if any(later <= earlier for earlier, later in pairwise(sizes)):
-        raise invalid_argument("allowed_batch_sizes entries must be monotonically increasing")
-    if sizes[-1] != options.max_batch_size:
-        raise invalid_argument(
-            "Last entry in allowed_batch_sizes must match max_batch_size; last entry was "
-            f"{sizes[-1]}; expected {options.max_batch_size}"
-        )
-
-
 def _all_expired(tasks: list[Request], now_ns: int) -> bool:
     return all(task.deadline_ns is not None and task.deadline_ns <= now_ns for task in tasks)
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any] | None:
-    """numpy's dtype; None where it has no such type unless a library registers it (bfloat16)."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return None

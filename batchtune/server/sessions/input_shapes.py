@@ -8,6 +8,9 @@ for it; the first dimension, the rows, is the batching's affair. A shape that ha
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
@@ -59,3 +62,11 @@ def listed(specs: Iterable[TensorSpec]) -> str:
         f"{spec.name}: {'string' if spec.dtype == 'object' else spec.dtype} {shown(spec.shape)}"
         for spec in specs
     )
+
+
+def numpy_dtype(name: str) -> np.dtype[Any] | None:
+    """numpy's dtype; None where it has no such type unless a library registers it (bfloat16)."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return None

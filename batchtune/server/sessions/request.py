@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,16 @@ Completion = tuple[Done, Outputs | None, StatusError | None]
 Deliver = Callable[[list[Completion]], None]
 
 EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
+
+
+@runtime_checkable
+class EarlyRunner(Protocol):
+    """A runner of requests that are prepared one by one, as they come, and merged by the names that they have then."""
+
+    merged_names: tuple[str, ...]
+
+    def prepare(self, inputs: Tensors) -> Tensors: ...
+    def __call__(self, inputs: Tensors) -> Tensors: ...
 
 
 class Queued(Protocol):

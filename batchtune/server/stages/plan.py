@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.model import LoadedModel, Runner, Tensors
 from batchtune.server.metrics.stage_use import StageUse
-from batchtune.server.sessions.input_shapes import InputShape
+from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.lookup import RedisLookup, open_lookup
 from batchtune.server.stages.model_code import ModelCode, StageFunction
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
@@ -90,7 +89,7 @@ class StagePlan:
             array = tensors.get(spec.name)
             if array is None:
                 raise StatusError("INTERNAL", f"{self._maker()} gave no {spec.name!r}, which {taker} takes")
-            if array.dtype != (dtype_of(spec) or array.dtype):
+            if array.dtype != (numpy_dtype(spec.dtype) or array.dtype):
                 raise StatusError(
                     "INTERNAL",
                     f"{self._maker()} gave {spec.name!r} as {array.dtype.name}; {taker} takes {spec.dtype}",
@@ -153,14 +152,6 @@ def plan_of(declared: DeclaredStages, model: LoadedModel, *, model_name: str, us
         request_shapes={spec.name: InputShape(signature.name, spec) for spec in signature.inputs},
         device_shapes={spec.name: InputShape(device.name, spec) for spec in device.inputs},
     )
-
-
-def dtype_of(spec: TensorSpec) -> np.dtype[Any] | None:
-    """numpy's type; None where it has none (bfloat16)."""
-    try:
-        return np.dtype(spec.dtype)
-    except TypeError:
-        return None
 
 
 def _check_takers(declared: DeclaredStages, device: Signature) -> None:

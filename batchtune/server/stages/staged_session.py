@@ -20,9 +20,10 @@ from batchtune.server.backends.model import Tensors
 from batchtune.server.scheduling.shared import SharedBatchScheduler
 from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
 from batchtune.server.sessions.batched import BatchingSession
+from batchtune.server.sessions.input_shapes import numpy_dtype
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.request import Deliver, Done, Outputs
-from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan, dtype_of
+from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -46,7 +47,8 @@ class StagedSession:
         self.lookup = _LookupQueue(plan, plan.lookup, observer, deliver) if plan.lookup is not None else None
         self._observer = observer
         self._inputs = [
-            (spec.name, dtype_of(spec), plan.request_shapes[spec.name]) for spec in plan.signature.inputs
+            (spec.name, numpy_dtype(spec.dtype), plan.request_shapes[spec.name])
+            for spec in plan.signature.inputs
         ]
         self._unanswered = 0
         self._closing = False

@@ -1,6 +1,8 @@
 """How do a model's stages get between its requests and its sessions: as a unit with the device part, or around it?
 
 `unit`: a batch passes all stages on its batch thread, as one graph would; an error is that of all its requests.
+`early`: the same, but a batch's thread runs pre on each request as it comes, before the batch is full; needs the
+streaming scheduler, whose purpose that is.
 `device`: pre and post run in request threads, a lookup in batches of its own, and only the device part in the batches
 that are tuned; an error of pre or post is that of its request.
 """
@@ -23,7 +25,7 @@ from batchtune.server.stages.stages_file import DeclaredStages
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 
-BatchingStage = Literal["device", "unit"]
+BatchingStage = Literal["device", "unit", "early"]
 _SWITCH_INTERVAL_S = 0.0005
 """How long Python code of one thread keeps the others waiting (the default is 5 ms): a batch thread whose run has
 ended, and the event loop, want the interpreter soon while request threads keep it."""
@@ -45,6 +47,15 @@ class ModelStages:
     ) -> None:
         self._plan = plan_of(declared, model, model_name=model_name, use=use)
         self._name = declared.signature
+        self._is_early = stage == "early"
+        if self._is_early and (declared.lookup is not None or not declared.pre):
+            what = (
+                "lookups are batched, not early"
+                if declared.lookup is not None
+                else "there is no pre to run early"
+            )
+            message = f"{declared.path}: --batching_stage=early: {what}; give device or unit"
+            raise StatusError("INVALID_ARGUMENT", message)
         self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
         self._threads: RequestThreads | None = None
         self._session: StagedSession | None = None
@@ -68,13 +79,14 @@ class ModelStages:
         present = {"pre": plan.pre, "lookup": plan.lookup, "post": plan.post}
         names = ", ".join(name for name, stage in present.items() if stage is not None)
         how = "batched with them as a unit" if self._session is None else "batched alone"
+        how = "batched after early work on each request" if self._is_early else how
         return f"stages {names}; the device part is {how}"
 
     def around(self, name: str, run: Runner) -> Runner:
         """What runs a batch: `run`, the device part, with the stages around it where they are batched as a unit."""
         if name != self._name or self._session is not None:
             return run
-        return _Unit(self._plan, run)
+        return _Early(self._plan, run) if self._is_early else _Unit(self._plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
         """The sessions that take requests, given those of the device part in force from now on; on the loop."""
@@ -127,3 +139,20 @@ class _Unit:
             tensors = {**tensors, **plan.lookup.ask(plan.keys_of(plan.lookup, tensors))}
         outputs = self._run(plan.for_device(tensors))
         return outputs if plan.post is None else plan.post(outputs)
+
+
+class _Early:
+    """`pre` of each request by itself, then the device part and `post` of a batch."""
+
+    def __init__(self, plan: StagePlan, run: Runner) -> None:
+        self._plan = plan
+        self._run = run
+        self.merged_names = tuple(spec.name for spec in plan.device.inputs)
+
+    def prepare(self, inputs: Tensors) -> Tensors:
+        plan = self._plan
+        return inputs if plan.pre is None else plan.for_device(plan.pre(inputs))
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        outputs = self._run(inputs)
+        return outputs if self._plan.post is None else self._plan.post(outputs)

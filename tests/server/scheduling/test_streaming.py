@@ -138,3 +138,70 @@ def test_bad_sizes_are_refused_with_the_reference_texts(streams: list[Stream]) -
         stream.scheduler.add_queue(QueueOptions(max_batch_size=0), stream.process)
     with pytest.raises(StatusError, match="num_batch_threads must be positive; was 0"):
         StreamingBatchScheduler(num_batch_threads=0)
+
+
+class Prepared:
+    """A streaming queue with early work: what is done, in order; a task of 2 rows ends in its preparation."""
+
+    def __init__(self, threads: int, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.scheduler = StreamingBatchScheduler(num_batch_threads=threads, clock=self.clock)
+        self.changed = threading.Condition()
+        self.events: list[tuple[str, int]] = []
+        self.queue = self.scheduler.add_queue(QueueOptions(**options), self.process, self.prepare)
+
+    def prepare(self, piece: Piece) -> bool:
+        self.note("prepared", piece.size)
+        return piece.size != 2
+
+    def process(self, batch: Batch[Piece]) -> None:
+        assert len(batch.enqueued_micros) == len(batch.tasks)
+        self.note(batch.close_reason, batch.size)
+
+    def note(self, what: str, rows: int) -> None:
+        with self.changed:
+            self.events.append((what, rows))
+            self.changed.notify_all()
+
+    def wait_for(self, count: int) -> list[tuple[str, int]]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.events) >= count, 10), self.events
+            return list(self.events)
+
+
+@pytest.fixture
+def prepared() -> Iterator[list[Prepared]]:
+    made: list[Prepared] = []
+    yield made
+    for stream in made:
+        stream.scheduler.close()
+
+
+def test_a_task_is_prepared_as_it_comes_and_the_batch_runs_when_it_is_full(prepared: list[Prepared]) -> None:
+    stream = Prepared(1, max_batch_size=4, batch_timeout_micros=1000)
+    prepared.append(stream)
+    stream.queue.schedule(Piece(1))
+    assert stream.wait_for(1) == [("prepared", 1)]
+    stream.queue.schedule(Piece(3))
+    assert stream.wait_for(3) == [("prepared", 1), ("prepared", 3), ("full", 4)]
+
+
+def test_a_prepared_batch_runs_at_its_timeout_without_what_has_ended(prepared: list[Prepared]) -> None:
+    stream = Prepared(1, max_batch_size=5, batch_timeout_micros=1000)
+    prepared.append(stream)
+    stream.queue.schedule(Piece(1))
+    stream.queue.schedule(Piece(2))
+    stream.wait_for(2)
+    stream.clock.advance(1000)
+    assert stream.wait_for(3)[-1] == ("timeout", 1)
+
+
+def test_a_batch_that_closes_while_it_is_watched_is_run_once(prepared: list[Prepared]) -> None:
+    stream = Prepared(2, max_batch_size=4, batch_timeout_micros=1000)
+    prepared.append(stream)
+    stream.queue.schedule(Piece(3))
+    stream.wait_for(1)
+    stream.queue.schedule(Piece(3))
+    assert sorted(stream.wait_for(3)) == [("no_room", 3), ("prepared", 3), ("prepared", 3)]
+    stream.scheduler.close()
+    assert stream.events[3:] == [("closed", 3)]

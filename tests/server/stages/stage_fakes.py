@@ -18,7 +18,7 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.delivery import LoopPort
-from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind
 from batchtune.server.stages.stages import BatchingStage, ModelStages
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.signature import Signature, TensorSpec
@@ -171,7 +171,10 @@ def serve(
     inputs: tuple[TensorSpec, ...] = (X,),
     **parameters: Any,
 ) -> None:
-    settings = BatchingSettings(enabled=True, parameters=BatchingParameters(**parameters))
+    scheduler: SchedulerKind = "streaming" if stage == "early" else "shared"
+    settings = BatchingSettings(
+        enabled=True, parameters=BatchingParameters(**parameters), scheduler=scheduler
+    )
 
     async def run() -> None:
         server = StagedServer(folder, stage=stage, settings=settings, inputs=inputs)

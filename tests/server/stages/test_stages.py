@@ -18,7 +18,7 @@ from batchtune.wire.status import StatusError
 from tests.server.stages.stage_fakes import StagedServer, declared_in, serve, write_stages
 
 TOGETHER = {"max_batch_size": 4, "batch_timeout_micros": 60_000_000, "num_batch_threads": 1}
-ALONE = {"max_batch_size": 4, "batch_timeout_micros": 0, "num_batch_threads": 1}
+ALONE = {"max_batch_size": 4, "batch_timeout_micros": 500, "num_batch_threads": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def switch_interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("stage", ["device", "unit"])
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
 def test_requests_meet_in_one_batch_and_each_gets_its_own_answer(
     tmp_path: Path, stage: BatchingStage
 ) -> None:
@@ -81,7 +81,7 @@ def test_only_the_device_part_counts_as_busy(tmp_path: Path) -> None:
         (b"exit", "INTERNAL", "pre: stages.py, line 18, in preprocess: SystemExit: 3"),
     ],
 )
-@pytest.mark.parametrize("stage", ["device", "unit"])
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
 def test_an_error_of_the_code_ends_its_request_with_file_and_line(
     tmp_path: Path, stage: BatchingStage, text: bytes, code: str, message: str
 ) -> None:
@@ -95,15 +95,56 @@ def test_an_error_of_the_code_ends_its_request_with_file_and_line(
     serve(write_stages(tmp_path), ask, stage=stage, **ALONE)
 
 
-def test_an_error_in_a_request_thread_leaves_the_others_of_its_batch_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["device", "early"])
+def test_an_error_of_one_request_leaves_the_others_of_its_batch_alone(
+    tmp_path: Path, stage: BatchingStage
+) -> None:
     async def ask(server: StagedServer) -> None:
         outcomes = await asyncio.gather(
-            server.text(b"a"), server.text(b"bug"), server.text(b"b", b"c", b"d"), return_exceptions=True
-        )
-        assert [isinstance(outcome, StatusError) for outcome in outcomes] == [False, True, False]
-        assert server.device.rows == [4]
+            server.text(b"a"), server.text(b"bug"), server.text(b"b", b"c"), server.text(b"d", b"e"),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert [isinstance(outcome, StatusError) for outcome in outcomes] == [False, True, False, False]
+        assert sum(server.device.rows) == 5
 
-    serve(write_stages(tmp_path), ask, **TOGETHER)
+    serve(
+        write_stages(tmp_path),
+        ask,
+        stage=stage,
+        **(TOGETHER | {"batch_timeout_micros": 1000, "num_batch_threads": 2}),
+    )
+
+
+def test_early_work_is_done_before_the_batch_is_full(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        first = server.text(b"a")
+        while not server.code["THREADS"]:  # noqa: ASYNC110 it is a batch thread that gets there
+            await asyncio.sleep(0.001)
+        assert not server.device.rows
+        others = [server.text(b"bc"), server.text(b"d", b"ef")]
+        answers = await asyncio.gather(first, *others)
+        assert [answer["y"].ravel().tolist() for answer in answers] == [[2.0], [4.0], [2.0, 4.0]]
+        assert server.device.rows == [4]
+        assert "batched after early work" in server.servable.summary()
+
+    serve(write_stages(tmp_path), ask, stage="early", **TOGETHER)
+
+
+def test_early_work_needs_the_streaming_scheduler_and_has_no_lookups(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        wanted = {"max_batch_size": 4, "batch_scheduler": "shared"}
+        with pytest.raises(StatusError, match="batching_stage early needs batch_scheduler streaming"):
+            await asyncio.to_thread(server.control.replace, wanted)
+        answers = [server.text(b"a", b"b", b"c", b"d")]
+        assert len(await asyncio.gather(*answers)) == 1
+
+    serve(write_stages(tmp_path), ask, stage="early", **TOGETHER)
+    lookup = """
+        inputs: {k: {dtype: string}}
+        lookup: {inputs: {k: {dtype: string}}, outputs: {x: {shape: [1]}}, emulated: {base_ms: 1}}
+    """
+    with pytest.raises(StatusError, match="--batching_stage=early: lookups are batched, not early"):
+        serve(write_stages(tmp_path, lookup), ask, stage="early", **TOGETHER)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -66,13 +66,15 @@ class Configuration:
     without dashes and a value, sorted by name. `known` False: a server that somebody else started and that tells
     nothing of its parameters. `dialect` says whose words it is told in, and whose defaults hold where it is silent; of
     Triton the fields of `dynamic_batching` that TensorFlow Serving lacks are among the `flags`, and without batching
-    `instance_group.count` too.
+    `instance_group.count` too. `models` are the parameters of single models, by name, of a server of several: the
+    threads of `batching` are shared.
     """
 
     batching: BatchingParameters | None
     flags: tuple[tuple[str, str], ...] = ()
     known: bool = True
     dialect: Dialect = "tfserving"
+    models: tuple[tuple[str, BatchingParameters], ...] = ()
 
     def label(self) -> str:
         """A short name for tables: `max_batch_size=32 …`, `no batching`, `server defaults` or `unknown parameters`."""
@@ -83,7 +85,19 @@ class Configuration:
         else:
             words = [f"{self.word(name)}={_shown(value)}" for name, value in to_dict(self.batching).items()]
         words = words or ["server defaults"]
-        return " ".join([*words, *(f"{self.flag_word(name)}={value}" for name, value in self.flags)])
+        words += [f"{self.flag_word(name)}={value}" for name, value in self.flags]
+        own = [f"{name}: {Configuration(batching=parameters).label()}" for name, parameters in self.models]
+        return "; ".join([" ".join(words), *own])
+
+    def of_model(self, name: str) -> Configuration:
+        """What one model of several is batched with, the shared threads included; the whole where it has no own."""
+        own = dict(self.models).get(name)
+        if own is None or self.batching is None:
+            return replace(self, models=())
+        threads, pool = self.batching.num_batch_threads, self.batching.thread_pool_name
+        return replace(
+            self, batching=replace(own, num_batch_threads=threads, thread_pool_name=pool), models=()
+        )
 
     def word(self, name: str) -> str:
         """A batching parameter's name in the server's own words."""
@@ -103,6 +117,8 @@ class Configuration:
         """`batching` is null where it is off and "unknown" where nobody tells."""
         known = None if self.batching is None else to_dict(self.batching)
         fields: dict[str, Any] = {"batching": known if self.known else UNKNOWN, "flags": dict(self.flags)}
+        if self.models:
+            fields["models"] = {name: to_dict(parameters) for name, parameters in self.models}
         return fields if self.dialect == "tfserving" else {**fields, "dialect": self.dialect}
 
     @classmethod
@@ -111,15 +127,15 @@ class Configuration:
 
         Raises:
             BatchingParametersError: a name or a value that cannot be a batching parameter.
-            TypeError: batching or flags are no mapping.
+            TypeError: batching, flags or models are no mapping.
         """
         batching = mapping["batching"]
-        flags = mapping.get("flags") or {}
+        flags, models = mapping.get("flags") or {}, mapping.get("models") or {}
         known = batching != UNKNOWN
         dialect = mapping.get("dialect", "tfserving")
         if dialect not in get_args(Dialect):
             raise TypeError(f"dialect is {dialect!r}")
-        for name, values in (("batching", batching if known else None), ("flags", flags)):
+        for name, values in (("batching", batching if known else None), ("flags", flags), ("models", models)):
             if values is not None and not isinstance(values, Mapping):
                 raise TypeError(f"{name} is {values!r}")
         return cls(
@@ -127,6 +143,7 @@ class Configuration:
             known=known,
             dialect=dialect,
             flags=tuple(sorted((str(name), str(value)) for name, value in flags.items())),
+            models=tuple((str(name), from_dict(own)) for name, own in models.items()),
         )
 
 

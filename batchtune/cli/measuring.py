@@ -100,6 +100,21 @@ def sweep(
         resume=resume,
         quiet=quiet,
     )
+    from batchtune.cli.joint_sweep import run_joint_sweep, several_models
+
+    if several_models(asked.source):
+        given = {"--rate": rate, "--concurrency": concurrency, "--optuna-storage": optuna_storage}
+        raise typer.Exit(
+            run_joint_sweep(
+                asked.source,
+                asked.overrides,
+                results=results,
+                resume=resume,
+                json=json,
+                quiet=quiet,
+                idle=[name for name, value in given.items() if value is not None],
+            )
+        )
     raise typer.Exit(
         run_sweep(
             asked.source,

@@ -56,7 +56,12 @@ def recommend(
 ) -> None:
     """Choose from a run what to deploy for this SLO, and say why."""
     from batchtune.cli.commands.recommend import run_recommend
+    from batchtune.cli.joint_sweep import run_joint_recommend, swept_together
 
+    if swept_together(run, results=results):
+        given = {"--format": format_, "--write": write, "--slo-…": slo or None}
+        idle = [name for name, value in given.items() if value is not None]
+        raise typer.Exit(run_joint_recommend(run, results=results, json=json, idle=idle))
     raise typer.Exit(
         run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
     )

@@ -1,18 +1,22 @@
-"""How does a load of several models read: a row each, beside the others and alone, and what the server did?"""
+"""How do several models read: a load, a row each beside the others and alone, and what a sweep recommends for them?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import to_plain
+from batchtune.recommend.joint import Flood, JointRecommendation, Latency, ModelShare, Rival
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, percent
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune import policy
+from batchtune.tune.joint.load import JointAsk, JointLoad
 from batchtune.tune.trials.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")
@@ -140,3 +144,167 @@ def _load(measured: Measurement) -> str:
     if measured.concurrency is not None:
         return counted(measured.concurrency, "client")
     return f"{rounded(measured.offered_rps or 0.0)}/s"
+
+
+def print_joint(
+    chosen: JointRecommendation, *, deployment: Sequence[str], stream: TextIO | None = None
+) -> None:
+    """The answer: parameters, a row for each model, and what it rests on."""
+    console, width = console_on(stream), text_width(stream)
+    for line in (_headline(chosen), *_chosen_parameters(chosen.configuration)):
+        console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
+    table = table_of("model", "rate", "promise", "measured", "alone")
+    for share in chosen.models:
+        for at, latency in enumerate(share.latencies):
+            table.add_row(*_row(share, latency, chosen, first=at == 0))
+    print_table(console, table)
+    for line in (*_company(chosen), *_rivals(chosen), *_floods(chosen.floods), *_doubt(chosen)):
+        console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
+    console.print("Deploy:", markup=False)
+    for line in deployment:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def ask_text(ask: JointAsk) -> str:
+    """`reader alone, ×1.15`, for a line of progress."""
+    factor = f"×{rounded(ask.factor)}"
+    texts = {
+        "alone": f"{ask.of} alone, {factor}",
+        "flood": f"{ask.of} floods",
+        "together": f"together, {factor}",
+    }
+    return f"{texts[ask.kind]}, fresh" if ask.source == "confirm" else texts[ask.kind]
+
+
+def load_line(load: JointLoad) -> str:
+    """One finished load in one line."""
+    head = f"load {load.number}: {ask_text(load.ask)}"
+    if load.failure is not None:
+        return f"{head}: failed: {load.failure.splitlines()[0]}"
+    figures = "; ".join(
+        f"{name} {rounded(measurement.offered_rps or 0.0)}/s {_p95(measurement)}"
+        for name, trial in load.trials.items()
+        if (measurement := trial.measurement) is not None
+    )
+    verdict = "holds" if load.holds else "breaks an SLO"
+    if load.spoilt:
+        verdict = "spoilt by the client or the host"
+    return f"{head}: {verdict}: {figures} [{load.ask.configuration.label()}]"
+
+
+def _headline(chosen: JointRecommendation) -> str:
+    fresh = f"in {chosen.held} of {counted(chosen.fresh, 'fresh run')}"
+    how_often = fresh if chosen.fresh else "in one run of the search, and was never measured again"
+    if chosen.objective == "capacity":
+        return f"Every model kept its SLO at ×{rounded(chosen.factor)} of the stated rates, {how_often}. Use:"
+    return (
+        f"Every model kept its SLO at the stated rates, {how_often}; the tightest limit was used to "
+        f"{percentage(1.0 / chosen.score)}. Use:"
+    )
+
+
+def _chosen_parameters(configuration: Configuration) -> Iterator[str]:
+    if configuration.batching is None:
+        yield f"  all models: {configuration.label()}"
+        return
+    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
+    yield f"  shared: {shared.label()}"
+    for name, own in configuration.models:
+        yield f"  {name}: {Configuration(batching=own).label()}"
+
+
+def _row(
+    share: ModelShare, latency: Latency, chosen: JointRecommendation, *, first: bool
+) -> tuple[str, str, str, str, str]:
+    alone = "–"
+    if share.alone is not None:
+        alone = (
+            f"{rounded(share.alone.rate_rps)}/s"
+            if chosen.objective == "capacity"
+            else (f"{percentage(1.0 / share.alone.score)} of its limit")
+        )
+    return (
+        share.name if first else "",
+        f"{rounded(share.rate_rps)}/s" if first else "",
+        f"{latency.name} {rounded_duration(latency.limit_s)}",
+        _time(latency.measured_s),
+        alone if first else "",
+    )
+
+
+def _company(chosen: JointRecommendation) -> Iterator[str]:
+    """What company costs each model: the best found for it alone, against what it gets beside the others."""
+    for share in chosen.models:
+        if share.alone is None:
+            continue
+        own = share.alone.configuration.label()
+        if chosen.objective == "capacity":
+            kept = percentage(share.rate_rps / share.alone.rate_rps)
+            held = f"held {rounded(share.alone.rate_rps)}/s within its SLO"
+            cost = f": beside the others it gets {kept} of that"
+        else:
+            held, cost = f"used {percentage(1.0 / share.alone.score)} of its tightest limit", ""
+        tried = counted(share.alone.tried, "configuration")
+        yield f"{share.name} alone {held} (one run, the best of {tried} tried), with {own}{cost}."
+
+
+def _rivals(chosen: JointRecommendation) -> Iterator[str]:
+    """Whether what is best for each alone would have done."""
+    rates = f"×{rounded(chosen.factor)}" if chosen.objective == "capacity" else "the stated rates"
+    for rival in chosen.rivals:
+        if rival.kept is None:
+            continue
+        what = f"What was best for each alone, put together{_threads(rival)}"
+        if rival.kept:
+            yield f"{what}, kept every SLO at {rates} too (one run)."
+            continue
+        held = "held at no rates tried" if rival.factor is None else f"held ×{rounded(rival.factor)}"
+        search = f"; in the search it {held}" if chosen.objective == "capacity" else ""
+        yield f"{what}, broke the SLO of {' and '.join(rival.misses)} at {rates} (one run){search}."
+
+
+def _threads(rival: Rival) -> str:
+    count = None if rival.configuration.batching is None else rival.configuration.batching.num_batch_threads
+    return "" if count is None else f" on {counted(count, 'thread')}"
+
+
+def _floods(floods: Sequence[Flood]) -> Iterator[str]:
+    for flood in floods:
+        bound = "" if flood.bound is None else f" with max_enqueued_batches={flood.bound}"
+        other = "" if flood.recommended else " instead"
+        own = f" (p95 {rounded_duration(flood.p95_s)})" if math.isfinite(flood.p95_s) else ""
+        victims = "; ".join(
+            f"{victim.name} {'kept' if victim.kept else 'broke'} its SLO"
+            + (
+                f", {victim.latency.name} {_time(victim.latency.measured_s)} of "
+                f"{rounded_duration(victim.latency.limit_s)}"
+                if victim.latency
+                else ""
+            )
+            for victim in flood.victims
+        )
+        yield (
+            f"A flood of {rounded(flood.rate_rps)}/s on {flood.model}{bound}{other}, the others at their stated rates "
+            f"(one run): {percentage(flood.error_ratio)} of it failed, {rounded(flood.answered_rps)}/s were answered"
+            f"{own}; {victims}."
+        )
+
+
+def _doubt(chosen: JointRecommendation) -> Iterator[str]:
+    yield from (f"Mind: {caveat}" for caveat in chosen.caveats)
+    if not chosen.established:
+        yield (
+            f"Not established: that takes {policy.CONFIRMATIONS} fresh runs that keep every SLO; give the sweep more "
+            "time (--budget)."
+        )
+
+
+def _time(seconds: float) -> str:
+    return "–" if math.isinf(seconds) else rounded_duration(seconds)
+
+
+def _p95(measurement: Measurement) -> str:
+    seconds = measurement.latency_s["p95"].value
+    if math.isinf(seconds):
+        return f"{percentage(measurement.error_ratio)} failed"
+    return f"p95 {rounded_duration(seconds)}"

@@ -160,7 +160,8 @@ class ModelServer:
         stages = None
         try:
             if self._flags.enable_model_warmup:
-                parameters = self._control.settings.parameters_for(own)
+                settings = self._control.settings
+                parameters = settings.parameters_for(settings.own_of(name, own))
                 iterations = self._flags.num_request_iterations_for_warmup or 1
                 warm_up(model, directory, parameters, iterations=iterations)
             if declared is not None:

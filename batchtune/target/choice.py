@@ -73,8 +73,8 @@ def refuse_several_models(scenario: Scenario) -> None:
     """
     if scenario.target.models:
         raise UsageError(
-            "target.models: only `batchtune load` takes several models so far",
-            hint="load them together with `batchtune load`, or name one, target.model, and remove target.models",
+            "target.models: only `batchtune load` and `sweep` take several models so far",
+            hint="take one of the two, or name one, target.model, and remove target.models",
         )
 
 

@@ -28,7 +28,12 @@ from batchtune.target.endpoint import Endpoint, control_client, in_words, read_s
 from batchtune.target.launch.container import container_of
 from batchtune.target.launch.demand import NO_DEMAND, THREAD_LIMITS, Demand, thread_words
 from batchtune.target.launch.docker import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container
-from batchtune.target.launch.model_config import model_config_text, with_own_parameters
+from batchtune.target.launch.model_config import (
+    model_config_text,
+    own_fields,
+    own_parameters,
+    with_own_parameters,
+)
 from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_errors import meaning_of
 from batchtune.target.model_files import lies_bare, resolve_model, served_name
@@ -176,6 +181,7 @@ class TfServingTarget:
         wanted: dict[str, Any] = {"enable_batching": configuration.batching is not None}
         if configuration.batching is not None:
             wanted |= to_dict(configuration.batching)
+            wanted["models"] = own_fields(own_parameters(self._spec, configuration))
             asked = {**self._flags, **dict(configuration.flags)}
             wanted[LENGTH_BUCKETS] = asked.get(LENGTH_BUCKETS, NO_BUCKETS)
         try:
@@ -290,21 +296,17 @@ class TfServingTarget:
 
     def _several_models(self, configuration: Configuration) -> list[str]:
         """Where each of the models lies; where one has parameters of its own, with those of each beside it."""
-        models = self._spec.models
-        own_parameters = configuration.batching is not None and any(own.batching for own in models)
+        batched = own_parameters(self._spec, configuration)
         base_paths = {}
-        for own in models:
+        for own in self._spec.models:
             folder = self._scratch.path / "models" / own.name
             base_path = resolve_model(
                 own.model, framework=self._spec.framework, folder=folder, on_event=self._on_event
             )
-            batching = own.configuration(configuration).batching
-            if own_parameters and batching is not None:
-                beside = self._scratch.path / f"batched-{self._launches}" / own.name
-                base_path = with_own_parameters(base_path, beside, batching)
-            base_paths[own.name] = str(base_path)
+            beside = self._scratch.path / f"batched-{self._launches}" / own.name
+            base_paths[own.name] = str(with_own_parameters(base_path, beside, batched.get(own.name)))
         listed = f"--model_config_file={self._write('models.txt', model_config_text(base_paths))}"
-        return [listed, *(["--enable_per_model_batching_parameters=true"] if own_parameters else [])]
+        return [listed, *(["--enable_per_model_batching_parameters=true"] if batched else [])]
 
     def _batching_arguments(self, configuration: Configuration) -> list[str]:
         if configuration.batching is None:

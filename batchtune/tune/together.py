@@ -20,7 +20,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.loader import Fleet, Target
-from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.tune.trials.trial import FinishedTrial, Source, Trial
 
 READY_LIMIT_S: Final = 120.0
 """How long one load waits for the others' requests to be encoded, and asked alone where answers are expected."""
@@ -57,11 +57,14 @@ def load_together(
     *,
     first_number: int = 1,
     reason: str = "{name}",
+    source: Source = "load",
+    all_or_none: bool = False,
     on_live: Callable[[str, LiveAggregate], None] = lambda _name, _live: None,
 ) -> LoadedTogether:
     """Load these models side by side, once; `reason` names their trials, which count from `first_number`.
 
-    `on_live` is called on the threads of the loads, one at a time. Ctrl-C ends them all.
+    `all_or_none`: where one model's requests are hopelessly late the loads of all end. `on_live` is called on the
+    threads of the loads, one at a time. Ctrl-C ends them all.
 
     Raises:
         UsageError: requests that do not fit a model; the message names it.
@@ -74,12 +77,12 @@ def load_together(
             on_live(name, live)
 
     def run(load: ModelLoad, number: int) -> FinishedTrial:
-        fleet = _StartedTogether(load.fleet, start, stop)
+        fleet = _StartedTogether(load.fleet, start, stop, ends_all=all_or_none)
         bench = Bench(load.scenario, load.target, fleet, on_live=lambda _plan, live: tell(load.name, live))
         plan = Plan(
             number=number,
             configuration=load.configuration,
-            source="load",
+            source=source,
             reason=reason.format(name=load.name),
             seed=load.scenario.load.seed,
         )
@@ -117,10 +120,13 @@ def _without_server(finished: FinishedTrial) -> FinishedTrial:
 class _StartedTogether:
     """A fleet that begins to send when all the others do, and ends where one of them failed."""
 
-    def __init__(self, fleet: Fleet, start: threading.Barrier, stop: threading.Event) -> None:
+    def __init__(
+        self, fleet: Fleet, start: threading.Barrier, stop: threading.Event, *, ends_all: bool
+    ) -> None:
         self._fleet = fleet
         self._start = start
         self._stop = stop
+        self._ends_all = ends_all
         self.started = False
 
     def retire(self, name: str, why: str) -> bool:
@@ -142,6 +148,10 @@ class _StartedTogether:
             self.started = True
 
         def ends(live: LiveAggregate) -> bool:
-            return self._stop.is_set() or (should_stop is not None and should_stop(live))
+            if should_stop is not None and should_stop(live):
+                if self._ends_all:
+                    self._stop.set()
+                return True
+            return self._stop.is_set()
 
         return self._fleet.run(job, on_progress=on_progress, should_stop=ends)

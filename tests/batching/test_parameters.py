@@ -138,3 +138,15 @@ def test_a_configuration_has_a_label_and_a_plain_form() -> None:
 def test_flags_are_sorted_when_read() -> None:
     read = Configuration.from_dict({"batching": None, "flags": {"b": 1, "a": True}})
     assert read.flags == (("a", "True"), ("b", "1"))
+
+
+def test_one_model_of_several_has_its_own_parameters_and_the_shared_threads() -> None:
+    shared = BatchingParameters(max_batch_size=8, num_batch_threads=2)
+    configuration = Configuration(
+        batching=shared, flags=(("f", "1"),), models=(("a", BatchingParameters(max_batch_size=4)),)
+    )
+    assert Configuration.from_dict(configuration.to_dict()) == configuration
+    assert configuration.of_model("a").batching == BatchingParameters(max_batch_size=4, num_batch_threads=2)
+    assert configuration.of_model("b") == Configuration(batching=shared, flags=(("f", "1"),))
+    assert configuration.label() == "max_batch_size=8 num_batch_threads=2 --f=1; a: max_batch_size=4"
+    assert "models" not in Configuration(batching=shared).to_dict()

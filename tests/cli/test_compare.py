@@ -66,7 +66,9 @@ def test_several_models_are_refused_before_anything_is_asked_for_or_written(
     before = sorted(scenario.parent.iterdir())
     done = answered(*command, several, cwd=scenario.parent)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: target.models: only `batchtune load` takes several models so far\n")
+    assert done.stderr.startswith(
+        "error: target.models: only `batchtune load` and `sweep` take several models so far\n"
+    )
     assert "and remove target.models" in done.stderr
     assert sorted(scenario.parent.iterdir()) == before
 

@@ -122,7 +122,7 @@ def test_a_closed_loop_has_no_rates_and_no_number_of_requests(change: tuple[str,
 
 
 def test_what_takes_one_model_says_so() -> None:
-    with pytest.raises(UsageError, match="only `batchtune load` takes several models so far"):
+    with pytest.raises(UsageError, match="only `batchtune load` and `sweep` take several models"):
         target_of(parse_scenario(TWO))
 
 
@@ -154,3 +154,28 @@ def test_own_parameters_that_no_server_would_take_are_refused(batching: str, wor
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(OWN.replace("max_batch_size: 4", batching))
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ("space: {num_batch_threads: [1]}", "target.models.1.space.num_batch_threads: all models share it"),
+        ("space: {max_batchsize: [1]}", "target.models.1.space.max_batchsize: unknown batching parameter"),
+        ("rate: 10/s, flood: 5/s", "target.models.1.flood: a flood is more than the rate"),
+    ],
+)
+def test_a_space_or_a_flood_that_cannot_be_is_told_where_it_stands(own: str, words: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(TWO.replace("model: sequence_transformer", f"model: sequence_transformer, {own}"))
+    assert words in caught.value.message
+
+
+def test_a_capacity_of_several_models_needs_a_limit_of_each() -> None:
+    capacity = TWO.replace("objective: latency", "objective: capacity")
+    assert parse_scenario(capacity).objective == "capacity"
+    with pytest.raises(ScenarioError, match="objective capacity needs a latency limit"):
+        parse_scenario(capacity.replace("slo: {p99: 1s}\n", ""))
+    own = capacity.replace("slo: {p99: 1s}\n", "").replace(
+        "model: sequence_transformer", "model: sequence_transformer, slo: {p95: 1s}"
+    )
+    assert parse_scenario(own).objective == "capacity"

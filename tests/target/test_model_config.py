@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from batchtune.batching.parameters import BatchingParameters
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.scenario.spec.target import TargetSpec
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.startup import own_batching_parameters
-from batchtune.target.launch.model_config import OWN_PARAMETERS, model_config_text, with_own_parameters
+from batchtune.target.launch.model_config import (
+    OWN_PARAMETERS,
+    model_config_text,
+    own_fields,
+    own_parameters,
+    with_own_parameters,
+)
 
 
 @pytest.mark.parametrize("folder", ["plain", 'with "quotes" and \\', "mit Umlaut ü", "🐢"])
@@ -35,3 +43,25 @@ def test_every_version_gets_the_models_own_parameters_and_the_model_stays_as_it_
         assert own_batching_parameters(base_path / version) == BatchingParameters(max_batch_size=4)
     assert (tmp_path / "m" / "2" / OWN_PARAMETERS).read_text() == "max_batch_size { value: 9 }"
     assert not (tmp_path / "m" / "1" / OWN_PARAMETERS).exists()
+
+
+def test_own_parameters_are_those_of_the_configuration_before_those_of_the_scenario() -> None:
+    spec = TargetSpec.model_validate(
+        {
+            "models": [
+                {"name": "a", "model": "imdb_transformer", "batching": {"max_batch_size": 4}},
+                {"name": "b", "model": "resnet50"},
+            ]
+        }
+    )
+    shared = Configuration(batching=BatchingParameters(max_batch_size=16, num_batch_threads=2))
+    assert own_fields(own_parameters(spec, shared)) == {
+        "a": {"max_batch_size": 4},
+        "b": {"max_batch_size": 16},
+    }
+    joint = replace(shared, models=(("a", BatchingParameters(max_batch_size=1)),))
+    assert own_fields(own_parameters(spec, joint)) == {
+        "a": {"max_batch_size": 1},
+        "b": {"max_batch_size": 16},
+    }
+    assert own_parameters(spec, Configuration(batching=None)) == {}

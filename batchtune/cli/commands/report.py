@@ -10,7 +10,7 @@ from batchtune.archive.run import Run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment
-from batchtune.errors import BatchtuneError
+from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.report.html.page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
 
@@ -32,6 +32,11 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
     """
     kind = kind_of(run)
+    if kind == "sweep" and run.scenario().target.models:
+        raise ArchiveError(
+            f"{run.path}: a sweep of several models has no page yet",
+            hint=f"`batchtune recommend {run.path}` prints its answer",
+        )
     document = _of_sweep(run) if kind == "sweep" else measured_document(run, kind)
     return write_page(document, output or run.path / PAGE_FILE)
 

@@ -21,7 +21,7 @@ from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search import KnobField, KnobValue, ListSpace, SearchSpec
 from batchtune.scenario.spec.section import Spec
-from batchtune.scenario.spec.served_models import SHARED, check_loads
+from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.spec.target import TargetSpec, written_for_triton
 from batchtune.scenario.spec.triton_knobs import (
@@ -195,6 +195,7 @@ class Scenario(Spec):
         self._check_values()
         check_off(self.target, self.fixed, self.search.space)
         check_loads(self.target.models, self.load)
+        check_spaces(self.target.models)
         self.load.check_spread(len(self.target.endpoints))
         for at in range(len(self.target.models)):
             self._check_own_batching(at)
@@ -247,7 +248,9 @@ class Scenario(Spec):
                     at=("objective",),
                     hint="set load.arrivals to poisson, or objective to throughput",
                 )
-            case "capacity" if not self.slo.limits():
+            case "capacity" if not all(
+                (own.slo or self.slo).limits() for own in self.target.models or [self]
+            ):
                 raise problem(
                     "missing: objective capacity needs a latency limit",
                     at=("slo",),

@@ -8,10 +8,17 @@ from typing import Final
 
 from pydantic import Field
 
-from batchtune.batching.parameters import Configuration, from_dict, to_dict, validate
+from batchtune.batching.parameters import (
+    PARAMETER_NAMES,
+    Configuration,
+    did_you_mean,
+    from_dict,
+    to_dict,
+    validate,
+)
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
-from batchtune.scenario.spec.search import KnobField
+from batchtune.scenario.spec.search import KnobField, Space
 from batchtune.scenario.spec.section import ModelName, Spec
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import Count, RateRps, problem
@@ -39,17 +46,50 @@ class ServedModelSpec(Spec):
         examples=[{"max_batch_size": 4}],
     )
 
+    flood_rps: RateRps | None = Field(
+        default=None,
+        alias="flood",
+        description="of `batchtune sweep`: a rate of this model under which the others must keep their SLOs",
+        examples=["2000/s"],
+    )
+    space: dict[str, Space] = Field(
+        default_factory=dict,
+        description="of `batchtune sweep`: values to try of its parameters, in place of those of search.space, "
+        "fixed and batching",
+        examples=[{"max_batch_size": [1, 2, 4]}],
+    )
+
     def configuration(self, shared: Configuration) -> Configuration:
         """What this model is batched with by a server with these parameters; without batching nothing of it counts.
 
         Raises:
             BatchingParametersError: a name or a value that no server would accept.
         """
+        if any(name == self.name for name, _ in shared.models):
+            return shared.of_model(self.name)
         if shared.batching is None or not self.batching:
             return shared
         own = from_dict({**to_dict(shared.batching), **self.batching})
         validate(own)
         return replace(shared, batching=own)
+
+
+def check_spaces(models: Sequence[ServedModelSpec]) -> None:
+    """A model's own space has a model's own parameters, and its flood is one; raises a problem where not."""
+    for at, own in enumerate(models):
+        path = ("target", "models", at)
+        for name in own.space:
+            if name in SHARED:
+                raise problem(
+                    "all models share it", at=(*path, "space", name), hint="write it in search.space"
+                )
+            if name not in PARAMETER_NAMES:
+                hint = did_you_mean(name, [known for known in PARAMETER_NAMES if known not in SHARED])
+                raise problem("unknown batching parameter", at=(*path, "space", name), hint=hint)
+        if own.flood_rps is not None and own.rate_rps is not None and own.flood_rps <= own.rate_rps:
+            raise problem("a flood is more than the rate", at=(*path, "flood"), hint="raise it")
+        if own.flood_rps is not None and len(models) == 1:
+            raise problem("there is no other model to be flooded", at=(*path, "flood"), hint="remove it")
 
 
 def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:

@@ -67,7 +67,7 @@ class TargetSpec(Spec):
     )
     models: tuple[ServedModelSpec, ...] = Field(
         default=(),
-        description="several models of one server instead of `model`, on the same batch threads; for `batchtune load`",
+        description="several models of one server instead of `model`, on the same threads; for `load` and `sweep`",
         examples=[[{"name": "ranker", "model": "imdb_transformer", "rate": "200/s"}]],
     )
     rest_url: str | None = Field(

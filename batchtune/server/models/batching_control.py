@@ -8,7 +8,7 @@ made at the start of the process: a measurement does not depend on how its confi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -20,7 +20,9 @@ from batchtune.server.sessions.batch_record import BatchObserver
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind, SessionPool
 from batchtune.server.sessions.request import Deliver
 
-_SWITCHES = ("enable_batching", "batch_scheduler", LENGTH_BUCKETS)
+_MODELS = "models"
+_SWITCHES = ("enable_batching", "batch_scheduler", LENGTH_BUCKETS, _MODELS)
+_SHARED = ("num_batch_threads", "thread_pool_name")
 
 
 class BatchingControl:
@@ -79,13 +81,17 @@ class BatchingControl:
             shown |= {"batch_scheduler": settings.scheduler, **to_dict(settings.parameters)}
         if settings.enabled and settings.length_buckets:
             shown[LENGTH_BUCKETS] = list(settings.length_buckets)
+        if settings.enabled and settings.models:
+            shown[_MODELS] = {name: to_dict(own) for name, own in settings.models.items()}
         return shown
 
     def replace(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Put other parameters in force, for every model alike; returns what then is. Blocks for milliseconds.
+        """Put other parameters in force; returns what then is. Blocks for milliseconds.
 
         `wanted` holds what `in_force` shows; enable_batching absent means true, batch_scheduler absent means the
         present one, and so length_buckets (32,64 or a list, "none"); any other field absent means the server's default.
+        They hold for every model alike, but for those that `models` names ({NAME: {max_batch_size: …}}), whose own hold
+        in place of them; the threads are shared.
         Batches under way and requests queued under the old parameters are still answered under them.
 
         Raises:
@@ -93,7 +99,8 @@ class BatchingControl:
             StatusError: the same, refused by the scheduler.
         """
         with self._lock:
-            settings = _settings(wanted, self._pool.settings)
+            served = {servable.name for servable in self._servables}
+            settings = _settings(wanted, self._pool.settings, served=served)
             pool = self._new_pool(settings)
             try:
                 opened = [(servable, servable.open_sessions(pool)) for servable in self._servables]
@@ -130,7 +137,9 @@ class BatchingControl:
         return SessionPool(settings, observer=self._observer, deliver=self._deliver)
 
 
-def _settings(wanted: Mapping[str, Any], present: BatchingSettings) -> BatchingSettings:
+def _settings(
+    wanted: Mapping[str, Any], present: BatchingSettings, *, served: Collection[str]
+) -> BatchingSettings:
     enabled = wanted.get("enable_batching", True)
     if not isinstance(enabled, bool):
         raise BatchingParametersError(f"enable_batching must be true or false; was {enabled!r}")
@@ -143,6 +152,7 @@ def _settings(wanted: Mapping[str, Any], present: BatchingSettings) -> BatchingS
         given = ", ".join(name for name in PARAMETER_NAMES if name in wanted)
         raise BatchingParametersError(f"{given} given without setting enable_batching to true")
     validate(parameters)
+    models = _own_parameters(wanted.get(_MODELS, {}), enabled=enabled, served=served)
     buckets = present.length_buckets
     if LENGTH_BUCKETS in wanted:
         buckets = parse_length_buckets(wanted[LENGTH_BUCKETS])
@@ -153,4 +163,25 @@ def _settings(wanted: Mapping[str, Any], present: BatchingSettings) -> BatchingS
         scheduler=scheduler,
         per_model=False,
         length_buckets=buckets,
+        models=models,
     )
+
+
+def _own_parameters(
+    given: object, *, enabled: bool, served: Collection[str]
+) -> dict[str, BatchingParameters]:
+    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
+        raise BatchingParametersError(f"{_MODELS} must be an object of objects, by name; was {given!r}")
+    if given and not enabled:
+        raise BatchingParametersError(f"{_MODELS} given without setting enable_batching to true")
+    own_by_name = {}
+    for name, values in given.items():
+        if name not in served:
+            known = ", ".join(sorted(served))
+            raise BatchingParametersError(f"{_MODELS}: no model {name!r} is served; served are: {known}")
+        shared = next((knob for knob in _SHARED if knob in values), None)
+        if shared is not None:
+            raise BatchingParametersError(f"{_MODELS}.{name}.{shared}: all models share it")
+        own_by_name[name] = from_dict(values)
+        validate(own_by_name[name])
+    return own_by_name

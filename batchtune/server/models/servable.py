@@ -133,7 +133,8 @@ class Servable:
         model = self._model
         if model is None:
             return {}
-        parameters = pool.settings.parameters_for(self.own_parameters)
+        own = pool.settings.own_of(self.name, self.own_parameters)
+        parameters = pool.settings.parameters_for(own)
         batched = parameters is not None
         stages = self._stages
         by_run: dict[tuple[int, bool], Session] = {}
@@ -149,7 +150,7 @@ class Servable:
                             stages.around(name, metered),
                             stages.batched_signature(name, model),
                         )
-                    by_run[key] = pool.open(signature, metered, own=self.own_parameters)
+                    by_run[key] = pool.open(signature, metered, own=own)
                 sessions[name] = by_run[key]
             model.prepare(expected_sizes(parameters), pool.settings.num_batch_threads if batched else None)
         except Exception:
@@ -190,7 +191,8 @@ class Servable:
             return "closed"
         signature = self.signatures[names[0]]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        batching = in_words(self._pool.settings, self.own_parameters)
+        settings = self._pool.settings
+        batching = in_words(settings, settings.own_of(self.name, self.own_parameters))
         staged = f"; {self._stages.in_words()}" if self._stages is not None else ""
         return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}{staged}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
@@ -49,7 +49,8 @@ class BatchingSettings:
     `per_model`: each version directory's batching_params.pbtxt replaces `parameters` but for the threads, and a
     version without one is not batched. `retry_max_time_micros` 0: a full queue fails at once.
     `default_num_batch_threads` applies where `parameters` has none. `length_buckets`: the lengths up to which requests
-    share a queue, rising, padded to the longest of their batch; () means one queue, as in TF Serving.
+    share a queue, rising, padded to the longest of their batch; () means one queue, as in TF Serving. `models` are the
+    parameters of single models by name, put in force by the tuning API in place of the files' and of `parameters`.
     """
 
     enabled: bool = False
@@ -61,6 +62,7 @@ class BatchingSettings:
     retry_delay_micros: int = 100
     default_num_batch_threads: int | None = None
     length_buckets: tuple[int, ...] = ()
+    models: Mapping[str, BatchingParameters] = field(default_factory=dict)
 
     @property
     def num_batch_threads(self) -> int:
@@ -73,7 +75,11 @@ class BatchingSettings:
         """A model's parameters, given those of its own file; None: it is not batched."""
         if not self.enabled:
             return None
-        return own if self.per_model else self.parameters
+        return own if self.per_model or self.models else self.parameters
+
+    def own_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
+        """A model's own parameters, given those of its file; by name those of every model count, where any are."""
+        return self.models.get(name, self.parameters) if self.models else file
 
 
 def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from batchtune.batching.parameters import BatchingParameters
+from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
 from batchtune.batching.tfserving import format_tfserving_text
+from batchtune.scenario.spec.target import TargetSpec
 
 OWN_PARAMETERS: Final = "batching_params.pbtxt"
 """TensorFlow Serving's name for a version's own, read with --enable_per_model_batching_parameters."""
@@ -24,12 +25,36 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
     return f"model_config_list {{\n{entries}}}\n"
 
 
-def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParameters) -> Path:
+def own_parameters(spec: TargetSpec, configuration: Configuration) -> dict[str, BatchingParameters]:
+    """What each of several models is batched with, by name; empty where all are with the same, or none is."""
+    if not (configuration.models or any(own.batching for own in spec.models)):
+        return {}
+    batched = {own.name: own.configuration(configuration).batching for own in spec.models}
+    return {name: batching for name, batching in batched.items() if batching is not None}
+
+
+def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
+    """By name the fields that are a model's own."""
+    return {name: to_dict(_without_threads(own)) for name, own in models.items()}
+
+
+def own_text(parameters: BatchingParameters) -> str:
+    """A version's own file; the threads are left out: those of the server's own file count."""
+    return format_tfserving_text(_without_threads(parameters))
+
+
+def _without_threads(parameters: BatchingParameters) -> BatchingParameters:
+    return replace(parameters, num_batch_threads=None, thread_pool_name=None)
+
+
+def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParameters | None) -> Path:
     """A base directory in `folder`: the versions of `base_path` by links, each beside batching parameters of its own.
 
-    The threads are left out: those of the server's own file count.
+    Without parameters of its own the model stays where it is.
     """
-    text = format_tfserving_text(replace(parameters, num_batch_threads=None, thread_pool_name=None))
+    if parameters is None:
+        return base_path
+    text = own_text(parameters)
     for version in base_path.iterdir():
         if not (version.is_dir() and version.name.isdigit()):
             continue

@@ -58,6 +58,21 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Company:
+    """A model's part in one load of several models.
+
+    `model` is whose trial it is, `load` the number of the load, which all its trials share; their rates are `factor`
+    times the stated ones. `alone` and `flood` are of the model `of`: nobody else is loaded, or it floods the others.
+    """
+
+    model: str
+    load: int
+    kind: Literal["together", "alone", "flood"]
+    factor: float
+    of: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One configuration under load, once.
 
@@ -69,7 +84,8 @@ class Trial:
     number of the trial, spoilt by the host or the client, that this one repeats. `error_texts` are the server's
     words, one for each class of error. `startup_s` is what a server launched for this trial took until its model was
     AVAILABLE; None: none was launched, or it does not tell. `elapsed_s` is what its sweep had spent of the budget
-    when it ended, thinking included; None: a ledger of before, or no sweep.
+    when it ended, thinking included; None: a ledger of before, or no sweep. `company` is its part in a load of several
+    models.
     """
 
     number: int
@@ -97,6 +113,7 @@ class Trial:
     error_texts: dict[str, str] = field(default_factory=dict)
     startup_s: float | None = None
     elapsed_s: float | None = None
+    company: Company | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""

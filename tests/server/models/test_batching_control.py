@@ -529,3 +529,40 @@ def test_length_buckets_are_replaced_like_parameters_and_stay_until_they_are() -
         )
 
     serve(scenario, batching(max_batch_size=2))
+
+
+def test_one_model_has_parameters_of_its_own_and_the_others_those_of_all() -> None:
+    async def scenario(server: Server) -> None:
+        own = {"max_batch_size": 1}
+        wanted = {"max_batch_size": 3, "num_batch_threads": 1, "models": {"m": own}}
+        in_force = await server.replace(wanted)
+        assert in_force["models"] == {"m": own}
+        await asyncio.gather(*(server.request() for _ in range(3)))
+        assert server.model.rows == [1, 1, 1]
+        assert "max_batch_size 1," in server.servable.summary()
+        assert "models" not in await server.replace({"max_batch_size": 3, "batch_timeout_micros": 10_000_000})
+        await asyncio.gather(*(server.request() for _ in range(3)))
+        assert server.model.rows[3:] == [3]
+
+    serve(scenario, batching(max_batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({"n": {}}, "no model 'n' is served; served are: m"),
+        ({"m": 3}, "models must be an object of objects"),
+        ({"m": {"num_batch_threads": 2}}, "models.m.num_batch_threads: all models share it"),
+        ({"m": {"max_batch_size": 0}}, "input_batch_size_limit must be positive"),
+        ({"m": {"size": 1}}, "unknown batching parameter 'size'"),
+    ],
+)
+def test_own_parameters_that_cannot_be_change_nothing(models: Any, words: str) -> None:
+    async def scenario(server: Server) -> None:
+        before = server.control.in_force()
+        with pytest.raises(BatchingParametersError) as caught:
+            await server.replace({"models": models})
+        assert words in caught.value.message
+        assert server.control.in_force() == before
+
+    serve(scenario, batching(max_batch_size=8))

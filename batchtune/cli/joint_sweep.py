@@ -1,0 +1,248 @@
+"""`batchtune sweep` of several models that share a server, and `recommend` on its run."""
+
+from __future__ import annotations
+
+import json as json_text
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.deployable import BATCHING_PARAMETERS
+from batchtune.archive.joint import own_file, write_joint
+from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, create_run, open_run
+from batchtune.cli.arguments.kept_run import asked_run
+from batchtune.cli.attached import beginning
+from batchtune.cli.commands.recommend import kept_trials
+from batchtune.errors import (
+    BatchtuneError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    TargetError,
+    UsageError,
+)
+from batchtune.load.fleet import LoadFleet
+from batchtune.recommend.joint import JointRecommendation, recommend_joint
+from batchtune.report.live import live_line, sweep_view
+from batchtune.report.several_models import ask_text, load_line, print_joint
+from batchtune.scenario.placement import placed, placed_as
+from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, unchecked_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted, percentage
+from batchtune.target.launch.demand import demand_of
+from batchtune.target.tfserving import TfServingTarget
+from batchtune.tune.joint.bench import JointBench
+from batchtune.tune.joint.load import loads_of
+from batchtune.tune.joint.space import JointSpace
+from batchtune.tune.joint.sweep import joint_sweep
+
+if TYPE_CHECKING:
+    from batchtune.report.live import View
+    from batchtune.tune.joint.load import JointAsk
+    from batchtune.tune.trials.trial import Trial
+
+
+def several_models(source: Path | ScenarioText) -> bool:
+    """Whether the scenario lists models that share a server."""
+    target = unchecked_scenario(source).get("target")
+    return isinstance(target, dict) and bool(target.get("models"))
+
+
+def swept_together(path: Path | None, *, results: Path) -> bool:
+    """Whether a run is a sweep of several models."""
+    run = open_run(path, root=results)
+    return any(trial.company is not None for trial in run.ledger())
+
+
+def run_joint_sweep(
+    path: Path | ScenarioText,
+    overrides: list[str],
+    *,
+    results: Path,
+    resume: Path | None,
+    json: bool,
+    quiet: bool,
+    idle: Sequence[str] = (),
+) -> int:
+    """The exit code: 0 established, 5 not, 3 when the models never all kept their SLOs, 130 when interrupted.
+
+    `idle` are options that were given and have no meaning here.
+    """
+    if idle:
+        hints = {"--rate": "write rate at each of target.models"}
+        raise UsageError(f"{idle[0]}: not of several models", hint=hints.get(idle[0], "leave it out"))
+    scenario = read_scenario(path, overrides=overrides)
+    _refuse(scenario)
+    run, trials = None, []
+    if resume is None:
+        scenario, placement = placed(scenario)
+    else:
+        run, scenario, placement = *_resumed(resume, scenario), ""
+        trials = kept_trials(run)
+    fault: BatchtuneError | KeyboardInterrupt | None = None
+    with sweep_view(quiet=quiet, scenario=scenario) as view:
+        for note in filter(None, (placement, beginning(scenario))):
+            view.event(note)
+        if run is None:
+            run = create_run(scenario, format_scenario(scenario), root=results)
+            run.hold()
+        view.event(f"results go to {run.path}")
+        try:
+            _search(scenario, run, trials, view)
+        except KeyboardInterrupt as interrupt:
+            fault = interrupt
+        except (TargetError, MeasurementInvalidError) as error:
+            if not any(trial.state == "complete" for trial in trials):
+                raise
+            fault = error
+    if fault is not None:
+        why = fault.message if isinstance(fault, BatchtuneError) else "interrupted"
+        kept = f"{counted(len(trials), 'trial')} kept in {run.path}; --resume {run.path} goes on"
+        print(f"{why}; {kept}", file=sys.stderr)
+    return _concluded(run, scenario, trials, fault, json=json)
+
+
+def run_joint_recommend(path: Path | None, *, results: Path, json: bool, idle: Sequence[str] = ()) -> int:
+    """The exit code: 0 established, 5 not; `idle` are options that were given and have no meaning here."""
+    if idle:
+        raise UsageError(
+            f"{idle[0]}: not of a sweep of several models",
+            hint="leave it out: the files for the server are in the run, and each model has its SLO in the scenario",
+        )
+    run = asked_run(path, results=results)
+    return _conclude(run, run.scenario(), kept_trials(run), json=json, keep=False)
+
+
+def _refuse(scenario: Scenario) -> None:
+    """What a joint search cannot do."""
+    if scenario.objective == "throughput":
+        raise UsageError(
+            "objective: throughput: several models are searched in an open loop, each with its own rate",
+            hint="set load.arrivals: poisson, a rate for each of target.models, and objective: capacity or latency",
+        )
+    if "strategy" in scenario.search.model_fields_set and scenario.search.strategy != "guided":
+        raise UsageError(
+            f"search.strategy: {scenario.search.strategy} searches one model; several have a search of their own",
+            hint="leave it out",
+        )
+    if JointSpace(scenario).size < 2:
+        raise UsageError(
+            "search.space: no parameter has two values to try", hint="add space: {max_batch_size: [1, 4, 16]}"
+        )
+    for own in scenario.target.models:
+        if not (own.slo or scenario.slo).limits():
+            raise UsageError(
+                f"target.models: {own.name} has no latency limit, by which several models are compared",
+                hint="add slo: {p95: 50ms} to it",
+            )
+    for own_scenario in scenario.of_models().values():
+        own_scenario.require_rows_fit()
+
+
+def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            TfServingTarget(scenario.target, on_event=view.event, demand=demand_of(scenario))
+        )
+        server.keep_log(run.path / SERVER_LOG)
+        fleets = {
+            own.name: stack.enter_context(
+                LoadFleet(processes=scenario.load.processes, cpus=scenario.load.cpus)
+            )
+            for own in scenario.target.models
+        }
+        head = ""
+
+        def on_ask(ask: JointAsk, spent: float) -> None:
+            nonlocal head
+            head = f"{percentage(min(spent, 1.0))} of the budget, {ask_text(ask)}"
+
+        bench = JointBench(
+            scenario,
+            server,
+            fleets,
+            on_live=lambda name, live: view.live(f"{head}: {name}: {live_line(live)}"),
+        )
+        finished_loads = joint_sweep(
+            scenario,
+            lambda ask, number, first_trial: bench.run(ask, number=number, first_trial=first_trial),
+            earlier=loads_of(trials),
+            first_trial=1 + max((trial.number for trial in trials), default=0),
+            on_ask=on_ask,
+        )
+        for finished in finished_loads:
+            for trial in finished.trials:
+                run.append(trial.trial, trial.samples)
+                trials.append(trial.trial)
+            view.event(load_line(finished.load))
+
+
+def _concluded(
+    run: Run,
+    scenario: Scenario,
+    trials: Sequence[Trial],
+    fault: BatchtuneError | KeyboardInterrupt | None,
+    *,
+    json: bool,
+) -> int:
+    """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did."""
+    try:
+        code = _conclude(run, scenario, trials, json=json, keep=True)
+    except BatchtuneError as error:
+        if fault is None:
+            raise
+        print(f"no recommendation: {error.message}", file=sys.stderr)
+        code = error.exit_code
+    if fault is None:
+        return code
+    return fault.exit_code if isinstance(fault, BatchtuneError) else 130
+
+
+def _conclude(run: Run, scenario: Scenario, trials: Sequence[Trial], *, json: bool, keep: bool) -> int:
+    try:
+        chosen = recommend_joint(loads_of(trials), scenario)
+    except BatchtuneError as error:
+        if json:
+            print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
+        raise
+    if keep:
+        write_joint(run, chosen)
+    if json:
+        print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2, allow_nan=False))
+    else:
+        print_joint(chosen, deployment=_deployment(run, chosen))
+    return 0 if chosen.established else InconclusiveError.exit_code
+
+
+def _deployment(run: Run, chosen: JointRecommendation) -> list[str]:
+    """What one does with the files; the models' own lie in their version directories."""
+    server = "tensorflow_model_server --model_config_file=MODELS"
+    configuration = chosen.configuration
+    flags = shlex.join(f"--{name}={value}" for name, value in configuration.flags)
+    if configuration.batching is None:
+        return [f"{server} {flags}".rstrip()]
+    copies = [
+        f"cp {shlex.quote(str(own_file(run, name)))} BASE_PATH_OF_{name}/VERSION/"
+        for name, _ in configuration.models
+    ]
+    file = shlex.quote(str(run.path / BATCHING_PARAMETERS))
+    words = f"--enable_batching --enable_per_model_batching_parameters --batching_parameters_file={file}"
+    return [*copies, f"{server} {words} {flags}".rstrip()]
+
+
+def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
+    """The run to go on with, and the scenario on the CPUs that it had; only its budget may differ."""
+    run = open_run(path)
+    before = run.scenario()
+    scenario = placed_as(scenario, before)
+    asked, earlier = (version.model_dump(exclude={"search": {"budget"}}) for version in (scenario, before))
+    differing = sorted(key for key in asked if asked[key] != earlier[key])
+    if differing:
+        raise UsageError(
+            f"{path} was run with another scenario; it differs in: {', '.join(differing)}",
+            hint=f"resume with {run.path / SCENARIO}, or start a new run without --resume",
+        )
+    run.hold()
+    return run, scenario

@@ -1,0 +1,107 @@
+"""What is one load of several models: which was asked for, and did every model keep its SLO?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from batchtune.batching.parameters import Configuration
+from batchtune.tune.trials.trial import Source, Trial
+
+Kind = Literal["together", "alone", "flood"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointAsk:
+    """A load that the search wants: all models at `factor` times their stated rates.
+
+    Of kind `alone` only the model `of` is loaded; of kind `flood` it is sent its flood. `block` numbers fresh runs,
+    each under a seed of its own; None: the seed of the search.
+    """
+
+    configuration: Configuration
+    factor: float
+    kind: Kind = "together"
+    of: str = ""
+    source: Source = "sampler"
+    block: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointLoad:
+    """A load that was sent, with the trial of each loaded model; `number` counts from 1."""
+
+    number: int
+    ask: JointAsk
+    trials: dict[str, Trial]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every model kept its SLO, but for one that floods."""
+        return all(_kept(trial) for trial in self.judged().values())
+
+    @property
+    def tightness(self) -> float:
+        """The largest share of a latency limit that a model used; above 1, or inf, where a promise is broken."""
+        shares = [_share(trial) for trial in self.judged().values()]
+        return max(shares, default=math.inf)
+
+    @property
+    def seconds(self) -> float:
+        return max((trial.seconds for trial in self.trials.values()), default=0.0)
+
+    @property
+    def failure(self) -> str | None:
+        return next((trial.failure for trial in self.trials.values() if trial.failure), None)
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether the client was the limit, or the host noisy, for some model: nothing is told of the server."""
+        verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
+        return bool(verdicts & {"INVALID", "NOISY"})
+
+    def judged(self) -> dict[str, Trial]:
+        flooding = self.ask.of if self.ask.kind == "flood" else ""
+        return {name: trial for name, trial in self.trials.items() if name != flooding}
+
+
+def loads_of(trials: Iterable[Trial]) -> list[JointLoad]:
+    """The loads of a ledger, in order; trials of another kind of run are passed over."""
+    grouped: dict[int, list[Trial]] = {}
+    for trial in trials:
+        if trial.company is not None:
+            grouped.setdefault(trial.company.load, []).append(trial)
+    return [_load(number, members) for number, members in sorted(grouped.items())]
+
+
+def _load(number: int, members: list[Trial]) -> JointLoad:
+    first = members[0]
+    company = first.company
+    if company is None:
+        raise ValueError(f"trial {first.number} is of no load of several models")
+    ask = JointAsk(
+        configuration=first.configuration,
+        factor=company.factor,
+        kind=company.kind,
+        of=company.of,
+        source=first.source,
+        block=first.block,
+    )
+    return JointLoad(
+        number=number, ask=ask, trials={trial.company.model: trial for trial in members if trial.company}
+    )
+
+
+def _kept(trial: Trial) -> bool:
+    verdict = None if trial.measurement is None else trial.measurement.verdict
+    return trial.state == "complete" and trial.feasible and verdict != "INVALID"
+
+
+def _share(trial: Trial) -> float:
+    if trial.state == "failed" or not trial.constraints:
+        return math.inf
+    if trial.constraints.get("errors", 0.0) > 0.0:
+        return math.inf
+    return max((1.0 + value for name, value in trial.constraints.items() if name != "errors"), default=0.0)

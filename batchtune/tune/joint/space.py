@@ -1,0 +1,166 @@
+"""Which configurations of a server of several models are there: each model's own parameters, and the shared threads?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, Configuration
+from batchtune.errors import BatchingParametersError, ScenarioError
+from batchtune.scenario.spec.knobs import configuration_of
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search import KnobValue
+from batchtune.scenario.spec.served_models import SHARED, ServedModelSpec
+
+BOUND: Final = "max_enqueued_batches"
+
+Indices = tuple[int, ...]
+"""A point: an index for each axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One parameter of one model; `model` "" is of what all share."""
+
+    model: str
+    knob: str
+    values: tuple[KnobValue, ...]
+
+
+class JointSpace:
+    """The product of each model's own axes and the shared ones.
+
+    Raises:
+        ScenarioError: a combination of values that no server would accept.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        shared = {knob: values for knob, values in scenario.search.space.items() if not _is_own(knob)}
+        own_space = {knob: values for knob, values in scenario.search.space.items() if _is_own(knob)}
+        axes = [Axis(model="", knob=knob, values=tuple(listed.values)) for knob, listed in shared.items()]
+        for own in scenario.target.models:
+            common = {knob: listed for knob, listed in own_space.items() if knob not in own.batching}
+            space = {**common, **own.space}
+            axes += [
+                Axis(model=own.name, knob=knob, values=tuple(listed.values)) for knob, listed in space.items()
+            ]
+        self.axes = tuple(axes)
+        self._check_ends()
+
+    @property
+    def shape(self) -> Indices:
+        return tuple(len(axis.values) for axis in self.axes)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def axes_of(self, model: str) -> tuple[int, ...]:
+        """The numbers of the axes that matter to one model: its own and the shared; "" means all."""
+        return tuple(at for at, axis in enumerate(self.axes) if not model or axis.model in ("", model))
+
+    def configuration(self, point: Sequence[int]) -> Configuration:
+        """What the server is given at this point.
+
+        Raises:
+            BatchingParametersError: values that no server would accept.
+        """
+        values: dict[str, dict[str, KnobValue]] = {"": {}}
+        for axis, index in zip(self.axes, point, strict=True):
+            values.setdefault(axis.model, {})[axis.knob] = axis.values[index]
+        models = {
+            own.name: self._own(own, values[""], values.get(own.name, {}))
+            for own in self._scenario.target.models
+        }
+        first = next(iter(models.values()))
+        if first.batching is None:
+            return first
+        threads = BatchingParameters(
+            num_batch_threads=first.batching.num_batch_threads,
+            thread_pool_name=first.batching.thread_pool_name,
+        )
+        own_parameters = tuple(
+            (name, replace(batched.batching, num_batch_threads=None, thread_pool_name=None))
+            for name, batched in models.items()
+            if batched.batching is not None
+        )
+        return replace(first, batching=threads, models=own_parameters)
+
+    def _own(
+        self, own: ServedModelSpec, shared: Mapping[str, KnobValue], point: Mapping[str, KnobValue]
+    ) -> Configuration:
+        searched = {*self._scenario.search.space, *own.space}
+        return configuration_of(
+            {**self._scenario.fixed, **own.batching}, {**shared, **point}, searched=searched
+        )
+
+    def random_point(self, chance: random.Random) -> Indices:
+        return tuple(chance.randrange(values) for values in self.shape)
+
+    def middle(self) -> Indices:
+        return tuple((values - 1) // 2 for values in self.shape)
+
+    def around(self, point: Indices, axes: Sequence[int], chance: random.Random) -> Iterator[Indices]:
+        """Points near this one, the nearest first: a step along an axis, two steps, a step along each of two axes."""
+        singles = [(at, step) for at in axes for step in (-1, 1)]
+        doubles = [(at, 2 * step) for at, step in singles]
+        pairs = [moves for moves in itertools.combinations(singles, 2) if moves[0][0] != moves[1][0]]
+        for group in ([(move,) for move in singles], [(move,) for move in doubles], pairs):
+            for moves in chance.sample(group, len(group)):
+                moved = list(point)
+                for at, step in moves:
+                    moved[at] += step
+                if all(0 <= index < values for index, values in zip(moved, self.shape, strict=True)):
+                    yield tuple(moved)
+
+    def side_by_side(self, points: Mapping[str, Indices]) -> list[Indices]:
+        """The own parameters of each model from its point, once with what all share from each of them."""
+        return list(
+            dict.fromkeys(
+                tuple(points[axis.model or lender][at] for at, axis in enumerate(self.axes))
+                for lender in points
+            )
+        )
+
+    def other_bounds(self, configuration: Configuration, model: str) -> list[Configuration]:
+        """The same with the longest queue of the space for one model, or with the shortest where it has that."""
+        axis = next((axis for axis in self.axes if (axis.model, axis.knob) == (model, BOUND)), None)
+        present = dict(configuration.models).get(model)
+        if axis is None or present is None or len(axis.values) < 2:
+            return []
+        values = [value for value in axis.values if isinstance(value, int)]
+        other = max(values) if present.max_enqueued_batches != max(values) else min(values)
+        own = replace(present, max_enqueued_batches=other)
+        models = tuple(
+            (name, own if name == model else other_own) for name, other_own in configuration.models
+        )
+        return [replace(configuration, models=models)]
+
+    def _check_ends(self) -> None:
+        for at, axis in enumerate(self.axes):
+            for index in {0, len(axis.values) - 1}:
+                point = [values - 1 for values in self.shape]
+                point[at] = index
+                try:
+                    self.configuration(point)
+                except BatchingParametersError as error:
+                    where = f"target.models, {axis.model}: " if axis.model else ""
+                    raise ScenarioError(f"{where}{axis.knob}: {error.message}", hint=error.hint) from error
+
+
+def side_by_side(alone: Mapping[str, Configuration]) -> list[Configuration]:
+    """What is best for each model alone put together, once with the threads and flags of each."""
+    own_by_name = {name: dict(best.models).get(name) for name, best in alone.items()}
+    models = tuple((name, own) for name, own in own_by_name.items() if own is not None)
+    if len(models) < len(alone):  # a model is best off without batching, which no single one can be
+        return []
+    return list(dict.fromkeys(replace(best, models=models) for best in alone.values()))
+
+
+def _is_own(name: str) -> bool:
+    return name in PARAMETER_NAMES and name not in SHARED

@@ -1,0 +1,92 @@
+"""How good is each configuration, by the loads of several models that it was measured under?
+
+Of a capacity the score is the highest factor of the stated rates at which every model kept its SLO; of a latency it is
+how much room the tightest of all latency limits left at the stated rates: 2 means that half of it was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchtune.batching.parameters import Configuration
+from batchtune.scenario.spec.scenario import Objective
+from batchtune.tune import policy
+from batchtune.tune.joint.load import JointLoad, Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A configuration that kept every SLO; `fresh` are the runs behind its score that were made after it was chosen.
+
+    `held` of them kept every SLO too.
+    """
+
+    configuration: Configuration
+    score: float
+    factor: float
+    fresh: int = 0
+    held: int = 0
+
+
+def score_of(load: JointLoad, objective: Objective) -> float:
+    """What one load says of its configuration; 0.0: nothing good."""
+    if objective == "capacity":
+        return load.ask.factor if load.holds else 0.0
+    room = 1.0 / load.tightness if load.tightness > 0.0 else 0.0
+    return room if load.holds else min(room, 0.999)
+
+
+def standings(
+    loads: Sequence[JointLoad], objective: Objective, *, kind: Kind = "together", of: str = ""
+) -> list[Standing]:
+    """Every configuration that held under such loads, the best first; of equals the one measured first.
+
+    One that broke an SLO under most of its floods is none.
+    """
+    flooded = {
+        load.ask.configuration for load in loads if load.ask.kind == "flood" and _floods_break(load, loads)
+    }
+    alike: dict[Configuration, list[JointLoad]] = {}
+    for load in loads:
+        if (load.ask.kind, load.ask.of) == (kind, of) and not (
+            kind == "together" and load.ask.configuration in flooded
+        ):
+            alike.setdefault(load.ask.configuration, []).append(load)
+    ranked = [standing for own in alike.values() if (standing := _standing(own, objective)) is not None]
+    return sorted(ranked, key=lambda standing: -standing.score)
+
+
+def answer_of(ranked: Sequence[Standing]) -> Standing:
+    """The best that enough fresh runs held, else the best."""
+    return next((standing for standing in ranked if standing.held >= policy.CONFIRMATIONS), ranked[0])
+
+
+def _standing(loads: Sequence[JointLoad], objective: Objective) -> Standing | None:
+    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search."""
+    for factor in sorted({load.ask.factor for load in loads}, reverse=True):
+        here = [load for load in loads if load.ask.factor == factor]
+        fresh = [load for load in here if load.ask.source == "confirm"]
+        counted = fresh or here
+        held = [load for load in counted if load.holds]
+        if 2 * len(held) <= len(counted):
+            continue
+        scores = sorted(score_of(load, objective) for load in held)
+        return Standing(
+            configuration=loads[0].ask.configuration,
+            score=scores[len(scores) // 2],
+            factor=factor,
+            fresh=len(fresh),
+            held=sum(load.holds for load in fresh),
+        )
+    return None
+
+
+def _floods_break(load: JointLoad, loads: Sequence[JointLoad]) -> bool:
+    alike = [
+        other.holds
+        for other in loads
+        if (other.ask.kind, other.ask.of, other.ask.configuration)
+        == ("flood", load.ask.of, load.ask.configuration)
+    ]
+    return 2 * sum(alike) <= len(alike)

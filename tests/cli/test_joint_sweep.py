@@ -1,0 +1,85 @@
+"""A sweep of two models on one server, to the end: launched, searched, kept, recommended, gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.in_process import answered
+from tests.cli.test_cli import batchtune
+
+EMULATED = """\
+service_time: {base_ms: %s, per_row_ms: 0.1}
+inputs: {x: {dtype: float32, shape: [2]}}
+outputs: {y: {dtype: float32, shape: [1]}}
+"""
+
+
+def two_models(folder: Path) -> Path:
+    for name, base_ms in (("quick", 1.0), ("slow", 4.0)):
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (version / "emulated.yaml").write_text(EMULATED % base_ms)
+    scenario = folder / "two.yaml"
+    scenario.write_text(
+        f"""\
+name: two
+target:
+  models:
+    - {{name: quick, model: {folder}/quick, rate: 100/s, flood: 200/s, slo: {{p95: 10s}}}}
+    - {{name: slow, model: {folder}/slow, rate: 50/s, slo: {{p95: 10s}}, space: {{max_batch_size: [2]}}}}
+load: {{arrivals: poisson, warm_up: 50ms, duration: 150ms}}
+objective: latency
+search: {{budget: {{trials: 2}}, space: {{max_batch_size: [4, 8], num_batch_threads: [1]}}}}
+fixed: {{batch_timeout_micros: 0}}
+"""
+    )
+    return scenario
+
+
+def test_two_models_are_swept_together(tmp_path: Path) -> None:
+    scenario = two_models(tmp_path)
+    done = batchtune("sweep", scenario, "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr
+    document = json.loads(done.stdout)
+    run = tmp_path / document["run"]
+    assert [model["name"] for model in document["models"]] == ["quick", "slow"]
+    assert document["configuration"]["models"]["slow"]["max_batch_size"] == 2
+    assert "max_batch_size { value: 2 }" in (run / "models/slow/batching_params.pbtxt").read_text()
+    assert "num_batch_threads { value: 1 }" in (run / "batching_parameters.txt").read_text()
+    trials = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
+    kinds = {trial["company"]["kind"] for trial in trials}
+    assert kinds == {"alone", "together", "flood"}
+    assert (run / "server.log").read_text().count(
+        "available"
+    ) == 2  # the parameters changed without a restart
+
+    again = answered("recommend", document["run"], "--json", cwd=tmp_path)
+    assert json.loads(again.stdout) == document
+    told = answered("recommend", document["run"], cwd=tmp_path)
+    assert "Every model kept its SLO at the stated rates" in told.stdout
+    assert "A flood of 200/s on quick" in told.stdout
+    refused = answered("recommend", document["run"], "--slo-p95", "1ms", cwd=tmp_path)
+    assert (refused.returncode, "--slo-…: not of a sweep of several models" in refused.stderr) == (2, True)
+    page = answered("report", document["run"], cwd=tmp_path)
+    assert (page.returncode, "a sweep of several models has no page yet" in page.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rate", "5"), ("--rate: not of several models", "write rate at each of target.models")),
+        (("--set", "search.strategy=rule"), ("search.strategy: rule searches one model",)),
+        (("--set", "objective=throughput"), ("objective",)),
+        (("--set", "search.space.max_batch_size=[4]"), ("search.space: no parameter has two values to try",)),
+    ],
+)
+def test_what_a_joint_sweep_cannot_do_is_told_before_anything_is_launched(
+    tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = answered("sweep", two_models(tmp_path), *options, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,193 @@
+"""A server of several models, event by event: a queue each, threads in turn, one device; no clock but its own.
+
+As TensorFlow's SharedBatchScheduler: an open batch may run when it is full or its timeout is over, a free thread asks the
+queues in turn, and a queue refuses a task that would need a batch beyond `max_enqueued_batches`. The device runs one batch
+at a time, in the order in which threads bring them, or any number at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchtune.batching.parameters import Configuration
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.joint.load import JointAsk, JointLoad
+from batchtune.tune.trials.trial import Company, Trial, is_feasible, violations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """τ(rows) in seconds of each model: `fixed_s` + `per_row_s` · rows; `serial`: one batch at a time."""
+
+    fixed_s: dict[str, float]
+    per_row_s: dict[str, float]
+    serial: bool = True
+
+    def batch_s(self, model: str, rows: int) -> float:
+        return self.fixed_s[model] + self.per_row_s[model] * rows
+
+
+@dataclass(slots=True)
+class _Queue:
+    size: int
+    timeout_s: float
+    bound: int
+    batches: deque[list[float]] = field(default_factory=deque)
+    opened_s: float = 0.0
+
+    def put(self, now_s: float) -> bool:
+        if self.batches and len(self.batches[-1]) < self.size:
+            self.batches[-1].append(now_s)
+            return True
+        if len(self.batches) >= self.bound:
+            return False
+        self.batches.append([now_s])
+        self.opened_s = now_s
+        return True
+
+    def ready_s(self) -> float:
+        """From when on a thread may take a batch; inf: there is none."""
+        if not self.batches:
+            return math.inf
+        if len(self.batches) > 1 or len(self.batches[0]) >= self.size:
+            return -math.inf
+        return self.opened_s + self.timeout_s
+
+
+def simulate(
+    device: Device, configuration: Configuration, rates_rps: dict[str, float], *, duration_s: float, seed: int
+) -> dict[str, tuple[np.ndarray, float]]:
+    """By model the latencies in seconds of its requests, inf for one that was refused, and the share of these."""
+    names = list(rates_rps)
+    arrivals: list[tuple[float, int]] = []
+    for at, name in enumerate(names):
+        chance = random.Random(seed * 1009 + at)
+        now_s = 0.0
+        while (now_s := now_s + chance.expovariate(rates_rps[name])) < duration_s:
+            arrivals.append((now_s, at))
+    arrivals.sort()
+    queues = [_queue(configuration, name) for name in names]
+    batching = configuration.batching
+    free = (batching.num_batch_threads if batching else None) or 2
+    latencies: list[list[float]] = [[] for _ in names]
+    running: list[tuple[float, int]] = []
+    device_free_s, turn, coming, now_s, count = 0.0, 0, 0, 0.0, 0
+    while coming < len(arrivals) or running or any(queue.batches for queue in queues):
+        events = [arrivals[coming][0]] if coming < len(arrivals) else []
+        events += [running[0][0]] if running else []
+        if free:
+            events += [max(now_s, due) for queue in queues if (due := queue.ready_s()) < math.inf]
+        now_s = min(events)
+        while coming < len(arrivals) and arrivals[coming][0] <= now_s:
+            at = arrivals[coming][1]
+            coming += 1
+            if not queues[at].put(now_s):
+                latencies[at].append(math.inf)
+        while running and running[0][0] <= now_s:
+            heapq.heappop(running)
+            free += 1
+        asked = 0
+        while free and asked < len(queues):
+            at, turn = turn, (turn + 1) % len(queues)
+            asked += 1
+            if queues[at].ready_s() > now_s:
+                continue
+            asked = 0
+            batch = queues[at].batches.popleft()
+            start_s = max(now_s, device_free_s) if device.serial else now_s
+            end_s = start_s + device.batch_s(names[at], len(batch))
+            device_free_s = end_s
+            count += 1
+            heapq.heappush(running, (end_s, count))
+            latencies[at] += [end_s - sent_s for sent_s in batch]
+            free -= 1
+    return {
+        name: (values, float(np.mean(np.isinf(values))) if len(values) else 0.0)
+        for name, own in zip(names, latencies, strict=True)
+        for values in [np.array(own)]
+    }
+
+
+def simulated_load(
+    scenario: Scenario, device: Device, ask: JointAsk, *, number: int = 1, duration_s: float = 5.0
+) -> JointLoad:
+    """What a load would have measured: trials with constraints, as the bench makes them."""
+    rates_rps = {}
+    for own in scenario.target.models:
+        if ask.kind == "alone" and own.name != ask.of:
+            continue
+        floods = ask.kind == "flood" and own.name == ask.of
+        rates_rps[own.name] = (own.flood_rps if floods else None) or (own.rate_rps or 1.0) * ask.factor
+    played = simulate(
+        device,
+        ask.configuration,
+        rates_rps,
+        duration_s=duration_s,
+        seed=scenario.load.seed + 7919 * (ask.block or 0),
+    )
+    trials = {}
+    for name, (values, error_ratio) in played.items():
+        slo = scenario.of_models()[name].slo
+        p95_s = float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0
+        broken = violations({"p95": p95_s}, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+        trials[name] = Trial(
+            number=number,
+            configuration=ask.configuration,
+            source=ask.source,
+            reason=name,
+            state="complete",
+            seconds=duration_s,
+            started_utc="",
+            seed=scenario.load.seed,
+            block=ask.block,
+            constraints=broken,
+            feasible=is_feasible(broken),
+            measurement=_measurement(values, error_ratio, duration_s=duration_s, offered_rps=rates_rps[name]),
+            company=Company(model=name, load=number, kind=ask.kind, factor=ask.factor, of=ask.of),
+        )
+    return JointLoad(number=number, ask=ask, trials=trials)
+
+
+def _measurement(
+    values: np.ndarray, error_ratio: float, *, duration_s: float, offered_rps: float
+) -> Measurement:
+    answered_rps = float(np.isfinite(values).sum()) / duration_s
+    rate = Estimate(value=answered_rps, low=answered_rps, high=answered_rps)
+    latency_s = {}
+    for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+        value = float(np.quantile(values, quantile, method="higher")) if len(values) else 0.0
+        latency_s[name] = Estimate(value=value, low=value, high=value)
+    return Measurement(
+        requests=len(values),
+        window_s=duration_s,
+        offered_rps=offered_rps,
+        concurrency=None,
+        throughput_rps=rate,
+        throughput_rows_per_s=rate,
+        goodput_rps=answered_rps,
+        latency_s=latency_s,
+        latency_mean_s=0.0,
+        error_ratio=error_ratio,
+        errors={},
+        send_lag_p99_s=0.0,
+        client_cpu_ratio=0.1,
+        client_cpu_per_request_s=1e-5,
+    )
+
+
+def _queue(configuration: Configuration, name: str) -> _Queue:
+    own = configuration.of_model(name).batching
+    if own is None:
+        return _Queue(size=1, timeout_s=0.0, bound=1_000_000)
+    bound = 10 if own.max_enqueued_batches is None else own.max_enqueued_batches
+    return _Queue(
+        size=own.max_batch_size or 1000, timeout_s=(own.batch_timeout_micros or 0) / 1e6, bound=max(bound, 1)
+    )

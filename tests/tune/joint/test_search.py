@@ -1,0 +1,225 @@
+"""The joint search asks what pays, gives way to what fresh runs refute, and finds what tuning each alone does not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, ScenarioError, TargetError
+from batchtune.recommend.joint import recommend_joint
+from batchtune.scenario.reader import parse_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.joint.bench import Finished, model_scenario
+from batchtune.tune.joint.load import JointAsk, JointLoad, loads_of
+from batchtune.tune.joint.space import JointSpace, side_by_side
+from batchtune.tune.joint.standing import standings
+from batchtune.tune.joint.sweep import joint_sweep
+from batchtune.tune.trials.trial import Trial
+from tests.tune.joint.pool_simulator import Device, simulated_load
+
+DEVICE = Device(fixed_s={"ranker": 0.002, "reader": 0.004}, per_row_s={"ranker": 0.0002, "reader": 0.004})
+TEXT = """\
+name: two
+target:
+  models:
+    - {name: ranker, model: a, rate: 200/s, slo: {p95: 25ms}}
+    - {name: reader, model: b, rate: 40/s, slo: {p95: 150ms}}
+load: {arrivals: poisson, seed: 3}
+objective: capacity
+search: {budget: {trials: 24}, space: {max_batch_size: [1, 4, 16], num_batch_threads: [1, 2]}}
+fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}
+"""
+FLOODED = (
+    TEXT.replace("slo: {p95: 25ms}", "slo: {p95: 25ms}, flood: 2000/s")
+    .replace(
+        "fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}", "fixed: {batch_timeout_micros: 0}"
+    )
+    .replace("num_batch_threads: [1, 2]", "num_batch_threads: [1, 2], max_enqueued_batches: [2, 50]")
+)
+
+
+def swept(
+    scenario: Scenario,
+    *,
+    earlier: list[JointLoad] | None = None,
+    change: Callable[[JointLoad], JointLoad] = lambda load: load,
+) -> list[JointLoad]:
+    def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
+        load = simulated_load(scenario, DEVICE, ask, number=number, duration_s=2.0)
+        return Finished(load=change(load), trials=())
+
+    return [finished.load for finished in joint_sweep(scenario, run, earlier=earlier or [])]
+
+
+def test_each_model_has_its_own_axes_and_all_share_the_threads() -> None:
+    space = JointSpace(parse_scenario(TEXT))
+    assert [(axis.model, axis.knob) for axis in space.axes] == [
+        ("", "num_batch_threads"),
+        ("ranker", "max_batch_size"),
+        ("reader", "max_batch_size"),
+    ]
+    configuration = space.configuration((1, 2, 0))
+    ranker, reader = (configuration.of_model(name).batching for name in ("ranker", "reader"))
+    assert ranker is not None
+    assert reader is not None
+    assert (ranker.max_batch_size, reader.max_batch_size) == (16, 1)
+    assert ranker.num_batch_threads == reader.num_batch_threads == 2
+    assert ranker.max_enqueued_batches == 100
+    assert space.size == 18
+    assert len({space.configuration(point) for point in itertools.product(*map(range, space.shape))}) == 18
+
+
+def test_a_models_own_space_and_what_it_fixes_stand_before_those_of_all() -> None:
+    own = TEXT.replace("slo: {p95: 150ms}", "slo: {p95: 150ms}, space: {max_batch_size: [1, 2]}").replace(
+        "slo: {p95: 25ms}", "slo: {p95: 25ms}, batching: {max_batch_size: 8}"
+    )
+    space = JointSpace(parse_scenario(own))
+    assert [(axis.model, axis.values) for axis in space.axes] == [("", (1, 2)), ("reader", (1, 2))]
+    ranker = space.configuration((0, 1)).of_model("ranker").batching
+    assert ranker is not None
+    assert ranker.max_batch_size == 8
+
+
+def test_a_value_that_no_server_takes_names_the_model() -> None:
+    with pytest.raises(
+        ScenarioError, match="reader: max_batch_size: input_batch_size_limit must be positive"
+    ):
+        JointSpace(
+            parse_scenario(
+                TEXT.replace("slo: {p95: 150ms}", "slo: {p95: 150ms}, space: {max_batch_size: [0, 2]}")
+            )
+        )
+
+
+def test_it_beats_what_is_best_for_each_alone_where_they_compete_and_says_so() -> None:
+    scenario = parse_scenario(TEXT)
+    loads = swept(scenario)
+    chosen = recommend_joint(loads, scenario)
+    assert chosen.established
+    assert (chosen.fresh, chosen.held) == (3, 3) or chosen.held > chosen.fresh // 2
+    reader = chosen.configuration.of_model("reader").batching
+    assert reader is not None
+    alone = {share.name: share.alone for share in chosen.models}
+    best_alone = alone["reader"]
+    assert best_alone is not None
+    assert best_alone.configuration.batching is not None
+    assert best_alone.configuration.batching.max_batch_size == 16
+    assert reader.max_batch_size is not None
+    assert reader.max_batch_size < 16
+    assert all(share.alone and share.rate_rps < share.alone.rate_rps for share in chosen.models)
+    (rival, *_) = chosen.rivals
+    assert rival.kept is False
+    assert rival.factor is None or rival.factor < chosen.factor
+
+
+def test_the_same_answers_make_the_same_asks_so_that_an_interrupted_sweep_goes_on() -> None:
+    scenario = parse_scenario(TEXT)
+    whole = swept(scenario)
+    rest = swept(scenario, earlier=whole[:20])
+    assert [load.ask for load in rest] == [load.ask for load in whole[20:]]
+    assert rest[0].number == 21
+
+
+def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> None:
+    scenario = parse_scenario(TEXT)
+
+    def lucky(load: JointLoad) -> JointLoad:
+        """Every fresh run above ×0.5 breaks."""
+        if load.ask.source != "confirm" or load.ask.factor <= 0.5:
+            return load
+        broken = {name: replace(trial, feasible=False) for name, trial in load.trials.items()}
+        return replace(load, trials=broken)
+
+    loads = swept(scenario, change=lucky)
+    refuted = [load for load in loads if load.ask.source == "confirm" and load.ask.kind == "together"]
+    assert refuted[1].ask.factor < refuted[0].ask.factor
+    chosen = recommend_joint(loads, scenario)
+    assert not chosen.established or chosen.factor <= 0.5
+
+
+def test_a_point_that_leads_must_stand_every_flood_and_the_queue_bound_is_shown() -> None:
+    scenario = parse_scenario(FLOODED)
+    loads = swept(scenario)
+    flooding = [load for load in loads if load.ask.kind == "flood"]
+    assert flooding
+    chosen = recommend_joint(loads, scenario)
+    with_bound = [flood for flood in chosen.floods if flood.recommended]
+    others = [flood for flood in chosen.floods if not flood.recommended]
+    assert [flood.model for flood in with_bound] == ["ranker"]
+    assert all(victim.kept for victim in with_bound[0].victims)
+    assert {flood.bound for flood in (*with_bound, *others)} == {2, 50}
+
+
+def test_a_configuration_that_breaks_under_a_flood_is_no_answer() -> None:
+    scenario = parse_scenario(FLOODED)
+
+    def drown(load: JointLoad) -> JointLoad:
+        if load.ask.kind != "flood":
+            return load
+        trials = {name: replace(trial, feasible=False) for name, trial in load.trials.items()}
+        return replace(load, trials=trials)
+
+    with pytest.raises(NoFeasibleConfigurationError, match="under a flood of ranker"):
+        recommend_joint(swept(scenario, change=drown), scenario)
+
+
+def test_a_latency_is_the_room_that_the_tightest_limit_leaves() -> None:
+    scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
+    loads = swept(scenario)
+    assert {load.ask.factor for load in loads} == {1.0}
+    ranked = standings(loads, "latency")
+    assert ranked[0].score == max(standing.score for standing in ranked)
+    assert recommend_joint(loads, scenario).factor == 1.0
+
+
+def test_slos_that_are_never_kept_together_are_told_as_such() -> None:
+    scenario = parse_scenario(TEXT.replace("p95: 25ms", "p95: 1ms"))
+    with pytest.raises(NoFeasibleConfigurationError, match="never kept their SLOs together"):
+        recommend_joint(swept(scenario), scenario)
+
+
+def test_no_load_of_all_models_is_no_answer() -> None:
+    scenario = parse_scenario(TEXT)
+    alone = [load for load in swept(scenario) if load.ask.kind == "alone"]
+    with pytest.raises(InconclusiveError, match="nothing was measured with all models loaded"):
+        recommend_joint(alone, scenario)
+
+
+def test_a_server_that_never_works_ends_the_sweep() -> None:
+    def fail(load: JointLoad) -> JointLoad:
+        trials = {
+            name: replace(trial, state="failed", failure="it died", feasible=False)
+            for name, trial in load.trials.items()
+        }
+        return replace(load, trials=trials)
+
+    with pytest.raises(TargetError, match="3 loads in a row failed; the last: it died"):
+        swept(parse_scenario(TEXT), change=fail)
+
+
+def test_loads_are_put_together_again_from_the_ledger() -> None:
+    whole = swept(parse_scenario(TEXT))[:5]
+    trials = [Trial.from_dict(trial.to_dict()) for load in whole for trial in load.trials.values()]
+    assert loads_of(trials) == whole
+
+
+def test_who_floods_has_its_flood_and_no_promise_and_the_others_their_rates() -> None:
+    scenario = parse_scenario(FLOODED)
+    configuration = JointSpace(scenario).configuration(JointSpace(scenario).middle())
+    ask = JointAsk(configuration=configuration, factor=1.0, kind="flood", of="ranker")
+    ranker, reader = (model_scenario(scenario, name, ask) for name in ("ranker", "reader"))
+    assert (ranker.load.rate_rps, ranker.slo.limits()) == (2000.0, {})
+    assert (reader.load.rate_rps, reader.slo.limits()) == (40.0, {"p95": 0.15})
+    fresh = model_scenario(scenario, "reader", replace(ask, kind="together", factor=1.5, block=2))
+    assert fresh.load.rate_rps == 60.0
+    assert fresh.load.seed != reader.load.seed
+
+
+def test_best_for_each_alone_is_put_together_once_for_each_number_of_threads() -> None:
+    space = JointSpace(parse_scenario(TEXT))
+    ranker, reader = space.configuration((0, 2, 0)), space.configuration((1, 0, 1))
+    together = side_by_side({"ranker": ranker, "reader": reader})
+    assert together == [space.configuration((0, 2, 1)), space.configuration((1, 2, 1))]

@@ -21,6 +21,8 @@ from batchtune.target.launch.container import (
     container_of,
     group_cpu_s,
     group_memory_peak_bytes,
+    process_cpu_s,
+    tree_cpu_s,
     tree_memory_peak_bytes,
 )
 from batchtune.target.process import ServerProcess
@@ -158,3 +160,19 @@ def test_a_process_tells_the_most_memory_that_it_held_not_what_it_holds() -> Non
         assert peak > psutil.Process(child.pid).memory_info().rss + (48 << 20)
         child.kill()
     assert tree_memory_peak_bytes(child.pid) is None
+
+
+def test_the_cpu_time_of_a_process_is_finer_than_a_tick() -> None:
+    own = psutil.Process()
+    for _ in range(20):
+        before_s, used_s, after_s = time.process_time(), process_cpu_s(own), time.process_time()
+        assert before_s <= used_s <= after_s
+
+
+def test_a_process_that_is_gone_has_no_cpu_time() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as short:
+        process = psutil.Process(short.pid)
+        short.wait()
+    with pytest.raises(psutil.NoSuchProcess):
+        process_cpu_s(process)
+    assert tree_cpu_s(short.pid) is None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,9 @@ INSPECT_LIMIT_S: Final = 5.0
 
 REMOVE_LIMIT_S: Final = 30.0
 """An engine waits ten seconds for the container before it kills it."""
+
+_CPUCLOCK_SCHED: Final = 2
+"""Of the clocks of a process the one that counts what the scheduler gave it (linux/posix-timers.h)."""
 
 _REMOTE: Final = ("tcp://", "ssh://", "http://", "https://")
 
@@ -151,10 +156,24 @@ def tree_cpu_s(pid: int) -> float | None:
     """CPU seconds of a process and its children so far; None when it is gone."""
     try:
         root = psutil.Process(pid)
-        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        return sum(process_cpu_s(process) for process in (root, *root.children(recursive=True)))
     except psutil.Error:
         return None
-    return float(sum(used.user + used.system for used in times))
+
+
+def process_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process so far, by its own clock (clock_getcpuclockid(3)), in nanoseconds.
+
+    /proc counts them in ticks of 10 ms: of a run of 0.8 s that is several percent.
+
+    Raises:
+        psutil.Error: it is gone.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # gone, or of another PID namespace
+            return time.clock_gettime((~process.pid << 3) | _CPUCLOCK_SCHED)
+    used = process.cpu_times()
+    return float(used.user + used.system)
 
 
 def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | None:

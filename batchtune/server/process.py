@@ -171,6 +171,7 @@ class ModelServer:
                     model_name=name,
                     stage=self._flags.batching_stage,  # type: ignore[arg-type]  # its choices are checked
                     use=self._metrics.stages,
+                    options=self._backend_options,
                     observer=self._metrics,
                     deliver=self._port.deliver,
                 )

@@ -129,7 +129,7 @@ def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_
     write_program("text_classifier", tmp_path / "1", torchscript=True)
     model, declared = load_model(tmp_path / "1", CPU), read_stages_file(tmp_path / "1")
     assert declared is not None
-    plan = plan_of(declared, model, model_name="m", use=StageUse())
+    plan = plan_of(declared, model, model_name="m", use=StageUse(), options=CPU)
     texts = np.array(["Thé cat, the CAT".encode(), b"thequick " * 100, b""], dtype=object)
     assert plan.pre is not None
     embedded = plan.pre({"text": texts})["embedded"]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.server.backends.model import LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.lookup import RedisLookup, open_lookup
 from batchtune.server.stages.model_code import ModelCode, StageFunction
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
+from batchtune.server.stages.sub_model import SubModel
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
@@ -28,11 +30,10 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A stage that calls out: `ask` gets the values of a batch of keys from `source`."""
+    """A stage that calls out: `ask` gets the values of a batch of keys."""
 
     declared: LookupStage
     ask: Stage
-    source: Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class StagePlan:
     lookup: Lookup | None
     post: Stage | None
     code: ModelCode
+    opened: ExitStack
     use: StageUse
     model_name: str
     request_shapes: Mapping[str, InputShape]
@@ -78,10 +80,8 @@ class StagePlan:
         return chosen
 
     def close(self) -> None:
-        """Close what a lookup holds open, and forget the code."""
-        if self.lookup is not None and isinstance(self.lookup.source, RedisLookup):
-            self.lookup.source.close()
-        self.code.close()
+        """Close what the stages hold open, and forget the code."""
+        self.opened.close()
 
     def _of(self, specs: tuple[TensorSpec, ...], tensors: Tensors, taker: str) -> Named:
         chosen = {}
@@ -101,8 +101,15 @@ class StagePlan:
         return "pre:" if self.pre is not None else "the request:"
 
 
-def plan_of(declared: DeclaredStages, model: LoadedModel, *, model_name: str, use: StageUse) -> StagePlan:
-    """The stages of a loaded model; runs its code's files.
+def plan_of(
+    declared: DeclaredStages,
+    model: LoadedModel,
+    *,
+    model_name: str,
+    use: StageUse,
+    options: BackendOptions,
+) -> StagePlan:
+    """The stages of a loaded model; runs its code's files, loads those that are models.
 
     Raises:
         StatusError: INVALID_ARGUMENT: no such signature, or code that does not run; FAILED_PRECONDITION: a package
@@ -136,17 +143,34 @@ def plan_of(declared: DeclaredStages, model: LoadedModel, *, model_name: str, us
 
         return stage
 
-    lookup = None
-    if declared.lookup is not None:
-        source = open_lookup(declared.lookup, code)
-        lookup = Lookup(declared=declared.lookup, ask=counted("lookup", source), source=source)
+    def opened_stage(key: str, reference: str, names: Sequence[str]) -> Stage | None:
+        if not reference:
+            return None
+        if not reference.endswith("/"):
+            return counted(key, code.function(key, reference, names or None))
+        sub_model = SubModel(key, declared.path.parent / reference, options, names)
+        opened.callback(sub_model.close)
+        return counted(key, sub_model)
+
+    with ExitStack() as opened:
+        opened.callback(code.close)
+        lookup = None
+        if declared.lookup is not None:
+            source = open_lookup(declared.lookup, code)
+            if isinstance(source, RedisLookup):
+                opened.callback(source.close)
+            lookup = Lookup(declared=declared.lookup, ask=counted("lookup", source))
+        pre = opened_stage("pre", declared.pre, ())
+        post = opened_stage("post", declared.post, answers)
+        kept = opened.pop_all()
     return StagePlan(
         signature=signature,
         device=device,
-        pre=counted("pre", code.function("pre", declared.pre, None)) if declared.pre else None,
-        post=counted("post", code.function("post", declared.post, answers)) if declared.post else None,
+        pre=pre,
         lookup=lookup,
+        post=post,
         code=code,
+        opened=kept,
         use=use,
         model_name=model_name,
         request_shapes={spec.name: InputShape(signature.name, spec) for spec in signature.inputs},

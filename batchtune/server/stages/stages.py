@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from batchtune.server.backends.model import LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.batch_record import BatchObserver
 from batchtune.server.sessions.pool import Session
@@ -42,10 +42,11 @@ class ModelStages:
         model_name: str,
         stage: BatchingStage,
         use: StageUse,
+        options: BackendOptions,
         observer: BatchObserver,
         deliver: Deliver,
     ) -> None:
-        self._plan = plan_of(declared, model, model_name=model_name, use=use)
+        self._plan = plan_of(declared, model, model_name=model_name, use=use, options=options)
         self._name = declared.signature
         self._is_early = stage == "early"
         if self._is_early and (declared.lookup is not None or not declared.pre):

@@ -1,6 +1,7 @@
 """What does a `stages.yaml` beside a model declare?
 
-    pre: stages.py:preprocess                 # a function: tensors of a request -> tensors of the model
+    pre: stages.py:preprocess                 # a function: tensors of a request -> tensors of the model; or tokenizer/:
+                                              # the model of a folder of this one, by its signature serving_default
     post: stages.py:postprocess               # the model's outputs -> those of the answer
     lookup:                                   # asked between the two, in batches of its own
       inputs: {user: {dtype: string}}         # tensors that `pre` gives, or the request
@@ -48,6 +49,7 @@ _SOURCES = ("code", "redis", "emulated")
 _QUEUE_KEYS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
 _LOOKUP_KEYS = ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS)
 _CODE = re.compile(r"[A-Za-z_][\w-]*\.py:[A-Za-z_]\w*")
+_FOLDER = re.compile(r"[A-Za-z_][\w-]*/")
 _LOOKUP_ROWS, _LOOKUP_TIMEOUT_MICROS, _LOOKUP_BATCHES, _LOOKUP_THREADS = 64, 1000, 100, 2
 REDIS_TIMEOUT_MS: Final = 1000.0
 """A store that has not answered by then is not answering: requests have deadlines of seconds."""
@@ -92,7 +94,7 @@ class DeclaredStages:
     def code(self) -> dict[str, str]:
         """By key, the functions that lie in the model's folder."""
         own = {"pre": self.pre, "post": self.post, "lookup.code": self.lookup.code if self.lookup else ""}
-        return {key: reference for key, reference in own.items() if reference}
+        return {key: reference for key, reference in own.items() if _CODE.fullmatch(reference)}
 
 
 def read_stages_file(version_directory: Path) -> DeclaredStages | None:
@@ -120,8 +122,8 @@ def _declared(path: Path, document: dict[str, Any]) -> DeclaredStages:
     threads = document.get("request_threads", default_num_batch_threads())
     return DeclaredStages(
         path=path,
-        pre=_code(document, "pre", "pre"),
-        post=_code(document, "post", "post"),
+        pre=_stage(document, "pre"),
+        post=_stage(document, "post"),
         lookup=_lookup(document["lookup"]) if "lookup" in document else None,
         inputs=_tensors(document, "inputs", ("pre", "lookup")),
         outputs=_tensors(document, "outputs", ("post",)),
@@ -136,6 +138,13 @@ def _tensors(document: dict[str, Any], section: str, of: tuple[str, ...]) -> tup
     if section in document:
         raise FaultError(f"{section}: read only with {' or '.join(of)}; without, they are the model's own")
     return None
+
+
+def _stage(document: dict[str, Any], key: str) -> str:
+    reference = document.get(key)
+    if isinstance(reference, str) and _FOLDER.fullmatch(reference):
+        return reference
+    return _code(document, key, key)
 
 
 def _code(section: dict[str, Any], name: str, key: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.model import LoadedModel, Tensors
+from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
@@ -118,6 +118,7 @@ class StagedServer:
             model_name="m",
             stage=stage,
             use=self.metrics.stages,
+            options=BackendOptions(),
             observer=self.metrics,
             deliver=self.port.deliver,
         )

@@ -302,3 +302,41 @@ def test_code_that_does_not_run_is_refused_at_load_with_its_line(
         serve(write_stages(tmp_path, code=code), ask)
     assert raised.value.code == "INVALID_ARGUMENT"
     assert not (tmp_path / "__pycache__").exists()
+
+
+COUNTS = "inputs: {text: {dtype: string}}\noutputs: {x: {shape: [1]}}\n"
+
+
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_a_stage_may_be_a_model_of_a_folder_of_its_own_without_leave_to_run_code(
+    tmp_path: Path, stage: BatchingStage
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        assert (await server.text(b"abc", b"d"))["y"].tolist() == [[6.0], [2.0]]
+
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "emulated.yaml").write_text(COUNTS)
+    write_stages(tmp_path, "pre: letters/\ninputs: {text: {dtype: string}}\n", "")
+    check_allowed(declared_in(tmp_path), allow_code=False)
+    serve(tmp_path, ask, stage=stage, **ALONE)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "Could not find a model: .* is in .*letters"),
+        (COUNTS, "letters: post of stages.yaml gives no 'label'"),
+    ],
+)
+def test_a_folder_that_cannot_be_the_stage_is_refused_at_load(
+    tmp_path: Path, model: str | None, message: str
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        raise AssertionError("loaded")
+
+    (tmp_path / "letters").mkdir()
+    if model is not None:
+        (tmp_path / "letters" / "emulated.yaml").write_text(model)
+    write_stages(tmp_path, "post: letters/\noutputs: {label: {dtype: string}}\n", "")
+    with pytest.raises(StatusError, match=message):
+        serve(tmp_path, ask, **ALONE)

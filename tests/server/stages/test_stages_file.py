@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.server.backends.model import LoadedModel
+from batchtune.server.backends.model import BackendOptions, LoadedModel
 from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.stages.plan import plan_of
 from batchtune.server.stages.stages_file import read_stages_file
@@ -52,6 +52,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
             "{pre: ../stages.py:f, inputs: {x: {}}}",
             "pre: '../stages.py:f'; expected FILE.py:FUNCTION of this folder",
         ),
+        ("{pre: a/b/, inputs: {x: {}}}", "pre: 'a/b/'; expected FILE.py:FUNCTION"),
         ("{pre: 3, inputs: {x: {}}}", "pre: 3; expected FILE.py:FUNCTION"),
         ("{post: stages.py:f, outputs: {y: {}}, inputs: {x: {}}}", "inputs: read only with pre or lookup"),
         ("{pre: stages.py:f, inputs: {x: {dtype: text}}}", "inputs.x.dtype: 'text'"),
@@ -103,5 +104,5 @@ def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str
     model = LoadedModel(platform="t", signatures={"serving_default": signature}, runs={})
     declared = declared_in(write_stages(tmp_path, stages))
     with pytest.raises(StatusError) as raised:
-        plan_of(declared, model, model_name="m", use=StageUse())
+        plan_of(declared, model, model_name="m", use=StageUse(), options=BackendOptions())
     assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}: {message}")

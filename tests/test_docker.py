@@ -14,7 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from batchtune.cli.app import app
 from batchtune.scenario.reader import read_scenario
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +40,7 @@ def test_bases_are_pinned_and_images_run_as_a_user_of_their_own() -> None:
     for name, text in STAGES.items():
         base = text.split()[0]
         assert base in STAGES or re.search(r":\d+\.\d+\.\d+-", base), base
-        assert ("USER 10001" in text) == (name not in ("wheel", "base"))
+        assert text.rpartition("USER ")[2].startswith("10001") == (name not in ("wheel", "base"))
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -65,17 +67,38 @@ def test_a_compose_file_builds_what_there_is_and_waits_until_the_server_is_ready
             assert port.startswith("127.0.0.1:")
     server = services(path)["server"]
     assert "healthcheck" in server or "HEALTHCHECK" in STAGES[server["build"]["target"]]
-    assert services(path)["tuner"]["depends_on"] == {"server": {"condition": "service_healthy"}}
+    assert services(path)["tuner"]["depends_on"]["server"] == {"condition": "service_healthy"}
 
 
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
 def test_the_tuner_s_command_is_a_scenario_s(path: Path) -> None:
     words = services(path)["tuner"]["command"]
+    words = words[words[0] == "batchtune" :]
     overrides = [
         word.removeprefix("--set=").replace("${MODEL}", "m") for word in words if word.startswith("--set=")
     ]
     scenario = read_scenario(ROOT / words[1].removeprefix("/"), overrides=overrides)
     assert scenario.target.runs_already
+
+
+def test_a_fleet_s_manifests_name_one_cluster_and_what_batchtune_takes() -> None:
+    cluster, job = yaml.safe_load_all((ROOT / "docker" / "kuberay.yaml").read_text())
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (compose,) = (path for path in COMPOSE_FILES if path.name == "compose-fleet.yaml")
+    for words, head in (
+        (container["command"], f"{cluster['metadata']['name']}-head-svc"),
+        (services(compose)["tuner"]["command"], "head"),
+    ):
+        assert f"--fleet=ray://{head}:10001" in words
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        asked = CliRunner().invoke(app, ["load", "--help"], env={"COLUMNS": "200"}).output
+        assert all(flag in asked for flag in flags), flags
+    assert f"ray=={cluster['spec']['rayVersion']}" in DOCKERFILE
+    assert (
+        services(compose)["worker"]["deploy"]["replicas"]
+        == cluster["spec"]["workerGroupSpecs"][0]["replicas"]
+    )
 
 
 def test_the_command_line_s_requirements_leave_tensorflow_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
@@ -50,8 +51,7 @@ def deployment(
     if configuration.dialect == "triton":
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
-    is_own = LENGTH_BUCKETS in dict(configuration.flags) or not _is_saved_model(model)
-    server = "batchtune-model-server" if is_own else "tensorflow_model_server"
+    server = server_of(configuration, [model])
     name = served_name(scenario.target.model)
     copying, base_path = _copied(model, name) if lies_bare(model) else ("", _base_path(scenario))
     words = [f"--model_name={name}", *PORTS]
@@ -59,6 +59,13 @@ def deployment(
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
     words += [f"--{name}={value}" for name, value in configuration.flags]
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
+
+
+def server_of(configuration: Configuration, models: Iterable[Path]) -> str:
+    """TensorFlow's own, unless it cannot serve one of the models, or group requests by length."""
+    if LENGTH_BUCKETS in dict(configuration.flags) or not all(map(_is_saved_model, models)):
+        return "batchtune-model-server"
+    return "tensorflow_model_server"
 
 
 def _by_commands(target: TargetSpec, recommend: str) -> str:

@@ -16,6 +16,7 @@ from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, create_run, open_ru
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.recommend import kept_trials
+from batchtune.cli.deployment import server_of
 from batchtune.errors import (
     BatchtuneError,
     InconclusiveError,
@@ -212,14 +213,15 @@ def _conclude(run: Run, scenario: Scenario, trials: Sequence[Trial], *, json: bo
     if json:
         print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2, allow_nan=False))
     else:
-        print_joint(chosen, deployment=_deployment(run, chosen))
+        print_joint(chosen, deployment=_deployment(run, chosen, scenario))
     return 0 if chosen.established else InconclusiveError.exit_code
 
 
-def _deployment(run: Run, chosen: JointRecommendation) -> list[str]:
+def _deployment(run: Run, chosen: JointRecommendation, scenario: Scenario) -> list[str]:
     """What one does with the files; the models' own lie in their version directories."""
-    server = "tensorflow_model_server --model_config_file=MODELS"
     configuration = chosen.configuration
+    program = server_of(configuration, (Path(own.model) for own in scenario.target.models))
+    server = f"{program} --model_config_file=MODELS"
     flags = shlex.join(f"--{name}={value}" for name, value in configuration.flags)
     if configuration.batching is None:
         return [f"{server} {flags}".rstrip()]

@@ -258,8 +258,12 @@ def _rivals(chosen: JointRecommendation) -> Iterator[str]:
         if rival.kept:
             yield f"{what}, kept every SLO at {rates} too (one run)."
             continue
-        held = "held at no rates tried" if rival.factor is None else f"held ×{rounded(rival.factor)}"
-        search = f"; in the search it {held}" if chosen.objective == "capacity" else ""
+        held = (
+            "nothing lower was tried that it held"
+            if rival.factor is None
+            else f"it held ×{rounded(rival.factor)}"
+        )
+        search = f"; {held}" if chosen.objective == "capacity" else ""
         yield f"{what}, broke the SLO of {' and '.join(rival.misses)} at {rates} (one run){search}."
 
 

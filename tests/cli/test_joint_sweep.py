@@ -61,6 +61,9 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     told = answered("recommend", document["run"], cwd=tmp_path)
     assert "Every model kept its SLO at the stated rates" in told.stdout
     assert "A flood of 200/s on quick" in told.stdout
+    assert (
+        "batchtune-model-server --model_config_file=MODELS" in told.stdout
+    )  # an emulated device is no SavedModel
     refused = answered("recommend", document["run"], "--slo-p95", "1ms", cwd=tmp_path)
     assert (refused.returncode, "--slo-…: not of a sweep of several models" in refused.stderr) == (2, True)
     page = answered("report", document["run"], cwd=tmp_path)

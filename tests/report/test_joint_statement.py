@@ -89,8 +89,7 @@ def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does
             "beside the others it gets 50 % of that."
         ),
         (
-            "What was best for each alone, put together on 2 threads, broke the SLO of ranker at ×1.5 (one run); in the "
-            "search it held ×1.1."
+            "What was best for each alone, put together on 2 threads, broke the SLO of ranker at ×1.5 (one run); it held ×1.1."
         ),
         (
             "A flood of 2,000/s on ranker with max_enqueued_batches=4, the others at their stated rates (one run): 40 % of it "

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
-from batchtune.tune.joint.load import JointAsk, JointLoad, Kind
-from batchtune.tune.joint.space import Indices, JointSpace, side_by_side
+from batchtune.tune.joint.descent import Descent, Goal
+from batchtune.tune.joint.load import JointAsk, JointLoad
+from batchtune.tune.joint.space import Indices, JointSpace, Moves
 from batchtune.tune.joint.standing import Standing, answer_of, score_of, standings
 from batchtune.tune.trials.trial import Source
 
@@ -38,10 +39,13 @@ RESOLUTION: Final = 1.02
 RESOLUTION_ALONE: Final = 1.1
 """The same of a model alone, which is nothing that anybody deploys."""
 
+WORST_TIGHTNESS: Final = 10.0
+"""How far a limit was broken tells where to go next, up to here."""
+
 SMALLEST_FACTOR: Final = 1.0 / 64.0
 LARGEST_FACTOR: Final = 1024.0
 
-ALONE_SHARE: Final = 0.3
+ALONE_SHARE: Final = 0.2
 """Of the budget, for all models alone together."""
 
 FIRST_SHARE: Final = 0.65
@@ -60,15 +64,6 @@ STEP_BACK: Final = 0.95
 """Of a factor that fresh runs refute: what is claimed instead, and measured."""
 
 Loads = Generator[JointAsk, JointLoad, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Goal:
-    """Whom a descent serves: all models (`of` ""), or one alone; `share` of the budget ends it."""
-
-    kind: Kind
-    of: str
-    share: float
 
 
 class JointSearch:
@@ -92,16 +87,16 @@ class JointSearch:
         if len(self._names) > 1:
             for at, name in enumerate(self._names, 1):
                 share = ALONE_SHARE * at / len(self._names)
-                yield from self._descend(_Goal(kind="alone", of=name, share=share))
+                yield from self._descend(Goal(kind="alone", of=name, share=share))
             first = self._side_by_side()
-        led = yield from self._descend(_Goal(kind="together", of="", share=FIRST_SHARE), first=first)
+        led = yield from self._descend(Goal(kind="together", of="", share=FIRST_SHARE), first=first)
         while True:
             yield from self._confirm()
             ranked = standings(self._loads, self._objective)
             if not ranked or not self._led_by_luck(answer_of(ranked), led):
                 break
             answer = answer_of(ranked)
-            goal = _Goal(kind="together", of="", share=SEARCH_SHARE)
+            goal = Goal(kind="together", of="", share=SEARCH_SHARE)
             led = yield from self._descend(goal, incumbent=(answer.score, self._points[answer.configuration]))
         yield from self._compare()
 
@@ -110,17 +105,8 @@ class JointSearch:
         is_fresh = self._objective == "capacity" and answer.held >= policy.CONFIRMATIONS
         return is_fresh and answer.score * MORE <= led and self._spent() < SEARCH_SHARE
 
-    def best_alone(self) -> list[Configuration]:
-        """What is best for each model alone, put together; none where some model never kept its SLO alone."""
-        best = {
-            name: ranked[0].configuration
-            for name in self._names
-            if (ranked := standings(self._loads, self._objective, kind="alone", of=name))
-        }
-        return side_by_side(best) if len(best) == len(self._names) else []
-
     def _side_by_side(self) -> list[Indices]:
-        """The same as points."""
+        """What is best for each model alone, put together; none where some model never kept its SLO alone."""
         best = {
             name: self._points[ranked[0].configuration]
             for name in self._names
@@ -135,45 +121,62 @@ class JointSearch:
 
     def _descend(
         self,
-        goal: _Goal,
+        goal: Goal,
         first: Sequence[Indices] = (),
         incumbent: tuple[float, Indices | None] = (0.0, None),
     ) -> Generator[JointAsk, JointLoad, float]:
         """The score of the best point, from the `incumbent` on or from the `first` and some more."""
-        chance = random.Random(f"{self._seed} {goal.of}")
-        axes = self._space.axes_of(goal.of)
-        tried: set[Configuration] = set()
-        best = incumbent
-        randoms = [self._space.random_point(chance) for _ in range(STARTS)]
-        starts = [*first, self._space.middle(), *randoms] if best[1] is None else []
-        pending: Iterable[Indices] = starts
-        improved = True
-        while improved:
-            improved = False
-            for point in pending:
+        descent = Descent(
+            goal=goal,
+            axes=self._space.axes_of(goal.of),
+            chance=random.Random(f"{self._seed} {goal.of}"),
+            score=incumbent[0],
+            point=incumbent[1],
+        )
+        if descent.point is None:
+            randoms = [self._space.random_point(descent.chance) for _ in range(STARTS)]
+            for point in (*first, self._space.middle(), *randoms):
+                yield from self._try(descent, (), point)
+        improving = True
+        while improving:
+            improving = False
+            for moves, point in self._next_points(descent):
                 if self._spent() >= goal.share:
-                    return best[0]
-                configuration = self._configuration(self._only(point, axes))
-                if (
-                    configuration is None
-                    or configuration in tried
-                    or self._is_worse(configuration, goal, best[0])
-                ):
-                    continue
-                tried.add(configuration)
-                self._points.setdefault(configuration, self._only(point, axes))
-                score = yield from self._score(configuration, goal, best[0])
-                if score > best[0]:
-                    best = (score, point)
-                    improved = pending is not starts
-                    if improved:
-                        break
-            if pending is starts:
-                improved = True
-            pending = self._next_points(best[1], axes, chance)
-        return best[0]
+                    break
+                if (yield from self._try(descent, moves, point)):
+                    improving = True
+                    break
+        return descent.score
 
-    def _is_worse(self, configuration: Configuration, goal: _Goal, than: float) -> bool:
+    def _try(self, descent: Descent, moves: Moves, point: Indices) -> Generator[JointAsk, JointLoad, bool]:
+        """Whether a point takes the lead; one that cannot is not asked."""
+        if self._spent() >= descent.goal.share:
+            return False
+        point = self._only(point, descent.axes)
+        configuration = self._configuration(point)
+        tried = configuration is None or configuration in descent.tried
+        if configuration is None or tried or self._is_worse(configuration, descent.goal, descent.score):
+            return False
+        descent.tried.add(configuration)
+        self._points.setdefault(configuration, point)
+        score = yield from self._score(configuration, descent.goal, descent.score)
+        if score <= descent.score:
+            descent.failed[moves] = min(self._loads[-1].tightness, WORST_TIGHTNESS)
+            return False
+        descent.score, descent.point, descent.last = score, point, moves
+        return True
+
+    def _next_points(self, descent: Descent) -> Iterator[tuple[Moves, Indices]]:
+        """The way that led to the best once more, then those near it, then any: the budget ends them."""
+        if descent.point is not None:
+            further = self._space.moved(descent.point, descent.last)
+            if descent.last and further is not None:
+                yield descent.last, further
+            yield from self._space.around(descent.point, descent.axes, descent.chance, failed=descent.failed)
+        for _ in range(min(self._space.size, 1000)):
+            yield (), self._space.random_point(descent.chance)
+
+    def _is_worse(self, configuration: Configuration, goal: Goal, than: float) -> bool:
         """Whether it broke under a flood, or under rates that it would have to hold."""
         if configuration in self._flooded:
             return True
@@ -182,15 +185,6 @@ class JointSearch:
             for load in self._loads
             if (load.ask.configuration, load.ask.kind, load.ask.of) == (configuration, goal.kind, goal.of)
         )
-
-    def _next_points(
-        self, best: Indices | None, axes: Sequence[int], chance: random.Random
-    ) -> Iterable[Indices]:
-        """Those near the best, then any: as many as the space has, the budget ends them."""
-        if best is not None:
-            yield from self._space.around(best, axes, chance)
-        for _ in range(min(self._space.size, 1000)):
-            yield self._space.random_point(chance)
 
     def _only(self, point: Indices, axes: Sequence[int]) -> Indices:
         """The point with the axes of other models in the middle, so that equals are not tried twice."""
@@ -204,12 +198,12 @@ class JointSearch:
             return None
 
     def _score(
-        self, configuration: Configuration, goal: _Goal, than: float
+        self, configuration: Configuration, goal: Goal, than: float
     ) -> Generator[JointAsk, JointLoad, float]:
         """A point's score; 0.0 where it is not better than `than`, or breaks an SLO under a flood."""
         ask = JointAsk(configuration=configuration, factor=1.0, kind=goal.kind, of=goal.of)
         if self._objective == "capacity":
-            ask = replace(ask, factor=than * MORE if than else 1.0)
+            ask = replace(ask, factor=than * MORE if than else self._first_factor(goal))
         load = yield from self._ask(ask)
         score = score_of(load, self._objective)
         leads = load.holds and score > than
@@ -220,6 +214,13 @@ class JointSearch:
         if self._objective != "capacity":
             return score
         return (yield from self._highest(ask, load, growth=CLIMB if than else 2.0))
+
+    def _first_factor(self, goal: Goal) -> float:
+        """Where the first point of a descent is asked: together no model gets more than it held alone."""
+        if goal.kind == "alone":
+            return 1.0
+        alone = [standings(self._loads, "capacity", kind="alone", of=name) for name in self._names]
+        return min((0.5 * ranked[0].factor for ranked in alone if ranked), default=1.0)
 
     def _highest(
         self, ask: JointAsk, load: JointLoad, *, growth: float
@@ -298,7 +299,7 @@ class JointSearch:
         if not ranked:
             return
         winner = answer_of(ranked)
-        for configuration in self.best_alone():
+        for configuration in map(self._space.configuration, self._side_by_side()):
             if configuration != winner.configuration:
                 ask = JointAsk(configuration=configuration, factor=winner.factor, source="confirm", block=1)
                 yield from self._ask(ask)

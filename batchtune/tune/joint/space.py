@@ -21,6 +21,9 @@ BOUND: Final = "max_enqueued_batches"
 Indices = tuple[int, ...]
 """A point: an index for each axis."""
 
+Moves = tuple[tuple[int, int], ...]
+"""Steps along axes: the number of each axis, and how many values further."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -105,18 +108,42 @@ class JointSpace:
     def middle(self) -> Indices:
         return tuple((values - 1) // 2 for values in self.shape)
 
-    def around(self, point: Indices, axes: Sequence[int], chance: random.Random) -> Iterator[Indices]:
-        """Points near this one, the nearest first: a step along an axis, two steps, a step along each of two axes."""
+    def around(
+        self, point: Indices, axes: Sequence[int], chance: random.Random, *, failed: Mapping[Moves, float]
+    ) -> Iterator[tuple[Moves, Indices]]:
+        """Points near this one, the nearest first: a step along an axis, two steps, a step along each of two axes.
+
+        Of equals those come first whose moves, or each of which, failed the least: by `failed`, the largest share of
+        a limit that was used then; a move that did not fail yet counts as 1.
+        """
+
+        def misses(moves: Moves) -> float:
+            return failed.get(moves) or math.prod(failed.get((move,), 1.0) for move in moves)
+
         singles = [(at, step) for at in axes for step in (-1, 1)]
         doubles = [(at, 2 * step) for at, step in singles]
-        pairs = [moves for moves in itertools.combinations(singles, 2) if moves[0][0] != moves[1][0]]
-        for group in ([(move,) for move in singles], [(move,) for move in doubles], pairs):
-            for moves in chance.sample(group, len(group)):
-                moved = list(point)
-                for at, step in moves:
-                    moved[at] += step
-                if all(0 <= index < values for index, values in zip(moved, self.shape, strict=True)):
-                    yield tuple(moved)
+        pairs: list[Moves] = [
+            moves for moves in itertools.combinations(singles, 2) if moves[0][0] != moves[1][0]
+        ]
+        groups: tuple[list[Moves], ...] = (
+            [(move,) for move in singles],
+            [(move,) for move in doubles],
+            pairs,
+        )
+        for group in groups:
+            shuffled = chance.sample(group, len(group))
+            for moves in sorted(shuffled, key=misses):
+                moved = self.moved(point, moves)
+                if moved is not None:
+                    yield moves, moved
+
+    def moved(self, point: Indices, moves: Moves) -> Indices | None:
+        """Where these moves lead; None: out of the space."""
+        indices = list(point)
+        for at, step in moves:
+            indices[at] += step
+        inside = all(0 <= index < values for index, values in zip(indices, self.shape, strict=True))
+        return tuple(indices) if inside else None
 
     def side_by_side(self, points: Mapping[str, Indices]) -> list[Indices]:
         """The own parameters of each model from its point, once with what all share from each of them."""

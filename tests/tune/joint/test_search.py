@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.bench import Finished, model_scenario
 from batchtune.tune.joint.load import JointAsk, JointLoad, loads_of
-from batchtune.tune.joint.space import JointSpace, side_by_side
+from batchtune.tune.joint.space import JointSpace, Moves, side_by_side
 from batchtune.tune.joint.standing import standings
 from batchtune.tune.joint.sweep import joint_sweep
 from batchtune.tune.trials.trial import Trial
@@ -223,3 +224,35 @@ def test_best_for_each_alone_is_put_together_once_for_each_number_of_threads() -
     ranker, reader = space.configuration((0, 2, 0)), space.configuration((1, 0, 1))
     together = side_by_side({"ranker": ranker, "reader": reader})
     assert together == [space.configuration((0, 2, 1)), space.configuration((1, 2, 1))]
+
+
+def test_where_the_leader_led_by_luck_points_that_broke_above_it_are_asked_again() -> None:
+    scenario = parse_scenario(TEXT.replace("trials: 24", "trials: 90"))
+    lucky = JointSpace(scenario).configuration((0, 2, 2))
+
+    def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
+        helped = ask.configuration == lucky and ask.source != "confirm" and ask.kind == "together"
+        truly = replace(ask, factor=ask.factor / 1.5) if helped else ask
+        load = simulated_load(scenario, DEVICE, truly, number=number, duration_s=2.0)
+        return Finished(load=replace(load, ask=ask), trials=())
+
+    loads = [finished.load for finished in joint_sweep(scenario, run)]
+    together = [load for load in loads if load.ask.kind == "together"]
+    first_fresh = next(at for at, load in enumerate(together) if load.ask.source == "confirm")
+    broke = {load.ask.configuration for load in together[:first_fresh] if not load.holds}
+    again = [load for load in together[first_fresh:] if load.ask.source != "confirm"]
+    assert any(load.ask.configuration in broke and load.holds for load in again)
+    assert recommend_joint(loads, scenario).configuration != lucky
+
+
+def test_points_near_the_best_come_nearest_first_and_what_failed_far_comes_later() -> None:
+    space = JointSpace(parse_scenario(TEXT))
+    failed: dict[Moves, float] = {((0, 1),): 3.0, ((1, -1),): 1.2}
+    near = list(space.around((0, 1, 1), (0, 1, 2), random.Random(1), failed=failed))
+    assert [len(moves) for moves, _ in near] == sorted(len(moves) for moves, _ in near)
+    singles = [moves for moves, _ in near if len(moves) == 1]
+    assert singles[-2:] == [((1, -1),), ((0, 1),)]
+    pairs = [moves for moves, _ in near if len(moves) == 2]
+    assert ((0, 1), (1, -1)) in pairs[-1:]
+    assert space.moved((0, 1, 1), ((0, 1), (2, -1))) == (1, 1, 0)
+    assert space.moved((0, 1, 1), ((0, -1),)) is None

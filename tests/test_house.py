@@ -30,8 +30,6 @@ NAMED_AFTER_NOTHING = {
     "cli": 21,
     "load": 1,
     "measure": 10,
-    "recommend": 57,
-    "report": 84,
     "scenario": 3,
     "server": 49,
     "target": 7,

@@ -64,13 +64,13 @@ def alternatives_to(
         return (), ()
     noise = _noise(pooled)
     compared = [
-        (one, _compared(one, chosen))
-        for one in pooled
-        if one.feasible and one is not chosen and is_inside(one, scenario)
+        (candidate, _compared(candidate, chosen))
+        for candidate in pooled
+        if candidate.feasible and candidate is not chosen and is_inside(candidate, scenario)
     ]
     beyond = [
-        (other, _beyond(other, one, chosen, noise))
-        for one, other in compared
+        (other, _beyond(other, candidate, chosen, noise))
+        for candidate, other in compared
         if math.isfinite(other.throughput_ratio) and math.isfinite(other.p95_ratio)
     ]
     better = tuple(
@@ -89,10 +89,12 @@ def alternatives_to(
     return tuple(sorted(front, key=lambda other: other.p95_s)), better
 
 
-def _beyond(other: Alternative, one: Pooled, chosen: Pooled, noise: tuple[float, float]) -> tuple[int, int]:
+def _beyond(
+    other: Alternative, candidate: Pooled, chosen: Pooled, noise: tuple[float, float]
+) -> tuple[int, int]:
     """Whether throughput and p95 are better (1), worse (-1), or not to be told apart (0)."""
-    fresh = one.confirmations > 0 and chosen.confirmations > 0
-    ours, theirs = (len(of.runs if fresh else of.searched or of.runs) for of in (chosen, one))
+    fresh = candidate.confirmations > 0 and chosen.confirmations > 0
+    ours, theirs = (len(of.runs if fresh else of.searched or of.runs) for of in (chosen, candidate))
     error = math.sqrt(1.0 / ours + 1.0 / theirs)
     signs = []
     for ahead, sd in ((math.log(other.throughput_ratio), noise[0]), (-math.log(other.p95_ratio), noise[1])):
@@ -103,24 +105,27 @@ def _beyond(other: Alternative, one: Pooled, chosen: Pooled, noise: tuple[float,
 
 def _noise(pooled: Sequence[Pooled]) -> tuple[float, float]:
     """Standard deviations between runs of log throughput and log p95."""
-    rates = [[run.throughput_rps.value for run in one.repeats] for one in pooled]
-    p95s = [[run.latency_s["p95"].value for run in one.repeats if "p95" in run.latency_s] for one in pooled]
+    rates = [[run.throughput_rps.value for run in candidate.repeats] for candidate in pooled]
+    p95s = [
+        [run.latency_s["p95"].value for run in candidate.repeats if "p95" in run.latency_s]
+        for candidate in pooled
+    ]
     return (
         spread(rates, prior_sd=policy.THROUGHPUT_PRIOR_SD).sd,
         spread(p95s, prior_sd=policy.LATENCY_PRIOR_SD).sd,
     )
 
 
-def _compared(one: Pooled, chosen: Pooled) -> Alternative:
-    fresh = one.confirmations > 0 and chosen.confirmations > 0
-    theirs, ours = (_figures(of.runs if fresh else of.searched or of.runs) for of in (one, chosen))
+def _compared(candidate: Pooled, chosen: Pooled) -> Alternative:
+    fresh = candidate.confirmations > 0 and chosen.confirmations > 0
+    theirs, ours = (_figures(of.runs if fresh else of.searched or of.runs) for of in (candidate, chosen))
     return Alternative(
-        configuration=one.configuration,
+        configuration=candidate.configuration,
         throughput_rps=theirs[0],
         p95_s=theirs[1],
         throughput_ratio=theirs[0] / ours[0],
         p95_ratio=theirs[1] / ours[1],
-        confirmations=one.confirmations,
+        confirmations=candidate.confirmations,
     )
 
 

@@ -55,13 +55,13 @@ def choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Choi
 
 
 def _choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Choice:
-    pooled = [_discounted(one) for one in pool(trials, scenario=scenario, slo=slo)]
+    pooled = [_discounted(candidate) for candidate in pool(trials, scenario=scenario, slo=slo)]
     references = _references(trials, pooled)
-    inside = [one for one in pooled if is_inside(one, scenario)]
+    inside = [candidate for candidate in pooled if is_inside(candidate, scenario)]
     ranked = _ranked(inside, scenario=scenario)
     if not ranked:
         return Choice(pooled=pooled, inside=inside, references=references, chosen=None, batched=None)
-    batched = next((one for one in ranked if one.configuration.batching is not None), None)
+    batched = next((candidate for candidate in ranked if candidate.configuration.batching is not None), None)
     chosen, name, gain = _simpler(ranked, batched, references, pooled=pooled, scenario=scenario)
     return Choice(
         pooled=pooled,
@@ -75,18 +75,18 @@ def _choose(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> Cho
     )
 
 
-def _discounted(one: Pooled) -> Pooled:
+def _discounted(candidate: Pooled) -> Pooled:
     """A capacity that no fresh run confirms counts less, and is stated so: the best of many such is too good."""
-    if one.claim is None or one.claim.established or not one.feasible:
-        return one
-    return replace(one, value=policy.UNCONFIRMED_SHARE * one.value)
+    if candidate.claim is None or candidate.claim.established or not candidate.feasible:
+        return candidate
+    return replace(candidate, value=policy.UNCONFIRMED_SHARE * candidate.value)
 
 
 def _ranked(inside: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
     """Of a capacity all claims count alike once discounted; else those confirmed come first."""
     if scenario.objective != "capacity":
         return leaders(inside, scenario=scenario)
-    return simplest_first([one for one in inside if one.feasible], scenario=scenario)
+    return simplest_first([candidate for candidate in inside if candidate.feasible], scenario=scenario)
 
 
 def _simpler(
@@ -134,15 +134,17 @@ def _better_outside(chosen: Pooled, pooled: Sequence[Pooled], *, scenario: Scena
     """What is better than the choice by INDIFFERENCE at least, but outside the space."""
     bar = merit(chosen.value, scenario) + policy.INDIFFERENCE
     better = [
-        one
-        for one in pooled
-        if one.feasible and not is_inside(one, scenario) and merit(one.value, scenario) > bar
+        candidate
+        for candidate in pooled
+        if candidate.feasible
+        and not is_inside(candidate, scenario)
+        and merit(candidate.value, scenario) > bar
     ]
-    return max(better, key=lambda one: merit(one.value, scenario), default=None)
+    return max(better, key=lambda candidate: merit(candidate.value, scenario), default=None)
 
 
 def _references(trials: Sequence[Trial], pooled: Sequence[Pooled]) -> dict[str, Pooled]:
-    by_configuration = {one.configuration: one for one in pooled}
+    by_configuration = {candidate.configuration: candidate for candidate in pooled}
     return {
         trial.source: by_configuration[trial.configuration]
         for trial in trials
@@ -159,8 +161,10 @@ def _under_another(
     c is kept while v(c) ≥ share · M. Else M is stated, less by `share` where c was tried so high that some looser SLO
     may keep c. What the sweep's own SLO gets bounds all that is stricter.
     """
-    feasible = [one for one in other.pooled if one.feasible and is_inside(one, scenario)]
-    best = max(feasible, key=lambda one: one.value)
+    feasible = [
+        candidate for candidate in other.pooled if candidate.feasible and is_inside(candidate, scenario)
+    ]
+    best = max(feasible, key=lambda candidate: candidate.value)
     share = 1.0 - policy.INDIFFERENCE
     kept = None if own.chosen is None else _same(own.chosen, feasible)
     if kept is not None and kept.value >= share * best.value:
@@ -175,10 +179,13 @@ def _under_another(
     return replace(
         other,
         chosen=chosen,
-        pooled=[chosen if one.configuration == chosen.configuration else one for one in other.pooled],
+        pooled=[
+            chosen if candidate.configuration == chosen.configuration else candidate
+            for candidate in other.pooled
+        ],
         references={
-            name: chosen if one.configuration == chosen.configuration else one
-            for name, one in other.references.items()
+            name: chosen if candidate.configuration == chosen.configuration else candidate
+            for name, candidate in other.references.items()
         },
         batched=chosen if chosen.configuration.batching is not None else other.batched,
         outside=_better_outside(chosen, other.pooled, scenario=scenario),
@@ -196,9 +203,9 @@ def is_stricter(slo: SloSpec, other: SloSpec) -> bool:
 
 
 def _same(wanted: Pooled, among: Sequence[Pooled]) -> Pooled | None:
-    return next((one for one in among if one.configuration == wanted.configuration), None)
+    return next((candidate for candidate in among if candidate.configuration == wanted.configuration), None)
 
 
-def _highest_tried_rps(one: Pooled, trials: Sequence[Trial], slo: SloSpec) -> float:
-    mine = [trial for trial in trials if trial.configuration == one.configuration]
+def _highest_tried_rps(candidate: Pooled, trials: Sequence[Trial], slo: SloSpec) -> float:
+    mine = [trial for trial in trials if trial.configuration == candidate.configuration]
     return max((rung.rate_rps for rung in rungs_of(mine, slo)), default=0.0)

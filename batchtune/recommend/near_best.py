@@ -43,9 +43,9 @@ def near_best_of_measured(chosen: Pooled, pooled: Sequence[Pooled], *, scenario:
     """
     if len(pooled) < 2:
         return None
-    judged = {repr(one.point) for one in pooled if one.point is not None}
+    judged = {repr(candidate.point) for candidate in pooled if candidate.point is not None}
     whole = len(judged) >= Space(scenario).size
-    rivals = [one for one in pooled if one.feasible and one is not chosen]
+    rivals = [candidate for candidate in pooled if candidate.feasible and candidate is not chosen]
     noise = run_noise(pooled, scenario=scenario)
     generator = np.random.default_rng(_SEED)
     sd = noise.sd * np.sqrt(noise.degrees / generator.chisquare(noise.degrees, DRAWS))

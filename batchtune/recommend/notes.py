@@ -52,7 +52,10 @@ def notes_of(
             f"not confirmed by fresh runs: the figures are from {counted(len(chosen.runs), 'run')} of the search, "
             "and the best of many such is often too good"
         )
-    if not any(one.configuration.batching is not None and is_inside(one, scenario) for one in choice.pooled):
+    if not any(
+        candidate.configuration.batching is not None and is_inside(candidate, scenario)
+        for candidate in choice.pooled
+    ):
         notes.append("no point of the search space was measured: the reference points took the time")
     if scenario.objective == "capacity" and promised != scenario.slo:
         notes.append("the capacity for an SLO that was not searched, read from the rates tried")

@@ -77,41 +77,54 @@ def promises_of(latency_s: Mapping[str, Estimate], slo: SloSpec) -> tuple[Promis
 
 
 def reference_of(
-    name: str, one: Pooled, pooled: Sequence[Pooled], *, beside: Pooled, speed_sd: float, scenario: Scenario
+    name: str,
+    candidate: Pooled,
+    pooled: Sequence[Pooled],
+    *,
+    beside: Pooled,
+    speed_sd: float,
+    scenario: Scenario,
 ) -> Reference:
     """A reference point's figures as they are stated `beside` the recommended ones, on a host that drifts as it did."""
-    measured, drift = measurements_of(one), drift_of(one, speed_sd, scenario=scenario)
+    measured, drift = measurements_of(candidate), drift_of(candidate, speed_sd, scenario=scenario)
     return Reference(
         name=name,
-        configuration=one.configuration,
-        throughput_rps=predicted(one, pooled, lambda run: run.throughput_rps, drift_sd=drift.rate_sd),
-        latency_s=predicted_latency(one, pooled, drift_sd=drift.latency_sd),
-        runs=len(one.runs),
+        configuration=candidate.configuration,
+        throughput_rps=predicted(candidate, pooled, lambda run: run.throughput_rps, drift_sd=drift.rate_sd),
+        latency_s=predicted_latency(candidate, pooled, drift_sd=drift.latency_sd),
+        runs=len(candidate.runs),
         capacity_rps=None
-        if one.claim is None or not one.claim.rps > 0.0
+        if candidate.claim is None or not candidate.claim.rps > 0.0
         else predicted_capacity(
-            replace(one, value=_compared_rps(one, one.claim, ours=beside)), drift_sd=drift.capacity_sd
+            replace(candidate, value=_compared_rps(candidate, candidate.claim, ours=beside)),
+            drift_sd=drift.capacity_sd,
         ),
         mean_batch_rows=mean_batch_rows(measured),
-        bottleneck=usual_bottleneck(one.configuration, measured, scenario=scenario),
+        bottleneck=usual_bottleneck(candidate.configuration, measured, scenario=scenario),
         caveats=caveats_of(measured),
     )
 
 
 def predicted(
-    one: Pooled, pooled: Sequence[Pooled], figure: Callable[[RunFigures], Estimate], *, drift_sd: float = 0.0
+    candidate: Pooled,
+    pooled: Sequence[Pooled],
+    figure: Callable[[RunFigures], Estimate],
+    *,
+    drift_sd: float = 0.0,
 ) -> Estimate:
     """A rate that a fresh run will show; `drift_sd`: of the rate, with the host (see `host_drift`)."""
-    spreads = [[figure(run).value for run in each.repeats] for each in pooled]
+    spreads = [[figure(run).value for run in other.repeats] for other in pooled]
     return predict(
-        [figure(run) for run in one.runs],
+        [figure(run) for run in candidate.runs],
         repeats=spreads,
         prior_sd=policy.FRESH_THROUGHPUT_PRIOR_SD,
         drift_sd=drift_sd,
     )
 
 
-def predicted_latency(one: Pooled, pooled: Sequence[Pooled], *, drift_sd: float = 0.0) -> dict[str, Estimate]:
+def predicted_latency(
+    candidate: Pooled, pooled: Sequence[Pooled], *, drift_sd: float = 0.0
+) -> dict[str, Estimate]:
     """Each latency quantile that a fresh run will show."""
 
     def figures(runs: Sequence[RunFigures], quantile: str) -> list[Estimate]:
@@ -119,31 +132,31 @@ def predicted_latency(one: Pooled, pooled: Sequence[Pooled], *, drift_sd: float 
 
     return {
         quantile: predict(
-            figures(one.runs, quantile),
-            repeats=[[run.value for run in figures(each.repeats, quantile)] for each in pooled],
+            figures(candidate.runs, quantile),
+            repeats=[[run.value for run in figures(other.repeats, quantile)] for other in pooled],
             prior_sd=policy.FRESH_LATENCY_PRIOR_SD,
             drift_sd=drift_sd,
         )
-        for quantile in one.latency_s
+        for quantile in candidate.latency_s
     }
 
 
-def predicted_capacity(one: Pooled, *, drift_sd: float = 0.0) -> Estimate:
+def predicted_capacity(candidate: Pooled, *, drift_sd: float = 0.0) -> Estimate:
     """The capacity claimed, and a 95 % interval of where the limit is crossed, by all rates that were tried.
 
     Which rates were asked does not matter, but how near to the crossing they lie. Where the limit was kept easily and
     never missed the interval has no upper end, where nothing is known no ends at all. What fresh runs refuted bounds
     a claim that they do not establish.
     """
-    located = None if one.claim is None else one.claim.located
-    if one.claim is None or located is None:
-        return Estimate(value=one.value, low=math.nan, high=math.nan)
+    located = None if candidate.claim is None else candidate.claim.located
+    if candidate.claim is None or located is None:
+        return Estimate(value=candidate.value, low=math.nan, high=math.nan)
     half = Z_95 * math.hypot(located.sd, policy.CROSSING_RUN_SD, drift_sd)
     low, high = located.crossing_rps * math.exp(-half), located.crossing_rps * math.exp(half)
-    high = math.inf if located.says == "at least" else max(high, one.value)
-    if not one.claim.established:
-        high = min(high, one.claim.refuted_rps)
-    return Estimate(value=one.value, low=min(low, one.value), high=high)
+    high = math.inf if located.says == "at least" else max(high, candidate.value)
+    if not candidate.claim.established:
+        high = min(high, candidate.claim.refuted_rps)
+    return Estimate(value=candidate.value, low=min(low, candidate.value), high=high)
 
 
 def gain_over(ours: Pooled, other: Pooled | None, *, noise: Noise, scenario: Scenario) -> Estimate | None:
@@ -178,9 +191,9 @@ def _capacity_gain(ours: Pooled, other: Pooled, *, noise: Noise) -> Estimate | N
     if not theirs_rps > 0.0:
         return None
     sds = [
-        one.claim.located.sd
-        for one in (ours, other)
-        if one.claim is not None and one.claim.located is not None
+        side.claim.located.sd
+        for side in (ours, other)
+        if side.claim is not None and side.claim.located is not None
     ]
     half = Z_95 * math.hypot(*sds, math.sqrt(2.0) * noise.sd)
     gain = ours.value / theirs_rps
@@ -199,18 +212,20 @@ def _compared_rps(other: Pooled, claim: Claim, *, ours: Pooled) -> float:
     return theirs_rps if is_confirmed else min(theirs_rps, other.value)
 
 
-def measurements_of(one: Pooled) -> list[Measurement]:
+def measurements_of(candidate: Pooled) -> list[Measurement]:
     """Those behind its figures."""
-    return [run.trial.measurement for run in one.runs if run.trial.measurement is not None]
+    return [run.trial.measurement for run in candidate.runs if run.trial.measurement is not None]
 
 
 def caveats_of(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
     """One of each code that any of the runs has, as the last of these has it."""
-    return tuple({one.code: one for each in measured for one in each.caveats}.values())
+    return tuple({caveat.code: caveat for measurement in measured for caveat in measurement.caveats}.values())
 
 
 def mean_batch_rows(measured: Sequence[Measurement]) -> float | None:
     """Over the runs whose server tells; None: none does."""
-    told = [each.server.mean_batch_rows for each in measured if each.server is not None]
-    known = [one for one in told if one is not None]
+    batch_rows = [
+        measurement.server.mean_batch_rows for measurement in measured if measurement.server is not None
+    ]
+    known = [rows for rows in batch_rows if rows is not None]
     return sum(known) / len(known) if known else None

@@ -44,10 +44,10 @@ def explain_gain(
     """
     if batched is None:
         return absence
-    told = [_batch_cost(batched, unbatched_rows_per_s), _batch_sizes(batched)]
+    clauses = [_batch_cost(batched, unbatched_rows_per_s), _batch_sizes(batched)]
     if no_batching is not None and not no_batching.feasible:
-        told.append(_missed(no_batching, limits_s))
-    facts = "; ".join(one for one in told if one)
+        clauses.append(_missed(no_batching, limits_s))
+    facts = "; ".join(clause for clause in clauses if clause)
     if gain is None:
         return facts or "there is no run without batching to compare with"
     verdict = (
@@ -76,7 +76,7 @@ def padding_note(chosen: Pooled, trials: Sequence[Trial]) -> tuple[str, ...]:
         and LENGTH_BUCKETS not in dict(trial.configuration.flags)
         and padding_per_element(_servers([trial])) is not None
     ]
-    alike = [one for one in rivals if one.configuration.batching == chosen.configuration.batching]
+    alike = [trial for trial in rivals if trial.configuration.batching == chosen.configuration.batching]
     best = max(alike or rivals, key=_throughput_rps, default=None)
     in_one_queue = None if best is None else padding_per_element(_servers([best]))
     if best is None or in_one_queue is None:
@@ -93,10 +93,10 @@ def absence_of_batching(
     failure = failure_with_batching(trials)
     if failure is not None:
         return f"every configuration with batching failed: {failure}"
-    if any(one.configuration.batching is not None for one in inside):
+    if any(candidate.configuration.batching is not None for candidate in inside):
         missed = "meets the SLO" if tried else "was tried at a rate as low as no batching takes"
         return f"no configuration with batching {missed}"
-    if any(one.configuration.batching is not None for one in pooled):
+    if any(candidate.configuration.batching is not None for candidate in pooled):
         return "no configuration with batching was measured inside the search space"
     return "no configuration with batching was measured"
 
@@ -122,14 +122,14 @@ def _open_question(
     """Why it is not known that nothing meets the SLO; None: it is."""
     if not pooled:
         return "whether something meets the SLO is not known"
-    if not any(one.configuration.batching is not None for one in pooled) and not failure_with_batching(
-        trials
-    ):
+    if not any(
+        candidate.configuration.batching is not None for candidate in pooled
+    ) and not failure_with_batching(trials):
         outside = any(trial.configuration.batching is not None for trial in _candidates(trials))
         return f"whether batching would meet it is not known: none {'of your space ' if outside else ''}was tried"
     if scenario.objective != "capacity":
         return _too_few_tried(trials, scenario=scenario, slo=slo)
-    if any(one.claim is not None and one.claim.misses for one in pooled):
+    if any(candidate.claim is not None and candidate.claim.misses for candidate in pooled):
         return "what held in the search was refuted by fresh runs, and no lower rate was tried"
     lone = _lone_request(trials)
     if lone is not None and _keeps(lone, slo):
@@ -193,15 +193,15 @@ def explain_miss(pooled: Sequence[Pooled], trials: Sequence[Trial], slo: SloSpec
         failures = [trial.failure for trial in trials if trial.failure]
         if failures:
             why = explain_failure([trial for trial in trials if trial.error_texts])
-            told = f": {why}" if why else f"; the last: {failures[-1]}"
-            return f"nothing to recommend: {counted(len(failures), 'trial')} failed{told}"
+            cause = f": {why}" if why else f"; the last: {failures[-1]}"
+            return f"nothing to recommend: {counted(len(failures), 'trial')} failed{cause}"
         probes = f", only {counted(len(trials), 'probe')}" if trials else ""
         return f"nothing to recommend: no trial is finished{probes}"
-    nearest = min(pooled, key=lambda one: (one.failures > 0, one.violation))
+    nearest = min(pooled, key=lambda candidate: (candidate.failures > 0, candidate.violation))
     missed = {name: value for name, value in nearest.constraints.items() if value > 0}
-    told = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
+    misses = " and ".join(_miss(nearest, name, slo) for name in missed) or "it failed in another run"
     label = nearest.configuration.label()
-    return f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {label}, {told}"
+    return f"no configuration of {len(pooled)} measured meets {wanted}; nearest: {label}, {misses}"
 
 
 def advise_miss(pooled: Sequence[Pooled], trials: Sequence[Trial]) -> str:
@@ -245,13 +245,15 @@ def _batch_cost(batched: Pooled, unbatched_rows_per_s: float) -> str:
     rows = max(times_s, key=lambda size: size * counts.get(size, 0))
     busy_s = sum(counts.get(size, 0) * each_s for size, each_s in times_s.items())
     at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
-    each = rounded_duration(times_s[rows])
-    took = f"a batch of {_rows(rows)} takes {each}"
+    batch_time = rounded_duration(times_s[rows])
+    took = f"a batch of {_rows(rows)} takes {batch_time}"
     if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
         return took
     if at_once >= 1.2:
         every = rounded_duration(times_s[rows] / at_once)
-        took = f"a batch of {_rows(rows)} is done every {every} ({rounded(at_once)} at once, {each} each)"
+        took = (
+            f"a batch of {_rows(rows)} is done every {every} ({rounded(at_once)} at once, {batch_time} each)"
+        )
     return f"{took} where {_rows(rows)} one by one take {rounded_duration(rows / unbatched_rows_per_s)}"
 
 
@@ -264,7 +266,7 @@ def _batch_sizes(batched: Pooled) -> str:
     closed = sum(activity.close_reasons.values())
     if not closed:
         return held
-    reason = max(activity.close_reasons, key=lambda one: activity.close_reasons[one])
+    reason = max(activity.close_reasons, key=lambda name: activity.close_reasons[name])
     share = percentage(activity.close_reasons[reason] / closed)
     return f"{held}, {share} {closing(reason, batched.configuration)}"
 
@@ -293,8 +295,8 @@ def _throughput_rps(trial: Trial) -> float:
     return 0.0 if trial.measurement is None else trial.measurement.throughput_rps.value
 
 
-def _activity(one: Pooled) -> ServerActivity | None:
-    measurement = one.runs[-1].trial.measurement
+def _activity(candidate: Pooled) -> ServerActivity | None:
+    measurement = candidate.runs[-1].trial.measurement
     return None if measurement is None else measurement.server
 
 

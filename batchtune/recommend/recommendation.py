@@ -165,8 +165,8 @@ def recommend(
     no_batching = choice.references.get("no_batching")
     noise = run_noise(pooled, scenario=scenario)
     gain = None if batched is None else gain_over(batched, no_batching, noise=noise, scenario=scenario)
-    with_batching = [one for one in choice.inside if one.configuration.batching is not None]
-    tried = any(is_telling(one, no_batching, scenario=scenario) for one in with_batching)
+    with_batching = [candidate for candidate in choice.inside if candidate.configuration.batching is not None]
+    tried = any(is_telling(candidate, no_batching, scenario=scenario) for candidate in with_batching)
     unable = (None if search is None else search.cannot_pay) or cannot_pay(trials)
     helps: Helps = "not distinguishable"
     if tried:
@@ -174,8 +174,8 @@ def recommend(
             chosen, batched, no_batching, gain, cannot_pay=unable is not None, scenario=scenario
         )
     gains = {
-        name: gain_over(chosen, one, noise=noise, scenario=scenario)
-        for name, one in choice.references.items()
+        name: gain_over(chosen, reference, noise=noise, scenario=scenario)
+        for name, reference in choice.references.items()
     }
     last = chosen.runs[-1].trial
     measured = measurements_of(chosen)
@@ -239,8 +239,8 @@ def recommend(
         concurrency=last.concurrency,
         rows_per_request=scenario.request.rows_most,
         references=tuple(
-            reference_of(name, one, pooled, beside=chosen, speed_sd=speed, scenario=scenario)
-            for name, one in choice.references.items()
+            reference_of(name, reference, pooled, beside=chosen, speed_sd=speed, scenario=scenario)
+            for name, reference in choice.references.items()
         ),
         failed_references=_failed_references(choice, trials),
         alternatives=alternatives,

@@ -98,7 +98,7 @@ def _heading(scenario: Scenario, chosen: Recommendation, width: int) -> str:
 
 def _sections(chosen: Recommendation, width: int) -> list[_Section]:
     """What stands above the table, and what stands below it."""
-    told = [
+    sections = [
         _Section("Use", _use(chosen, width)),
         _Section("SLO", _slo(chosen)),
         _Section("Why", _why(chosen)),
@@ -111,7 +111,7 @@ def _sections(chosen: Recommendation, width: int) -> list[_Section]:
         replace(section, texts=(*section.texts, shorten(section.texts[-1], in_a_line, placeholder=" …")))
         if section.label not in ("Use", "Limit")
         else section
-        for section in told
+        for section in sections
     ]
 
 
@@ -135,13 +135,15 @@ def _use(chosen: Recommendation, width: int) -> tuple[str, ...]:
     words = words if name is None else [name, *words]
     mark, like = likeness_of(chosen) or ("", "")
     likeness = f" ({like})" if mark == ", " else f"{mark}{like}"
-    told = [
+    shortened = [
         f"{', '.join(words[:count])} and {len(words) - count} more{likeness}"
         for count in range(len(words) - 1, 0, -1)
     ]
     full = f"{', '.join(words)}{likeness}"
     fitting = (
-        text for text in told if len(paragraph(INDENT + text, width=width, indent=INDENT).split("\n")) <= 2
+        text
+        for text in shortened
+        if len(paragraph(INDENT + text, width=width, indent=INDENT).split("\n")) <= 2
     )
     return full, next(fitting, full)
 
@@ -152,7 +154,7 @@ def _table(chosen: Recommendation, width: int) -> list[str]:
     rows = [
         ("", rate_title(chosen), f"{quantile} ms", _GAINS[chosen.objective]),
         ("this", rate_text(chosen), milliseconds(chosen.latency_s.get(quantile)), ""),
-        *(_reference_row(chosen, one, quantile) for one in other_references(chosen)),
+        *(_reference_row(chosen, reference, quantile) for reference in other_references(chosen)),
     ]
     if not any(row[3] for row in rows[1:]):
         rows = [(*row[:3], "") for row in rows]
@@ -187,14 +189,14 @@ def _slo(chosen: Recommendation) -> tuple[str, ...]:
     capacity = ""
     if chosen.capacity_rps is not None:
         capacity = f"Capacity {capacity_text(chosen, chosen.capacity_rps)} requests/s. "
-    told = [
+    kept = [
         f"{promise.name} ≤ {rounded_duration(promise.limit_s)}: {kept_text(promise, chosen)}."
         for promise in chosen.promises
     ]
     spare = [promise.spare_ratio for promise in chosen.promises]
-    tightest = told[spare.index(min(spare))] if told else ""
-    more = f" And {len(told) - 1} more." if len(told) > 1 else ""
-    return f"{capacity}{' '.join(told)}".strip(), f"{capacity}{tightest}{more}".strip()
+    tightest = kept[spare.index(min(spare))] if kept else ""
+    more = f" And {len(kept) - 1} more." if len(kept) > 1 else ""
+    return f"{capacity}{' '.join(kept)}".strip(), f"{capacity}{tightest}{more}".strip()
 
 
 def kept_text(promise: Promise, chosen: Recommendation) -> str:
@@ -264,21 +266,21 @@ def _mind(chosen: Recommendation) -> tuple[str, ...]:
     """What speaks against these figures, and against those that they are compared with; then the first of it."""
     codes = DECISIVE if chosen.established else DECISIVE | HOST_CODES
     said = {caveat.code for caveat in chosen.caveats}
-    told = [(caveat, "") for caveat in chosen.caveats if caveat.code in codes]
+    against = [(caveat, "") for caveat in chosen.caveats if caveat.code in codes]
     for reference in chosen.references:
         whose = f" ({REFERENCES_IN_SENTENCES[reference.name]})"
-        told += [
+        against += [
             (caveat, whose)
             for caveat in reference.caveats
             if caveat.code in codes and caveat.code not in said
         ]
-    if not told:
+    if not against:
         return ("",)
-    told.sort(key=lambda one: one[0].code == "emulated_device")  # the least that one would do about it
-    more = f" And {len(told) - 1} more." if len(told) > 1 else ""
-    first, whose = told[0]
+    against.sort(key=lambda entry: entry[0].code == "emulated_device")  # the least that one would do about it
+    more = f" And {len(against) - 1} more." if len(against) > 1 else ""
+    first, whose = against[0]
     return (
-        " ".join(_sentence(caveat, whose) for caveat, whose in told),
+        " ".join(_sentence(caveat, whose) for caveat, whose in against),
         f"{_sentence(first, whose)}{more}",
         f"{capitalised(first.text)}{whose}.{more}",
     )

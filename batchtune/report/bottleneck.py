@@ -23,18 +23,18 @@ _TITLES: Final[Mapping[Kind, str]] = {
 }
 
 
-def limit_word(found: Bottleneck | None) -> str:
+def limit_word(bottleneck: Bottleneck | None) -> str:
     """One word for a table cell; a dash where nothing was measured."""
-    return "–" if found is None else found.kind.replace("_", " ")
+    return "–" if bottleneck is None else bottleneck.kind.replace("_", " ")
 
 
-def limit_title(found: Bottleneck | None) -> str:
+def limit_title(bottleneck: Bottleneck | None) -> str:
     """What limits, as the subject of a sentence."""
-    return _TITLES["none" if found is None else found.kind]
+    return _TITLES["none" if bottleneck is None else bottleneck.kind]
 
 
-def limit_sentence(found: Bottleneck) -> str:
+def limit_sentence(bottleneck: Bottleneck) -> str:
     """What limits, by which figures, and what to do about it: to stand behind `Limit: `."""
-    if found.kind == "none":
-        return f"none was seen, {found.text}. Advice: {found.advice}."
-    return f"{limit_title(found)}, {found.text}. Advice: {found.advice}."
+    if bottleneck.kind == "none":
+        return f"none was seen, {bottleneck.text}. Advice: {bottleneck.advice}."
+    return f"{limit_title(bottleneck)}, {bottleneck.text}. Advice: {bottleneck.advice}."

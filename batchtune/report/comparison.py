@@ -50,7 +50,7 @@ PAYS = {
 def print_comparison(comparison: Comparison, *, path: Path, stream: TextIO | None = None) -> None:
     """The table, the pairs, the answer, and what to distrust: a letter at each figure that a caveat touches."""
     console = console_on(stream)
-    marks = Marks(caveats={one.name: one.caveats for one in comparison.variants})
+    marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
     print_table(console, _table(comparison_rows(comparison, marks)))
     lines = [
         *_pair_lines(comparison, marks), "", *answer_lines(comparison), "", *small_print(comparison), *marks.lines(),
@@ -71,13 +71,13 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
     """The headings, then a row a figure; `marks` are of "A/A"."""
     shown = next(iter(floor.floors.values())).smallest
     rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks find %" for blocks in shown)]]
-    for name, one in floor.floors.items():
+    for name, figure in floor.floors.items():
         rows.append(
             [
                 marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
-                interval(one.spread, scale=100),
-                ratio(bounded(one.ratio)),
-                *(number(change * 100) for change in one.smallest.values()),
+                interval(figure.spread, scale=100),
+                ratio(bounded(figure.ratio)),
+                *(number(change * 100) for change in figure.smallest.values()),
             ]
         )
     return rows
@@ -86,11 +86,11 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
 def noise_lines(floor: NoiseFloor) -> list[str]:
     """What the table means, in plain words."""
     name, first = next(iter(floor.floors.items()))
-    told = ", ".join(f"{percent(change)} with {blocks}" for blocks, change in first.smallest.items())
+    changes = ", ".join(f"{percent(change)} with {blocks}" for blocks, change in first.smallest.items())
     lines = [
-        f"The smallest change of {name} that `batchtune compare` finds here in 4 of 5 tries: {told} blocks.",
+        f"The smallest change of {name} that `batchtune compare` finds here in 4 of 5 tries: {changes} blocks.",
     ]
-    strange = [one for one, figure in floor.floors.items() if figure.differs]
+    strange = [figure_name for figure_name, figure in floor.floors.items() if figure.differs]
     if strange:
         lines.append(
             f"{', '.join(strange)}: the same configuration differs from itself. By chance that happens to one figure "
@@ -107,7 +107,7 @@ def variant_line(trial: Trial) -> str:
     if trial.measurement is None or trial.failure is not None:
         return f"{head}: {trial.state}: {trial.failure}"
     measured = trial.measurement
-    noisy = [one.text for one in measured.caveats if one.code in HOST_CODES]
+    noisy = [caveat.text for caveat in measured.caveats if caveat.code in HOST_CODES]
     figures = [
         f"{number(measured.throughput_rps.value)} requests/s",
         f"p95 {rounded_duration(measured.latency_s['p95'].value)}",
@@ -139,14 +139,14 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
 
 def answer_lines(comparison: Comparison) -> list[str]:
     """Does batching help here, for which size of request, and what limits?"""
-    lines = [_answer(one, comparison) for one in comparison.answers]
+    lines = [_answer(answer, comparison) for answer in comparison.answers]
     by_rows: dict[str, dict[str, list[str]]] = {}
-    for one in comparison.answers:
-        verdicts = by_rows.setdefault(requests_text(one.rows_per_request), {})
-        verdicts.setdefault(PAYS[one.helps], []).append(PROTOCOLS[one.protocol])
+    for answer in comparison.answers:
+        verdicts = by_rows.setdefault(requests_text(answer.rows_per_request), {})
+        verdicts.setdefault(PAYS[answer.helps], []).append(PROTOCOLS[answer.protocol])
     if len(by_rows) > 1:
-        told = "; ".join(f"for {rows} it {_verdicts(verdicts)}" for rows, verdicts in by_rows.items())
-        lines.append(f"In short, batching here: {told}.")
+        by_size = "; ".join(f"for {rows} it {_verdicts(verdicts)}" for rows, verdicts in by_rows.items())
+        lines.append(f"In short, batching here: {by_size}.")
     return lines
 
 
@@ -194,8 +194,8 @@ def _limits(off: VariantFigures, on: VariantFigures) -> list[str]:
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
     """The headings, then a row a variant."""
-    timed = any(one.wall_s is not None for one in comparison.variants)
-    rows_differ = len({requests_text(one.rows_per_request) for one in comparison.variants}) > 1
+    timed = any(variant.wall_s is not None for variant in comparison.variants)
+    rows_differ = len({requests_text(variant.rows_per_request) for variant in comparison.variants}) > 1
     headings = ["variant"]
     if timed:
         headings.append("wall time s")
@@ -204,18 +204,23 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
         headings.append("rows/s")
     headings += [f"{name} ms" for name in QUANTILES]
     rows = [[*headings, "mean batch rows", "errors", "limited by"]]
-    for one in comparison.variants:
-        cells = [marks.head(one.name)]
+    for variant in comparison.variants:
+        cells = [marks.head(variant.name)]
         if timed:
-            cells.append(marks.marked(_figure(one.wall_s), one.name, "throughput"))
-        cells.append(marks.marked(_figure(one.throughput_rps), one.name, "throughput"))
+            cells.append(marks.marked(_figure(variant.wall_s), variant.name, "throughput"))
+        cells.append(marks.marked(_figure(variant.throughput_rps), variant.name, "throughput"))
         if rows_differ:
-            rows_per_s = None if one.throughput_rows_per_s is None else one.throughput_rows_per_s.value
-            cells.append(marks.marked(number(rows_per_s), one.name, "throughput"))
-        latencies = [milliseconds(bounded(one.latency_s.get(name))) for name in QUANTILES]
-        cells += [marks.marked(text, one.name, "latency") for text in latencies]
-        cells += [marks.marked(number(one.mean_batch_rows), one.name, "server"), percent(one.error_ratio)]
-        rows.append([*cells, "failed" if one.failure else limit_word(one.bottleneck)])
+            rows_per_s = (
+                None if variant.throughput_rows_per_s is None else variant.throughput_rows_per_s.value
+            )
+            cells.append(marks.marked(number(rows_per_s), variant.name, "throughput"))
+        latencies = [milliseconds(bounded(variant.latency_s.get(name))) for name in QUANTILES]
+        cells += [marks.marked(text, variant.name, "latency") for text in latencies]
+        cells += [
+            marks.marked(number(variant.mean_batch_rows), variant.name, "server"),
+            percent(variant.error_ratio),
+        ]
+        rows.append([*cells, "failed" if variant.failure else limit_word(variant.bottleneck)])
     return rows
 
 
@@ -229,16 +234,16 @@ def _table(rows: Sequence[Sequence[str]]) -> Table:
 def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
     if not comparison.pairs:
         return []
-    failures = {one.name: one.failure for one in comparison.variants}
+    failures = {variant.name: variant.failure for variant in comparison.variants}
     against = comparison.pairs[0].baseline
     lines = [f"Against {against}, over {counted(comparison.blocks, 'block')}:"]
-    for one in comparison.pairs:
-        kind: Touches = "latency" if one.metric == "p95" else "throughput"
+    for pair in comparison.pairs:
+        kind: Touches = "latency" if pair.metric == "p95" else "throughput"
         letters = {
-            letter for name in (one.baseline, one.variant) for letter in marks.at(name, kind, "everything")
+            letter for name in (pair.baseline, pair.variant) for letter in marks.at(name, kind, "everything")
         }
-        told = pair_sentence(one, failure=failures[one.variant])
-        lines.append(f"  {told} {''.join(sorted(letters))}".rstrip())
+        sentence = pair_sentence(pair, failure=failures[pair.variant])
+        lines.append(f"  {sentence} {''.join(sorted(letters))}".rstrip())
     if failures[against] is not None:
         lines.append(f"  {against}, the baseline, failed: {failures[against]}")
     return lines
@@ -248,34 +253,34 @@ def small_print(comparison: Comparison) -> list[str]:
     """What limits which variants, how much is padding, how busy the device is, what the wall time is of, and noise."""
     lines = [*_padding_lines(comparison), *stage_lines(comparison.variants)]
     alike: dict[tuple[str, str], list[VariantFigures]] = {}
-    for one in comparison.variants:
-        if one.bottleneck is not None:
-            alike.setdefault((one.bottleneck.kind, one.bottleneck.advice), []).append(one)
+    for variant in comparison.variants:
+        if variant.bottleneck is not None:
+            alike.setdefault((variant.bottleneck.kind, variant.bottleneck.advice), []).append(variant)
     for limited in alike.values():
         bottleneck = limited[0].bottleneck
         if bottleneck is not None:
-            limits = ", ".join(one.name for one in limited)
+            limits = ", ".join(variant.name for variant in limited)
             lines.append(f"Limited by {limit_word(bottleneck)} ({limits}): {bottleneck.advice}")
-    requests = {one.requests for one in comparison.variants if one.requests is not None}
+    requests = {variant.requests for variant in comparison.variants if variant.requests is not None}
     if len(requests) == 1:
         lines.append(f"Wall time: from the first of {requests.pop():,} requests to the last answer.")
-    runs = sum(one.runs for one in comparison.variants)
-    noisy = sum(one.noisy for one in comparison.variants)
+    runs = sum(variant.runs for variant in comparison.variants)
+    noisy = sum(variant.noisy for variant in comparison.variants)
     return lines + host_lines(comparison.repeats, noisy, runs)
 
 
 def _padding_lines(comparison: Comparison) -> list[str]:
     """How much of what each variant computed filled up shorter inputs, and what the others save of the first's."""
-    told = {
-        one.name: one.padding_per_element
-        for one in comparison.variants
-        if one.padding_per_element is not None
+    per_element = {
+        variant.name: variant.padding_per_element
+        for variant in comparison.variants
+        if variant.padding_per_element is not None
     }
-    if not any(told.values()):
+    if not any(per_element.values()):
         return []
-    shares = ", ".join(f"{name} {padding_share(each)}" for name, each in told.items())
-    first, *others = told
-    saved = (f"{saved_text(told[name], in_one_queue=told[first])} ({name})" for name in others)
+    shares = ", ".join(f"{name} {padding_share(share)}" for name, share in per_element.items())
+    first, *others = per_element
+    saved = (f"{saved_text(per_element[name], in_one_queue=per_element[first])} ({name})" for name in others)
     against = "; ".join(text for text in saved if not text.startswith(" "))
     ending = f"; against {first} {against}" if against else ""
     return [f"Length padding, of the elements computed: {shares}{ending}."]
@@ -285,11 +290,11 @@ def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
     """How often the host disturbed the runs; nothing where it did not."""
     if not repeats and not noisy:
         return []
-    told = (
+    sentence = (
         f"Host: {counted(repeats, 'trial')} repeated because the host was noisy; {noisy} of the {runs} runs that count "
         "still disturbed. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     )
-    return [told]
+    return [sentence]
 
 
 def _tell(console: Console, lines: Sequence[str], *, width: int) -> None:
@@ -322,5 +327,5 @@ def requests_text(rows: float | None) -> str:
     """How large the requests are."""
     if rows is None:
         return "requests"
-    told = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
-    return f"requests of {told} row{'' if told == '1' else 's'}"
+    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
+    return f"requests of {shown} row{'' if shown == '1' else 's'}"

@@ -81,7 +81,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
     limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario)
     if limit is not None and limit.kind not in ("none", "client"):
         parts.append(f"limited by {limit_word(limit)}")
-    parts += [one.text for one in measured.caveats if one.code in CLIENT_CODES | HOST_CODES]
+    parts += [caveat.text for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"
 
 

@@ -42,21 +42,25 @@ _Column = tuple[str, tuple[Touches, ...], Callable[[Measurement], str]]
 
 
 def _latency(name: str) -> _Column:
-    return f"{name} ms", ("latency",), lambda each: milliseconds(each.latency_s.get(name))
+    return f"{name} ms", ("latency",), lambda measured: milliseconds(measured.latency_s.get(name))
 
 
 _COLUMNS: Final[Sequence[_Column]] = (
-    ("requests/s", ("throughput",), lambda each: interval(each.throughput_rps)),
-    ("rows/s", ("throughput",), lambda each: number(each.throughput_rows_per_s.value)),
+    ("requests/s", ("throughput",), lambda measured: interval(measured.throughput_rps)),
+    ("rows/s", ("throughput",), lambda measured: number(measured.throughput_rows_per_s.value)),
     _latency("p50"),
     _latency("p90"),
     _latency("p95"),
     _latency("p99"),
-    ("errors", (), lambda each: percent(each.error_ratio)),
-    ("mean batch", ("server",), lambda each: number(each.server.mean_batch_rows if each.server else None)),
-    ("queue ms", ("server",), lambda each: number(_times_1000(each.queue_mean_s))),
-    ("compute ms", ("server",), lambda each: number(_times_1000(each.compute_mean_s))),
-    ("SLO", (), lambda each: each.verdict or "–"),
+    ("errors", (), lambda measured: percent(measured.error_ratio)),
+    (
+        "mean batch",
+        ("server",),
+        lambda measured: number(measured.server.mean_batch_rows if measured.server else None),
+    ),
+    ("queue ms", ("server",), lambda measured: number(_times_1000(measured.queue_mean_s))),
+    ("compute ms", ("server",), lambda measured: number(_times_1000(measured.compute_mean_s))),
+    ("SLO", (), lambda measured: measured.verdict or "–"),
 )
 
 _DISPENSABLE: Final = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "errors")
@@ -152,9 +156,9 @@ def _rows(
 ) -> list[list[str]]:
     rows = [[named, *(name for name, _, _ in _COLUMNS), "limited by"]]
     for load, point in measured.items():
-        each = _measurement(point)
+        measurement = _measurement(point)
         figures = (
-            marks.marked(figure(each), load, *kinds) if kinds else figure(each)
+            marks.marked(figure(measurement), load, *kinds) if kinds else figure(measurement)
             for _, kinds, figure in _COLUMNS
         )
         rows.append([marks.head(load), *figures, limit_word(limits[load])])
@@ -165,11 +169,11 @@ def _endpoint_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     """The figures of each replica, where there are several."""
     for load, point in measured.items():
         of_load = f"{named} {load}, " if len(measured) > 1 else ""
-        for each in _measurement(point).endpoints:
-            p50, p95 = (milliseconds(estimate) for estimate in (each.p50_s, each.p95_s))
+        for replica in _measurement(point).endpoints:
+            p50, p95 = (milliseconds(estimate) for estimate in (replica.p50_s, replica.p95_s))
             yield (
-                f"{of_load}{each.endpoint}: {number(each.throughput_rps)} requests/s, p50 {p50} ms, p95 {p95} ms, "
-                f"errors {percent(each.error_ratio)}"
+                f"{of_load}{replica.endpoint}: {number(replica.throughput_rps)} requests/s, p50 {p50} ms, "
+                f"p95 {p95} ms, errors {percent(replica.error_ratio)}"
             )
 
 
@@ -184,9 +188,9 @@ def _best_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
 def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterator[str]:
     """Each limit and its advice once, with the evidence of the last point that has them."""
     alike: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
-    for load, found in limits.items():
-        if found is not None:
-            alike.setdefault((found.kind, found.advice), []).append((load, found))
+    for load, bottleneck in limits.items():
+        if bottleneck is not None:
+            alike.setdefault((bottleneck.kind, bottleneck.advice), []).append((load, bottleneck))
     for limited in alike.values():
         loads = ", ".join(load for load, _ in limited)
         where = "" if len(limited) == len(limits) else f" ({named} {loads})"
@@ -196,10 +200,10 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterato
 def _padding_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     for load, point in measured.items():
         server = _measurement(point).server
-        told = "" if server is None else bucket_text(server)
-        if told:
+        buckets = "" if server is None else bucket_text(server)
+        if buckets:
             where = f" ({named} {load})" if len(measured) > 1 else ""
-            yield f"{capitalised(told)}{where}."
+            yield f"{capitalised(buckets)}{where}."
 
 
 def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
@@ -219,9 +223,9 @@ def _csv_row(point: Trial, scenario: Scenario | None) -> list[object]:
         return [point.concurrency, point.rate_rps, *[None] * gaps, point.failure]
     latencies: list[object] = []
     for name in QUANTILES_OF_CSV:
-        one = measured.latency_s.get(name, UNDEFINED)
-        latencies += [one.value * 1e3, one.low * 1e3, one.high * 1e3]
-    found, throughput = trial_bottleneck(point, scenario), measured.throughput_rps
+        latency = measured.latency_s.get(name, UNDEFINED)
+        latencies += [latency.value * 1e3, latency.low * 1e3, latency.high * 1e3]
+    bottleneck, throughput = trial_bottleneck(point, scenario), measured.throughput_rps
     return [
         measured.concurrency,
         measured.offered_rps,
@@ -236,18 +240,18 @@ def _csv_row(point: Trial, scenario: Scenario | None) -> list[object]:
         _times_1000(measured.compute_mean_s),
         measured.send_lag_p99_s * 1e3,
         measured.verdict,
-        None if found is None else found.kind,
+        None if bottleneck is None else bottleneck.kind,
         spoilt_by(point),
-        " ".join(one.code for one in measured.caveats),
+        " ".join(caveat.code for caveat in measured.caveats),
         point.failure,
     ]
 
 
 def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
-    found = trial_bottleneck(point, scenario)
+    bottleneck = trial_bottleneck(point, scenario)
     return {
         **point.to_dict(),
-        "bottleneck": to_plain(found),
+        "bottleneck": to_plain(bottleneck),
         "spoilt_by": spoilt_by(point),
     }
 

@@ -21,7 +21,7 @@ class Marks:
     def at(self, whose: str, *kinds: Touches) -> str:
         """The letters that stand at this one's figures of these kinds; empty when nothing speaks against them."""
         letters = self._letters()
-        touching = {letters[one.code] for one in self.caveats[whose] if one.touches in kinds}
+        touching = {letters[caveat.code] for caveat in self.caveats[whose] if caveat.touches in kinds}
         return "".join(sorted(touching))
 
     def head(self, whose: str) -> str:
@@ -38,20 +38,23 @@ class Marks:
 
         Whose it is stays away where it concerns all; `named` says what the names are, such as "clients".
         """
-        told: list[str] = []
+        lines: list[str] = []
         first_with: dict[str, str] = {}
         for code, letter in self._letters().items():
             concerned = {
-                whose: one for whose, many in self.caveats.items() for one in many if one.code == code
+                whose: caveat
+                for whose, many in self.caveats.items()
+                for caveat in many
+                if caveat.code == code
             }
-            one = list(concerned.values())[-1]
+            caveat = list(concerned.values())[-1]
             names = f"{named} {', '.join(concerned)}".strip()
             whose = "" if len(concerned) == len(self.caveats) else f"({names}) "
-            earlier = first_with.setdefault(one.advice, letter)
-            advice = one.advice if earlier == letter else f"as for {earlier}"
-            told.append(f"{letter}  {whose}{one.text} — {advice}")
-        return told
+            earlier = first_with.setdefault(caveat.advice, letter)
+            advice = caveat.advice if earlier == letter else f"as for {earlier}"
+            lines.append(f"{letter}  {whose}{caveat.text} — {advice}")
+        return lines
 
     def _letters(self) -> dict[str, str]:
-        codes = dict.fromkeys(one.code for many in self.caveats.values() for one in many)
+        codes = dict.fromkeys(caveat.code for many in self.caveats.values() for caveat in many)
         return dict(zip(codes, string.ascii_lowercase, strict=False))

@@ -74,12 +74,12 @@ def panel(
 
 def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequence[str]) -> str:
     """The seconds spent in each phase, the `current` one in brackets, then those of the `expected` that follow it."""
-    told = [
+    phases = [
         f"[{name} {seconds:.0f} s]" if name == current else f"{name} {seconds:.0f} s"
         for name, seconds in phases_s.items()
     ]
     following = expected[expected.index(current) + 1 :] if current in expected else ()
-    return " · ".join([*told, *(name for name in following if name not in phases_s)])
+    return " · ".join([*phases, *(name for name in following if name not in phases_s)])
 
 
 def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, height: int) -> list[Text]:
@@ -117,12 +117,12 @@ def scatter(points: Sequence[Point], *, limit_s: float | None, width: int, heigh
 def _legend(points: Sequence[Point], limit_s: float | None, is_limit_shown: bool) -> str:
     kinds = {point.kind for point in points}
     names = {"kept": "measured", "missed": "misses the SLO", "best": "best so far"}
-    told = [f"{_MARKS[kind][0]} {name}" for kind, name in names.items() if kind in kinds]
+    entries = [f"{_MARKS[kind][0]} {name}" for kind, name in names.items() if kind in kinds]
     if limit_s is not None:
-        told.append(
+        entries.append(
             f"{'┄ ' if is_limit_shown else ''}SLO {rounded_duration(limit_s)}{'' if is_limit_shown else ' (above)'}"
         )
-    return "  ".join(told)
+    return "  ".join(entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

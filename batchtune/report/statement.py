@@ -76,7 +76,7 @@ def print_recommendation(
     marks = Marks(
         caveats={
             _CHOSEN: chosen.caveats,
-            **{REFERENCES[one.name]: one.caveats for one in other_references(chosen)},
+            **{REFERENCES[reference.name]: reference.caveats for reference in other_references(chosen)},
         }
     )
     if run is not None:
@@ -136,9 +136,9 @@ def workload(
 def _figures(chosen: Recommendation, marks: Marks) -> Table:
     """One column for the recommended configuration and for each reference point, one row a figure."""
     others = other_references(chosen)
-    columns = [_CHOSEN, *(REFERENCES[one.name] for one in others)]
+    columns = [_CHOSEN, *(REFERENCES[reference.name] for reference in others)]
     table = table_of("", *map(marks.head, columns))
-    rates = [rate_text(chosen), *(reference_rate_text(chosen, one) for one in others)]
+    rates = [rate_text(chosen), *(reference_rate_text(chosen, reference) for reference in others)]
     touching: tuple[Touches, ...] = (
         ("throughput",) if chosen.capacity_rps is None else ("throughput", "latency")
     )
@@ -146,23 +146,26 @@ def _figures(chosen: Recommendation, marks: Marks) -> Table:
         rate_title(chosen),
         *(marks.marked(rate, name, *touching) for name, rate in zip(columns, rates, strict=True)),
     )
-    latencies = [chosen.latency_s, *(one.latency_s for one in others)]
+    latencies = [chosen.latency_s, *(reference.latency_s for reference in others)]
     for quantile in ("p50", "p95", "p99"):
-        texts = [milliseconds(one.get(quantile)) for one in latencies]
+        texts = [milliseconds(latency_s.get(quantile)) for latency_s in latencies]
         cells = (marks.marked(text, name, "latency") for name, text in zip(columns, texts, strict=True))
         table.add_row(f"{quantile} ms", *cells)
-    batches = [chosen.mean_batch_rows, *(one.mean_batch_rows for one in others)]
+    batches = [chosen.mean_batch_rows, *(reference.mean_batch_rows for reference in others)]
     table.add_row(
         "mean batch",
         *(marks.marked(number(rows), name, "server") for name, rows in zip(columns, batches, strict=True)),
     )
-    limits: list[Bottleneck | None] = [chosen.bottleneck, *(one.bottleneck for one in others)]
+    limits: list[Bottleneck | None] = [chosen.bottleneck, *(reference.bottleneck for reference in others)]
     table.add_row(
         "limited by",
-        *(marks.marked(limit_word(one), name, "server") for name, one in zip(columns, limits, strict=True)),
+        *(
+            marks.marked(limit_word(limit), name, "server")
+            for name, limit in zip(columns, limits, strict=True)
+        ),
     )
-    if any(gains_of(chosen)[one.name] is not None for one in others):
-        table.add_row("gain over", "", *(ratio(gains_of(chosen)[one.name]) for one in others))
+    if any(gains_of(chosen)[reference.name] is not None for reference in others):
+        table.add_row("gain over", "", *(ratio(gains_of(chosen)[reference.name]) for reference in others))
     return table
 
 
@@ -201,7 +204,7 @@ def _answer(chosen: Recommendation, latency_marks: str) -> Iterator[str]:
     yield f"{_HELPS[chosen.batching_helps]}: {chosen.reason}."
     if chosen.cannot_pay is not None:
         yield f"{capitalised(chosen.cannot_pay)}."
-    missing = [name for name in REFERENCES if name not in {one.name for one in chosen.references}]
+    missing = [name for name in REFERENCES if name not in {reference.name for reference in chosen.references}]
     for name in missing:
         why = chosen.failed_references.get(name)
         ending = "not measured" if why is None else f"failed when it was tried ({why})"
@@ -228,15 +231,15 @@ def _promise(promise: Promise, marks: str, *, established: bool) -> str:
 
 def _confidence(chosen: Recommendation) -> Iterator[str]:
     """Trials and time, fresh runs, noise, whether better points may exist, the twin."""
-    told = [
+    reasons = [
         f"How sure: {counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}{_basis(chosen)}."
     ]
     if chosen.noise_ratio is not None:
         noise = f"Runs of one configuration differ by {percent(chosen.noise_ratio)} (standard deviation"
-        told.append(f"{noise}{'' if chosen.noise_measured else ', assumed: too few were repeated'}).")
+        reasons.append(f"{noise}{'' if chosen.noise_measured else ', assumed: too few were repeated'}).")
     if chosen.search is not None:
-        told += _search(chosen.search)
-    yield " ".join(told)
+        reasons += _search(chosen.search)
+    yield " ".join(reasons)
     if chosen.near_best is not None:
         yield _near_best(chosen.near_best)
     yield from (f"Note: {note}." for note in chosen.notes)
@@ -285,8 +288,8 @@ def _search(search: SearchSummary) -> Iterator[str]:
 
 
 def _alternatives(chosen: Recommendation) -> Iterator[str]:
-    for one in chosen.alternatives[:ALTERNATIVES_SHOWN]:
-        yield f"Instead: {_alternative(one)}."
+    for alternative in chosen.alternatives[:ALTERNATIVES_SHOWN]:
+        yield f"Instead: {_alternative(alternative)}."
 
 
 def _alternative(other: Alternative) -> str:

@@ -44,10 +44,10 @@ def rows_that_fit(
     """The rows, without as many of the `dispensable` columns, in that order, as the width calls for."""
     kept = list(range(len(rows[0])))
     for column in dispensable:
-        if sum(max(len(row[one]) for row in rows) + _GAP for one in kept) - _GAP <= width:
+        if sum(max(len(row[index]) for row in rows) + _GAP for index in kept) - _GAP <= width:
             break
         kept.remove(column)
-    return [[row[one] for one in kept] for row in rows]
+    return [[row[index] for index in kept] for row in rows]
 
 
 def console_on(stream: TextIO | None = None, *, wide: int = PIPE_WIDTH) -> Console:

@@ -65,13 +65,13 @@ def print_simulations(
     load = "clients" if points[0].traffic.closed else "offered /s"
     latencies = ("p50 ms", "p95 ms", "p99 ms")
     table = table_of("configuration", load, "requests/s", *latencies, "mean batch", "busy", "refused", "")
-    for one in points:
-        table.add_row(*_cells(one))
+    for point in points:
+        table.add_row(*_cells(point))
     console = console_on(stream)
     print_table(console, table)
     lines = [f"Calibrated from {counted(twin.observations, 'trial')} of {run}; --set starts from {base}."]
     lines += [f"How sure: {twin.accuracy()}.", *notes]
-    reasons = dict.fromkeys(reason for one in points for reason in one.prediction.extrapolations)
+    reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
     width = text_width(stream)
     for line in lines:
@@ -114,12 +114,12 @@ def print_plan(
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
 
 
-def _cells(one: Simulated) -> list[str]:
-    prediction, traffic = one.prediction, one.traffic
+def _cells(point: Simulated) -> list[str]:
+    prediction, traffic = point.prediction, point.traffic
     offered = traffic.rate_rps if traffic.rate_rps is not None else prediction.throughput.value
     refused = prediction.error_ratio
     return [
-        one.configuration.label(),
+        point.configuration.label(),
         str(traffic.clients) if traffic.closed else number(offered),
         interval(prediction.throughput),
         number(prediction.latency("p50").value * 1e3),

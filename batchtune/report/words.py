@@ -61,9 +61,12 @@ def likeness_of(chosen: Recommendation) -> tuple[str, str] | None:
     if near is None:
         return None
     name, known = REFERENCES_IN_SENTENCES[near], chosen.little_better_than is not None
-    if any(one.name == near and one.configuration == chosen.configuration for one in chosen.references):
-        told = f"what was tuned cannot be told from {'it' if near == 'no_batching' else 'them'}"
-        return ": ", "nothing that was tuned is worth its parameters" if known else told
+    if any(
+        reference.name == near and reference.configuration == chosen.configuration
+        for reference in chosen.references
+    ):
+        alike = f"what was tuned cannot be told from {'it' if near == 'no_batching' else 'them'}"
+        return ": ", "nothing that was tuned is worth its parameters" if known else alike
     return ", ", f"hardly better than {name}" if known else f"so far not to be told from {name}"
 
 

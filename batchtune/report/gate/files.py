@@ -105,9 +105,9 @@ def code_quality(account: Account, *, file: str) -> str:
 def _messages(account: Account) -> list[str]:
     conclusion = account.conclusion
     state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
-    told = [finding_text(finding) for finding in conclusion.findings if finding.state == state]
+    texts = [finding_text(finding) for finding in conclusion.findings if finding.state == state]
     why = "" if account.attribution is None else f"; {account.attribution.text}"
-    return [f"{text}{why}" for text in told] or [headline(account)]
+    return [f"{text}{why}" for text in texts] or [headline(account)]
 
 
 def _gate_case(account: Account, finding: Finding) -> ET.Element:

@@ -32,7 +32,7 @@ def print_history(
 
 def change_lines(series: Sequence[Series]) -> list[str]:
     """One sentence for each change, and what the silence of the others is worth."""
-    told = [_change(figure, change) for figure in series for change in figure.changes]
+    sentences = [_change(figure, change) for figure in series for change in figure.changes]
     looked_at = [figure for figure in series if len(figure.values) >= 2 * SIDE_MIN]
     if not looked_at:
         return [f"Changes are looked for from {2 * SIDE_MIN} checks of a scenario on one kind of host on."]
@@ -40,7 +40,7 @@ def change_lines(series: Sequence[Series]) -> list[str]:
         f"{counted(len(looked_at), 'figure')} looked at; each without a change shows one in "
         f"{percentage(ERROR_RATE)} of all histories."
     )
-    return [*(told or ["No figure changed."]), worth]
+    return [*(sentences or ["No figure changed."]), worth]
 
 
 def _change(series: Series, change: ChangePoint) -> str:

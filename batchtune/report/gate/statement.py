@@ -58,11 +58,11 @@ def headline(account: Account) -> str:
     head = f"{conclusion.verdict}  {account.candidate} against {account.baseline}"
     if conclusion.reason:
         return f"{head}: {conclusion.reason}"
-    told = [finding_text(finding) for finding in _telling(conclusion)]
+    texts = [finding_text(finding) for finding in _telling(conclusion)]
     if conclusion.verdict == "INCONCLUSIVE":
-        told += [f"{name} was asked for and not measured" for name in _asked_in_vain(conclusion)]
-        told = told or ["no figure was measured"]
-    return f"{head}: {'; '.join(told) or 'nothing got worse by its margin'}"
+        texts += [f"{name} was asked for and not measured" for name in _asked_in_vain(conclusion)]
+        texts = texts or ["no figure was measured"]
+    return f"{head}: {'; '.join(texts) or 'nothing got worse by its margin'}"
 
 
 def finding_text(finding: Finding) -> str:

@@ -29,7 +29,8 @@ from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
 
 OVERLOAD = frozenset(
-    one.name for one in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
+    status.name
+    for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
 )
 """How requests end at a working server that gets too many of them."""
 
@@ -255,15 +256,15 @@ class Bench:
             pace=plan.pace,
             budget_s=plan.budget_s,
         )
-        found = search_capacity(
+        outcome = search_capacity(
             lambda run: self._loader.run(run, on_live=lambda live: self._on_live(plan, live)),
             search,
             scenario=self._scenario,
             timeout_s=self._times(plan).timeout_s,
         )
-        held = found.capacity.rate_rps.value > 0.0
-        objective = found.capacity.rate_rps if held else None
-        return _Outcome(figures=found.figures, objective=objective, probes=found.probes)
+        held = outcome.capacity.rate_rps.value > 0.0
+        objective = outcome.capacity.rate_rps if held else None
+        return _Outcome(figures=outcome.figures, objective=objective, probes=outcome.probes)
 
     def _defect(self, outcome: _Outcome) -> str | None:
         """Why these figures describe no working server; None when they do."""
@@ -286,16 +287,16 @@ class Bench:
     def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo
         measurement = outcome.figures.measurement
-        latency_s = {name: one.value for name, one in measurement.latency_s.items()}
-        found = violations(
+        latency_s = {name: estimate.value for name, estimate in measurement.latency_s.items()}
+        exceeded = violations(
             latency_s, measurement.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio
         )
         watched = primary_limit(slo)
         if outcome.probes and outcome.objective is not None and watched is not None:
-            found[watched.name] = min(
-                found[watched.name], 0.0
+            exceeded[watched.name] = min(
+                exceeded[watched.name], 0.0
             )  # the search's verdict, not the quantile's noise
-        return found
+        return exceeded
 
 
 def _known(objective: Estimate | None) -> Estimate | None:

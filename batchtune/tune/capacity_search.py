@@ -90,7 +90,7 @@ def search_capacity(
         outcome = probe_outcome(
             figures.measurement,
             limit=plan.limit,
-            others=[one for one in limits_of(scenario.slo) if one.name != plan.limit.name],
+            others=[limit for limit in limits_of(scenario.slo) if limit.name != plan.limit.name],
             seconds=figures.samples.wall_s,
             decision="UNSURE" if watch is None else watch.decision,
         )
@@ -98,10 +98,10 @@ def search_capacity(
         return outcome
 
     capacity = find_capacity(run_trial, plan)
-    paced = [one for one in tried if one[0].rate_rps is not None] or tried
-    held = [one for one in paced if one[0].rate_rps == capacity.rate_rps.value]
-    longest = max(held, key=lambda one: one[2].measurement.requests, default=None)
-    lowest = min(paced, key=lambda one: one[0].rate_rps or math.inf)
+    paced = [step for step in tried if step[0].rate_rps is not None] or tried
+    held = [step for step in paced if step[0].rate_rps == capacity.rate_rps.value]
+    longest = max(held, key=lambda step: step[2].measurement.requests, default=None)
+    lowest = min(paced, key=lambda step: step[0].rate_rps or math.inf)
     return CapacityTrial(
         capacity=capacity,
         figures=(longest or lowest)[2],
@@ -135,15 +135,15 @@ def _requests_per_batch(probe: CapacityProbe, plan: CapacityPlan, tried: Sequenc
     known = [
         (
             earlier.rate_rps,
-            counted_requests(one.samples, one.window, one.measurement.server).requests_per_batch,
+            counted_requests(figures.samples, figures.window, figures.measurement.server).requests_per_batch,
         )
-        for earlier, _, one in tried
+        for earlier, _, figures in tried
         if earlier.rate_rps is not None
     ]
     if probe.rate_rps is None or not known:
         return max(1.0, 0.5 * plan.batch_requests_max)
     wanted_rps = probe.rate_rps
-    rate_rps, held = min(known, key=lambda one: abs(math.log(wanted_rps / one[0])))
+    rate_rps, held = min(known, key=lambda pair: abs(math.log(wanted_rps / pair[0])))
     return min(max(1.0, held * wanted_rps / rate_rps), float(plan.batch_requests_max))
 
 
@@ -188,6 +188,6 @@ def _probe(probe: CapacityProbe, outcome: ProbeOutcome, figures: Figures) -> Pro
     return Probe(
         rate_rps=probe.rate_rps or 0.0,
         met=outcome.verdict == "PASS",
-        latency_s={name: one.value for name, one in figures.measurement.latency_s.items()},
+        latency_s={name: estimate.value for name, estimate in figures.measurement.latency_s.items()},
         error_ratio=figures.measurement.error_ratio,
     )

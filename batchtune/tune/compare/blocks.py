@@ -60,9 +60,9 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
         UsageError: fewer than two, a baseline that is none of them, or variants with different objectives.
     """
     if len(scenarios) < 2:
-        found = f"only {next(iter(scenarios))!r}" if scenarios else "none"
+        known = f"only {next(iter(scenarios))!r}" if scenarios else "none"
         raise UsageError(
-            f"variants: a comparison needs two; there is {found}",
+            f"variants: a comparison needs two; there is {known}",
             hint="add: variants: {without: {fixed: {enable_batching: false}}, with: {fixed: {max_batch_size: 32}}}",
         )
     if baseline is not None and baseline not in scenarios:
@@ -71,8 +71,8 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
         raise UsageError(f"--baseline: no variant is called {baseline!r}", hint=hint)
     objectives = {name: scenario.objective for name, scenario in scenarios.items()}
     if len(set(objectives.values())) > 1:
-        told = ", ".join(f"{name}: {objective}" for name, objective in objectives.items())
-        raise UsageError(f"variants: their objectives differ ({told})", hint="compare under one objective")
+        asked = ", ".join(f"{name}: {objective}" for name, objective in objectives.items())
+        raise UsageError(f"variants: their objectives differ ({asked})", hint="compare under one objective")
     first = baseline or next(iter(scenarios))
     names = [first, *(name for name in scenarios if name != first)]
     return [Variant(name=name, scenario=scenarios[name]) for name in names]
@@ -126,7 +126,9 @@ def compare(
 
 def is_noisy(trial: Trial) -> bool:
     """Whether the host disturbed it."""
-    return trial.measurement is not None and any(one.code in HOST_CODES for one in trial.measurement.caveats)
+    return trial.measurement is not None and any(
+        caveat.code in HOST_CODES for caveat in trial.measurement.caveats
+    )
 
 
 def _plan(turn: Turn, pace: Pace | None) -> Plan:

@@ -90,16 +90,16 @@ def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
         values = {"capacity": figure_of("capacity"), **values}
     elif objective == "latency":
         values = {"p95": latency_of("p95"), **values}
-    found = {name: _floor(block_pairs(first, second, value)) for name, value in values.items()}
+    floors = {name: _floor(block_pairs(first, second, value)) for name, value in values.items()}
     return NoiseFloor(
-        floors={name: floor for name, floor in found.items() if floor is not None},
+        floors={name: floor for name, floor in floors.items() if floor is not None},
         pairs=len(first.keys() & second.keys()),
         runs=len(first) + len(second),
-        noisy=sum(one.noisy for one in figures),
+        noisy=sum(half.noisy for half in figures),
         repeats=noise_repeats(trials),
-        client_limited=any(one.client_limited for one in figures),
-        failure=next((one.failure for one in figures if one.failure is not None), None),
-        caveats=tuple({one.code: one for each in figures for one in each.caveats}.values()),
+        client_limited=any(half.client_limited for half in figures),
+        failure=next((half.failure for half in figures if half.failure is not None), None),
+        caveats=tuple({caveat.code: caveat for half in figures for caveat in half.caveats}.values()),
     )
 
 

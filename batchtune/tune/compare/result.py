@@ -67,7 +67,7 @@ class Comparison:
     repeats: int
 
     def figures(self, name: str) -> VariantFigures:
-        return next(one for one in self.variants if one.name == name)
+        return next(variant for variant in self.variants if variant.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Safe for JSON."""
@@ -122,7 +122,7 @@ def _pair(
     outcome: Outcome = "different"
     if ratio is None:
         outcome = "not measured"
-    elif any(one.client_limited for one in both):
+    elif any(side.client_limited for side in both):
         outcome = "client-limited"
     elif ratio.low <= 1.0 <= ratio.high:
         outcome = "not distinguishable"
@@ -132,7 +132,9 @@ def _pair(
         metric=metric,
         outcome=outcome,
         ratio=ratio,
-        latency_ratios={name: one for name, one in latencies.items() if one is not None},
+        latency_ratios={
+            name: latency_ratio for name, latency_ratio in latencies.items() if latency_ratio is not None
+        },
         blocks=len(before.keys() & after.keys()),
     )
 
@@ -155,7 +157,7 @@ def _same_but_for_batching(off: Variant, on: Variant) -> bool:
     if off.configuration.batching is not None or not _may_batch(on):
         return False
     apart = {"name", "fixed", "search", "variants"}
-    plain = [one.scenario.model_dump(exclude=apart) for one in (off, on)]
+    plain = [side.scenario.model_dump(exclude=apart) for side in (off, on)]
     return plain[0] == plain[1] and off.configuration.flags == on.configuration.flags
 
 

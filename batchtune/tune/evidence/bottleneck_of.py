@@ -39,7 +39,7 @@ def usual_bottleneck(
     `scenario` tells the server's flags, so that its request threads are known. Noise of the host is left out: it
     comes and goes between runs and is told as a caveat.
     """
-    verdicts = [_verdict(configuration, each, scenario, blame_host=False) for each in measured]
+    verdicts = [_verdict(configuration, measurement, scenario, blame_host=False) for measurement in measured]
     if not verdicts:
         return None
     kind = Counter(verdict.kind for verdict in verdicts).most_common(1)[0][0]
@@ -56,8 +56,8 @@ def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
         return None
     if measured.verdict is not None:
         return _SPOILT.get(measured.verdict)
-    found = _verdict(trial.configuration, measured).kind
-    return "client" if found == "client" else "host" if found == "host_noise" else None
+    kind = _verdict(trial.configuration, measured).kind
+    return "client" if kind == "client" else "host" if kind == "host_noise" else None
 
 
 def rows_per_request(measured: Measurement) -> float | None:

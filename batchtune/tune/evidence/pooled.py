@@ -102,9 +102,9 @@ def pool(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = N
     ]
 
 
-def is_inside(one: Pooled, scenario: Scenario) -> bool:
+def is_inside(candidate: Pooled, scenario: Scenario) -> bool:
     """Whether it may be recommended: it was measured as a point of the search space, or its values lie in it."""
-    return one.point is not None or lies_inside(one.configuration, scenario)
+    return candidate.point is not None or lies_inside(candidate.configuration, scenario)
 
 
 def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
@@ -114,7 +114,9 @@ def run_noise(pooled: Sequence[Pooled], *, scenario: Scenario) -> Noise:
     """
     prior_sd = policy.LATENCY_PRIOR_SD if scenario.objective == "latency" else policy.THROUGHPUT_PRIOR_SD
     groups = (
-        [] if scenario.objective == "capacity" else [[run.value for run in one.repeats] for one in pooled]
+        []
+        if scenario.objective == "capacity"
+        else [[run.value for run in candidate.repeats] for candidate in pooled]
     )
     return spread(groups, prior_sd=prior_sd)
 

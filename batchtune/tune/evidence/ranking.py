@@ -24,24 +24,24 @@ def leaders(pooled: Sequence[Pooled], *, scenario: Scenario) -> list[Pooled]:
     confirmed. Those whose objectives cannot be told apart from the best are ordered by robustness: larger SLO margin,
     smaller batch, shorter timeout, fewer threads; the rest by objective.
     """
-    feasible = [one for one in pooled if one.feasible]
-    confirmed = [one for one in feasible if one.confirmations]
-    others = [one for one in feasible if not one.confirmations]
+    feasible = [candidate for candidate in pooled if candidate.feasible]
+    confirmed = [candidate for candidate in feasible if candidate.confirmations]
+    others = [candidate for candidate in feasible if not candidate.confirmations]
     if not confirmed:
         return simplest_first(others, scenario=scenario)
-    bar = max(merit(one.search_value, scenario) for one in confirmed) + policy.INDIFFERENCE
-    ahead = [one for one in others if merit(one.value, scenario) > bar]
-    behind = [one for one in others if merit(one.value, scenario) <= bar]
+    bar = max(merit(candidate.search_value, scenario) for candidate in confirmed) + policy.INDIFFERENCE
+    ahead = [candidate for candidate in others if merit(candidate.value, scenario) > bar]
+    behind = [candidate for candidate in others if merit(candidate.value, scenario) <= bar]
     return [part for group in (ahead, confirmed, behind) for part in simplest_first(group, scenario=scenario)]
 
 
-def indistinct(one: Pooled, other: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
+def indistinct(candidate: Pooled, other: Pooled, *, pooled: Sequence[Pooled], scenario: Scenario) -> bool:
     """Whether the two objectives lie within two standard deviations of their difference, assumed noise included.
 
     Fresh runs are compared with fresh runs, else search with search.
     """
-    fresh = one.confirmations > 0 and other.confirmations > 0
-    values = (one.value, other.value) if fresh else (one.search_value, other.search_value)
+    fresh = candidate.confirmations > 0 and other.confirmations > 0
+    values = (candidate.value, other.value) if fresh else (candidate.search_value, other.search_value)
     noise = run_noise(pooled, scenario=scenario)
     return abs(merit(values[0], scenario) - merit(values[1], scenario)) <= 2.0 * math.sqrt(2.0) * noise.sd
 
@@ -74,25 +74,29 @@ def simplest_first(feasible: Sequence[Pooled], *, scenario: Scenario) -> list[Po
     """
     if not feasible:
         return []
-    ranked = sorted(feasible, key=lambda one: merit(one.value, scenario), reverse=True)
+    ranked = sorted(feasible, key=lambda candidate: merit(candidate.value, scenario), reverse=True)
     least = merit(ranked[0].value, scenario) - _tie(ranked[0], feasible, scenario=scenario)
-    tied = [one for one in ranked if merit(one.value, scenario) >= least]
+    tied = [candidate for candidate in ranked if merit(candidate.value, scenario) >= least]
     ordered = [*sorted(tied, key=_fragility), *ranked[len(tied) :]]
     first = ordered[0]
     least = merit(first.value, scenario) - policy.AS_GOOD
-    shorter = [one for one in ordered if _waits_less(one, first) and merit(one.value, scenario) >= least]
+    shorter = [
+        candidate
+        for candidate in ordered
+        if _waits_less(candidate, first) and merit(candidate.value, scenario) >= least
+    ]
     if not shorter:
         return ordered
-    simplest = min(shorter, key=lambda one: simplicity(one.configuration))
-    return [simplest, *(one for one in ordered if one is not simplest)]
+    simplest = min(shorter, key=lambda candidate: simplicity(candidate.configuration))
+    return [simplest, *(candidate for candidate in ordered if candidate is not simplest)]
 
 
-def _waits_less(one: Pooled, other: Pooled) -> bool:
-    mine, theirs = one.configuration.batching, other.configuration.batching
-    if mine is None or theirs is None or one.confirmations < other.confirmations:
+def _waits_less(candidate: Pooled, other: Pooled) -> bool:
+    mine, theirs = candidate.configuration.batching, other.configuration.batching
+    if mine is None or theirs is None or candidate.confirmations < other.confirmations:
         return False
     alike = replace(mine, batch_timeout_micros=theirs.batch_timeout_micros) == theirs
-    return alike and simplicity(one.configuration)[1] < simplicity(other.configuration)[1]
+    return alike and simplicity(candidate.configuration)[1] < simplicity(other.configuration)[1]
 
 
 def _tie(best: Pooled, feasible: Sequence[Pooled], *, scenario: Scenario) -> float:
@@ -101,12 +105,12 @@ def _tie(best: Pooled, feasible: Sequence[Pooled], *, scenario: Scenario) -> flo
     One standard deviation of a difference by the noise that was measured (between repeats; before there are any,
     within the runs), not by the noise assumed: a better configuration is not given away to caution.
     """
-    groups = [[run.value for run in one.runs] for one in feasible]
+    groups = [[run.value for run in candidate.runs] for candidate in feasible]
     measured = spread(groups, prior_sd=0.0, prior_degrees=0)
     if measured.degrees >= 2:
         sd = measured.sd
     else:
-        sd = statistics.median(_within_sd(run, scenario) for one in feasible for run in one.runs)
+        sd = statistics.median(_within_sd(run, scenario) for candidate in feasible for run in candidate.runs)
     return min(policy.INDIFFERENCE, math.sqrt(2.0 / max(best.confirmations, 1)) * sd)
 
 
@@ -118,10 +122,10 @@ def _within_sd(run: RunFigures, scenario: Scenario) -> float:
     return 0.5 * math.log(shown.high / shown.low) / Z_95
 
 
-def _fragility(one: Pooled) -> tuple[float, tuple[float, float, float]]:
+def _fragility(candidate: Pooled) -> tuple[float, tuple[float, float, float]]:
     """Margins within a tenth (in logs) count as equal; without an SLO on latency a smaller p95 is the margin."""
-    missed = [value for name, value in one.constraints.items() if name != "errors"]
-    p95 = one.latency_s.get("p95", math.nan)
+    missed = [value for name, value in candidate.constraints.items() if name != "errors"]
+    p95 = candidate.latency_s.get("p95", math.nan)
     ratio = 1.0 + max(missed) if missed else p95
     usable = math.isfinite(ratio) and ratio > 0
-    return (round(math.log(ratio) / 0.1) if usable else math.inf, simplicity(one.configuration))
+    return (round(math.log(ratio) / 0.1) if usable else math.inf, simplicity(candidate.configuration))

@@ -43,7 +43,7 @@ def spread(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees:
         logs = _logs(values)
         if len(logs) > 1:
             mean = sum(logs) / len(logs)
-            squares += sum((one - mean) ** 2 for one in logs)
+            squares += sum((log - mean) ** 2 for log in logs)
             degrees += len(logs) - 1
     total = prior_degrees + degrees
     sd = math.sqrt((prior_degrees * prior_sd**2 + squares) / total) if total else math.nan

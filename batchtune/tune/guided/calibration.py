@@ -122,9 +122,9 @@ def searched_sizes(scenario: Scenario) -> list[int]:
     least = scenario.request.rows_most
     knob = scenario.search.space.get("max_batch_size")
     values: tuple[Any, ...] = () if knob is None else knob.values
-    found = sorted({int(one) for one in values if isinstance(one, int) and one >= least})
-    if found:
-        return found
+    sizes = sorted({int(value) for value in values if isinstance(value, int) and value >= least})
+    if sizes:
+        return sizes
     return [max(int(in_force(scenario.configuration(_first(scenario)), "max_batch_size")), least)]
 
 
@@ -132,9 +132,9 @@ def searched_threads(scenario: Scenario) -> list[int]:
     """Values of num_batch_threads that the search may try, in rising order."""
     knob = scenario.search.space.get("num_batch_threads")
     values: tuple[Any, ...] = () if knob is None else knob.values
-    found = sorted({int(one) for one in values if isinstance(one, int)})
-    if found:
-        return found
+    counts = sorted({int(value) for value in values if isinstance(value, int)})
+    if counts:
+        return counts
     first = scenario.configuration(_first(scenario))
     return [int(in_force(first, "num_batch_threads", cpus=scenario.target.cpus))]
 

@@ -29,13 +29,15 @@ from batchtune.twin.simulator.replica import Batcher, batcher_of
 
 def calibrated(trials: Sequence[Trial], scenario: Scenario, *, seed: int, test: bool = True) -> Twin | None:
     """The twin that fits these trials; None when none can be fitted."""
-    seen: list[Observation] = [
-        observation_of(one.configuration, one.measurement, scenario)
-        for one in without_superseded(trials)
-        if one.state == "complete" and one.measurement is not None and _kept_up(one.measurement, scenario)
+    observations: list[Observation] = [
+        observation_of(trial.configuration, trial.measurement, scenario)
+        for trial in without_superseded(trials)
+        if trial.state == "complete"
+        and trial.measurement is not None
+        and _kept_up(trial.measurement, scenario)
     ]
     try:
-        return calibrate(seen, seed=seed, draws=policy.READINGS, test=test)
+        return calibrate(observations, seed=seed, draws=policy.READINGS, test=test)
     except TwinError:
         return None
 
@@ -67,12 +69,14 @@ def predicted_merits(
     ]
     if not close:
         return np.repeat(rough[:, np.newaxis], policy.READINGS, axis=1)
-    seen = {at: _merits(twin, scenario, cells[at].configuration, readings=policy.READINGS) for at in close}
-    shifts = np.mean([seen[at] - rough[at] for at in close], axis=0)
-    found: NDArray[np.float64] = rough[:, np.newaxis] + shifts
+    by_all_readings = {
+        at: _merits(twin, scenario, cells[at].configuration, readings=policy.READINGS) for at in close
+    }
+    shifts = np.mean([by_all_readings[at] - rough[at] for at in close], axis=0)
+    merits: NDArray[np.float64] = rough[:, np.newaxis] + shifts
     for at in close:
-        found[at] = seen[at]
-    return found
+        merits[at] = by_all_readings[at]
+    return merits
 
 
 def most_merits(twin: Twin, scenario: Scenario, cells: Sequence[Cell]) -> NDArray[np.float64]:
@@ -99,11 +103,11 @@ def _most_rps(twin: Twin, batcher: Batcher, traffic: Traffic) -> float:
     size = batcher.max_batch_size
     if size is None or batcher.allowed_batch_sizes or batcher.max_execution_batch_size:
         return math.inf
-    seen = [int(rows) for rows in twin.best_fit.service_time.rows if traffic.rows_most <= rows <= size]
-    if not seen:
+    sizes = [int(rows) for rows in twin.best_fit.service_time.rows if traffic.rows_most <= rows <= size]
+    if not sizes:
         return math.inf
-    rates_rps = [twin.saturation_rps(replace(batcher, max_batch_size=rows), traffic) for rows in seen]
-    return max(*rates_rps, rates_rps[-1] * size / seen[-1])
+    rates_rps = [twin.saturation_rps(replace(batcher, max_batch_size=rows), traffic) for rows in sizes]
+    return max(*rates_rps, rates_rps[-1] * size / sizes[-1])
 
 
 def _kept_up(measured: Measurement, scenario: Scenario) -> bool:
@@ -119,37 +123,37 @@ def measured_merits(
 ) -> dict[int, Measured]:
     """What the ledger says of each cell that it holds; unless `fresh` without the fresh runs, which are not for
     choosing. Fresh ones are moved by what the machine drifted since, as the reference points show it."""
-    searched = [one for one in without_superseded(trials) if fresh or one.source != "confirm"]
+    searched = [trial for trial in without_superseded(trials) if fresh or trial.source != "confirm"]
     if scenario.objective == "capacity":
         return _located(searched, scenario, cells)
     pooled = pool(searched, scenario=scenario)
     noise = run_noise(pooled, scenario=scenario)
     drift = _drift(pooled, trials, scenario) if fresh else 0.0
-    found = {}
+    merits = {}
     places = {cell.configuration: at for at, cell in enumerate(cells)}
-    for one in pooled:
-        at = places.get(one.configuration)
-        value = merit(one.search_value, scenario)
-        runs = len(one.searched) or 1
-        if fresh and one.confirmations and one.searched:
-            later = merit(one.value, scenario) - drift
-            value = (runs * value + one.confirmations * later) / (runs + one.confirmations)
-            runs += one.confirmations
-        if at is None or one.failures or not math.isfinite(value):
+    for candidate in pooled:
+        at = places.get(candidate.configuration)
+        value = merit(candidate.search_value, scenario)
+        runs = len(candidate.searched) or 1
+        if fresh and candidate.confirmations and candidate.searched:
+            later = merit(candidate.value, scenario) - drift
+            value = (runs * value + candidate.confirmations * later) / (runs + candidate.confirmations)
+            runs += candidate.confirmations
+        if at is None or candidate.failures or not math.isfinite(value):
             continue
-        breach = max(0.0, math.log1p(max(one.violation, -0.5)))
+        breach = max(0.0, math.log1p(max(candidate.violation, -0.5)))
         sd = math.hypot(noise.sd / math.sqrt(runs), 0.5 * breach)
-        found[at] = Measured(merit=value - policy.BREACH_WEIGHT * breach, sd=sd)
-    return found
+        merits[at] = Measured(merit=value - policy.BREACH_WEIGHT * breach, sd=sd)
+    return merits
 
 
 def _drift(pooled: Sequence[Pooled], trials: Sequence[Trial], scenario: Scenario) -> float:
     """How much faster (in logs) the reference points were when run again: nobody chose them for being lucky."""
     references = {trial.configuration for trial in trials if trial.source in ("no_batching", "defaults")}
     moves = [
-        merit(one.value, scenario) - merit(one.search_value, scenario)
-        for one in pooled
-        if one.configuration in references and one.confirmations and one.searched
+        merit(candidate.value, scenario) - merit(candidate.search_value, scenario)
+        for candidate in pooled
+        if candidate.configuration in references and candidate.confirmations and candidate.searched
     ]
     finite = [move for move in moves if math.isfinite(move)]
     return sum(finite) / len(finite) if finite else 0.0
@@ -160,17 +164,17 @@ def _located(trials: Sequence[Trial], scenario: Scenario, cells: Sequence[Cell])
     for trial in trials:
         if trial.state == "complete" and trial.source not in NO_CANDIDATES:
             by_configuration.setdefault(trial.configuration, []).append(trial)
-    found = {}
+    merits = {}
     for at, cell in enumerate(cells):
         located = locate(rungs_of(by_configuration.get(cell.configuration, ()), scenario.slo))
         if located is not None:
-            found[at] = Measured(
+            merits[at] = Measured(
                 merit=math.log(located.crossing_rps),
                 sd=located.sd,
                 says=located.says,
                 bound=math.log(located.bound_rps),
             )
-    return found
+    return merits
 
 
 def _merits(
@@ -184,13 +188,15 @@ def _merits(
             return np.log(rates)
     limits = scenario.slo.limits()
     names = tuple(dict.fromkeys((*limits, "p95")))
-    seen = twin.predict(batcher, traffic, quantiles=names, only_best=readings == 1)
-    objective = seen.throughput_rps if scenario.objective == "throughput" else 1.0 / seen.latency_s["p95"]
+    figures = twin.predict(batcher, traffic, quantiles=names, only_best=readings == 1)
+    objective = (
+        figures.throughput_rps if scenario.objective == "throughput" else 1.0 / figures.latency_s["p95"]
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         merits: NDArray[np.float64] = np.log(objective) - policy.BREACH_WEIGHT * _breach(
-            seen.latency_s, limits
+            figures.latency_s, limits
         )
-    merits[(seen.error_ratio > scenario.slo.error_ratio) | np.isnan(merits)] = -np.inf
+    merits[(figures.error_ratio > scenario.slo.error_ratio) | np.isnan(merits)] = -np.inf
     return merits[:readings]
 
 
@@ -202,5 +208,5 @@ def _breach(
         return 0.0
     with np.errstate(divide="ignore"):
         worst = np.max([np.log(latency_s[name] / limit) for name, limit in limits.items()], axis=0)
-    found: NDArray[np.float64] = np.maximum(worst, 0.0)
-    return found
+    breach: NDArray[np.float64] = np.maximum(worst, 0.0)
+    return breach

@@ -105,7 +105,9 @@ class Beliefs:
         self._kinship = kinship
         self._measured = measured
         self._random = np.random.default_rng(seed)
-        prior = self._prior(predicted, np.array([one.merit for one in measured.values()]), draws)
+        prior = self._prior(
+            predicted, np.array([measurement.merit for measurement in measured.values()]), draws
+        )
         usual = (
             policy.TWIN_PRIOR_ERROR
             if error is None or math.isnan(error)
@@ -120,7 +122,7 @@ class Beliefs:
 
     def _cut(self, most: NDArray[np.float64]) -> None:
         """No draw lies above what a cell can do at most, unless it was measured there."""
-        held = [at for at, one in self._measured.items() if one.says != "at most"]
+        held = [at for at, measurement in self._measured.items() if measurement.says != "at most"]
         ceilings = most + policy.BOUND_SD
         ceilings[held] = np.inf
         self.merits = np.minimum(self.merits, ceilings[:, np.newaxis])
@@ -144,9 +146,18 @@ class Beliefs:
         nothing."""
         if predicted is None:
             return policy.ALONE_PRIOR_SD
-        told = {at: one for at, one in self._measured.items() if _tells(one, float(np.median(prior[at])))}
-        merits = np.array([one.merit if one.says == "about" else one.bound for one in told.values()])
-        off = merits - np.median(prior[list(told)], axis=1) if told else np.zeros(0)
+        telling = {
+            at: measurement
+            for at, measurement in self._measured.items()
+            if _tells(measurement, float(np.median(prior[at])))
+        }
+        merits = np.array(
+            [
+                measurement.merit if measurement.says == "about" else measurement.bound
+                for measurement in telling.values()
+            ]
+        )
+        off = merits - np.median(prior[list(telling)], axis=1) if telling else np.zeros(0)
         # Points far from the best do not matter, and the twin was not asked to be right there.
         off = off[merits >= merits.max() - 1.0] if len(off) else off
         off = np.clip(off, -0.5, 0.5)
@@ -157,35 +168,35 @@ class Beliefs:
         draws = prior.shape[1]
         covariance = scale**2 * self._kinship.kernel
         moved = self._kinship.root @ self._random.standard_normal(prior.shape)
-        found: NDArray[np.float64] = prior + scale * moved
-        at = [cell for cell, one in self._measured.items() if one.says == "about"]
+        drawn: NDArray[np.float64] = prior + scale * moved
+        at = [cell for cell, measurement in self._measured.items() if measurement.says == "about"]
         if at:
             noise = np.array([self._measured[cell].sd for cell in at])
             merits = np.array([self._measured[cell].merit for cell in at])
-            seen = merits[:, np.newaxis] + noise[:, np.newaxis] * self._random.standard_normal(
+            readings = merits[:, np.newaxis] + noise[:, np.newaxis] * self._random.standard_normal(
                 (len(at), draws)
             )
             known = covariance[np.ix_(at, at)] + np.diag(noise**2)
-            found = found + covariance[:, at] @ np.linalg.solve(known, seen - found[at])
+            drawn = drawn + covariance[:, at] @ np.linalg.solve(known, readings - drawn[at])
             covariance = covariance - covariance[:, at] @ np.linalg.solve(known, covariance[at])
-        for cell, one in self._measured.items():
-            if one.says != "about":
-                self._bound(found, covariance, cell, one)
-        return found
+        for cell, measurement in self._measured.items():
+            if measurement.says != "about":
+                self._bound(drawn, covariance, cell, measurement)
+        return drawn
 
     def _bound(
-        self, found: NDArray[np.float64], covariance: NDArray[np.float64], cell: int, one: Measured
+        self, drawn: NDArray[np.float64], covariance: NDArray[np.float64], cell: int, measurement: Measured
     ) -> None:
         """Move the draws that lie on the wrong side to where beyond the bound it probably lies, their neighbours along
         with them; the others stay."""
-        side = 1.0 if one.says == "at least" else -1.0
-        wrong = np.flatnonzero(side * (found[cell] - one.bound) < 0.0)
+        side = 1.0 if measurement.says == "at least" else -1.0
+        wrong = np.flatnonzero(side * (drawn[cell] - measurement.bound) < 0.0)
         if not len(wrong):
             return
-        probably = one.merit + one.sd * self._random.standard_normal(len(wrong))
-        moved = side * np.maximum(side * probably, side * one.bound) - found[cell, wrong]
+        probably = measurement.merit + measurement.sd * self._random.standard_normal(len(wrong))
+        moved = side * np.maximum(side * probably, side * measurement.bound) - drawn[cell, wrong]
         variance = covariance[cell, cell]
-        found[:, wrong] += np.outer(covariance[:, cell] / (variance + policy.BOUND_SD**2), moved)
+        drawn[:, wrong] += np.outer(covariance[:, cell] / (variance + policy.BOUND_SD**2), moved)
 
     @cached_property
     def expected(self) -> NDArray[np.float64]:
@@ -222,7 +233,7 @@ class Beliefs:
         others = [cell for cell in self._inside if cell not in self._measured and cell not in settled]
         if not others or not at:
             return math.inf if others else 0.0
-        incumbent = self.merits[max(at, key=lambda one: self.expected[one])]
+        incumbent = self.merits[max(at, key=lambda cell: self.expected[cell])]
         return float(np.maximum(self.merits[others].max(axis=0) - incumbent, 0.0).mean())
 
     def top_two(self, count: int, *, without: frozenset[int] = frozenset()) -> list[int]:
@@ -230,16 +241,16 @@ class Beliefs:
 
         Source: Russo 2016, "Simple Bayesian algorithms for best arm identification".
         """
-        found: list[int] = []
+        picked: list[int] = []
         for _ in range(50 * count):
             draw = self.merits[:, self._random.integers(self.merits.shape[1])]
             for cell in np.argsort(-draw, kind="stable")[:2]:
-                if int(cell) not in found and int(cell) not in without:
-                    found.append(int(cell))
+                if int(cell) not in picked and int(cell) not in without:
+                    picked.append(int(cell))
                     break
-            if len(found) >= count:
+            if len(picked) >= count:
                 break
-        return found
+        return picked
 
     def highest(self, count: int, *, without: frozenset[int] = frozenset()) -> list[int]:
         """So many different cells, those expected to be best first."""
@@ -258,12 +269,12 @@ class Beliefs:
         ]
 
 
-def _tells(seen: Measured, predicted: float) -> bool:
+def _tells(measurement: Measured, predicted: float) -> bool:
     """Whether a measurement contradicts or sharpens what the twin predicts; a bound that it keeps says nothing new."""
-    match seen.says:
+    match measurement.says:
         case "about":
             return True
         case "at least":
-            return predicted < seen.bound
+            return predicted < measurement.bound
         case "at most":
-            return predicted > seen.bound
+            return predicted > measurement.bound

@@ -65,28 +65,28 @@ def mixture_half_width(blocks: int, sd: float, alpha: float) -> float:
 
 def dropped(merits: Mapping[Any, Sequence[float]], *, prior_sd: float) -> set[Any]:
     """Those whose paired differences from the leader exclude zero; `merits` in the same blocks, more is better."""
-    blocks = min(len(one) for one in merits.values())
+    blocks = min(len(values) for values in merits.values())
     if blocks < policy.RACE_FIRST_LOOK or len(merits) < 2:
         return set()
-    leader = max(merits, key=lambda one: float(np.mean(merits[one])))
+    leader = max(merits, key=lambda rival: float(np.mean(merits[rival])))
     share = policy.RACE_ALPHA / (len(merits) - 1)
-    found = set()
-    for one, values in merits.items():
-        if one == leader:
+    beaten = set()
+    for rival, values in merits.items():
+        if rival == leader:
             continue
         ahead = np.subtract(merits[leader], values)
         sd = _moderated_sd(ahead, prior_sd)
         if float(ahead.mean()) > mixture_half_width(blocks, sd, share):
-            found.add(one)
-    return found
+            beaten.add(rival)
+    return beaten
 
 
 def as_good(merits: Mapping[Any, Sequence[float]], *, prior_sd: float) -> bool:
     """Whether nothing beats the leader by more than INDIFFERENCE, with probability RACE_SURE (normal, Bonferroni)."""
-    leader = max(merits, key=lambda one: float(np.mean(merits[one])))
+    leader = max(merits, key=lambda rival: float(np.mean(merits[rival])))
     beaten = 0.0
-    for one, values in merits.items():
-        if one != leader:
+    for rival, values in merits.items():
+        if rival != leader:
             behind = np.subtract(values, merits[leader])
             error = _moderated_sd(behind, prior_sd) / math.sqrt(len(behind))
             beaten += 0.5 * math.erfc(
@@ -107,9 +107,9 @@ def _moderated_sd(differences: Any, prior_sd: float) -> float:
 def _paired(outlook: Outlook, survivors: list[Survivor]) -> Race:
     scenario = outlook.scenario
     prior_sd = policy.LATENCY_PRIOR_SD if scenario.objective == "latency" else policy.THROUGHPUT_PRIOR_SD
-    names = {one.configuration: one for one in survivors}
-    alive = [one.configuration for one in survivors]
-    by_configuration: dict[Configuration, list[float]] = {one: [] for one in alive}
+    names = {survivor.configuration: survivor for survivor in survivors}
+    alive = [survivor.configuration for survivor in survivors]
+    by_configuration: dict[Configuration, list[float]] = {configuration: [] for configuration in alive}
     first = _next_block(outlook)
     for block in range(first, first + policy.RACE_BLOCKS_MAX):
         if not _time_for(outlook, len(alive)):
@@ -118,14 +118,18 @@ def _paired(outlook: Outlook, survivors: list[Survivor]) -> Race:
             why = f"race, block {block - first + 1}, {len(alive)} survivors"
             trial = yield _ask(names[configuration], why, block=block)
             by_configuration[configuration].append(_merit(trial, scenario))
-        known = {one: by_configuration[one] for one in alive}
-        alive = [one for one in alive if math.isfinite(known[one][-1])] or alive[:1]
-        known = {one: known[one] for one in alive}
+        known = {configuration: by_configuration[configuration] for configuration in alive}
+        alive = [
+            configuration for configuration in alive if math.isfinite(known[configuration][-1])
+        ] or alive[:1]
+        known = {configuration: known[configuration] for configuration in alive}
         out = dropped(known, prior_sd=prior_sd)
-        alive = [one for one in alive if one not in out]
+        alive = [configuration for configuration in alive if configuration not in out]
         if len(alive) == 1:
             return "one survivor is left"
-        if block > first and as_good({one: known[one] for one in alive}, prior_sd=prior_sd):
+        if block > first and as_good(
+            {configuration: known[configuration] for configuration in alive}, prior_sd=prior_sd
+        ):
             return f"none of {len(alive)} survivors beats the leader by more than {percentage(policy.INDIFFERENCE)}"
     return f"{policy.RACE_BLOCKS_MAX} blocks did not separate {len(alive)} survivors"
 
@@ -139,9 +143,9 @@ class _Climb:
     rungs: dict[Configuration, list[Rung]] = field(default_factory=dict)
 
     def note(self, survivor: Survivor, trial: Trial) -> Rung | None:
-        found = rungs_of([trial], self.scenario.slo) if trial.state == "complete" else []
-        self.rungs.setdefault(survivor.configuration, []).extend(found)
-        return found[-1] if found else None
+        rungs = rungs_of([trial], self.scenario.slo) if trial.state == "complete" else []
+        self.rungs.setdefault(survivor.configuration, []).extend(rungs)
+        return rungs[-1] if rungs else None
 
     def located(self, survivor: Survivor) -> Located | None:
         return locate(self.rungs.get(survivor.configuration, []))
@@ -149,8 +153,8 @@ class _Climb:
     def ahead(self) -> list[Survivor]:
         """Those alive, the highest crossing first."""
 
-        def crossing(one: Survivor) -> float:
-            located = self.located(one)
+        def crossing(survivor: Survivor) -> float:
+            located = self.located(survivor)
             return 0.0 if located is None else located.crossing_rps
 
         return sorted(self.alive, key=crossing, reverse=True)
@@ -172,7 +176,7 @@ def _ladder(outlook: Outlook, survivors: list[Survivor], rate_rps: float) -> Rac
             rate_rps = _lower(climb, rate_rps)
             continue
         held_once = True
-        climb.alive = [one for one in climb.alive if one not in missed]
+        climb.alive = [survivor for survivor in climb.alive if survivor not in missed]
         if len(climb.alive) == 1 and missed:
             reason = "one survivor is left"
             break
@@ -265,18 +269,18 @@ def _merit(trial: Trial, scenario: Scenario) -> float:
 
 def _time_for(outlook: Outlook, runs: int) -> bool:
     """Whether so many runs fit before the confirmations."""
-    recent = [one.seconds for one in outlook.trials if one.source == "race"][-5:]
+    recent = [trial.seconds for trial in outlook.trials if trial.source == "race"][-5:]
     load = outlook.scenario.load
     if outlook.scenario.objective == "capacity":
         usual = min(load.duration_s, policy.RUNG_S) + 0.5
     else:
         usual = outlook.fresh_run_s()
-    each = float(np.mean(recent)) if recent else usual
-    return runs * each <= outlook.remaining_s()
+    run_s = float(np.mean(recent)) if recent else usual
+    return runs * run_s <= outlook.remaining_s()
 
 
 def _next_block(outlook: Outlook) -> int:
-    return 1 + max((one.block or 0 for one in outlook.trials), default=0)
+    return 1 + max((trial.block or 0 for trial in outlook.trials), default=0)
 
 
 def _shuffled(ones: Sequence[Any], block: int) -> list[Any]:

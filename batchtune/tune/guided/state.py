@@ -60,17 +60,17 @@ class Insight:
             return
         self._outlook.thinking(f"the twin is fitted to {counted(len(self._outlook.trials), 'trial')}")
         seed = self._scenario.search.seed
-        found = calibrated(self._outlook.trials, self._scenario, seed=seed, test=test)
-        if found is not None and self.twin is not None and not test:
-            found = replace(found, error=self.twin.error)
-        self.twin = found
+        twin = calibrated(self._outlook.trials, self._scenario, seed=seed, test=test)
+        if twin is not None and self.twin is not None and not test:
+            twin = replace(twin, error=self.twin.error)
+        self.twin = twin
         stale = self._stale()
         before, self._predicted = self._predicted, None
         self._most = None
-        if found is not None and found.trust != "off":
+        if twin is not None and twin.trust != "off":
             if self._scenario.objective == "capacity":
-                self._most = most_merits(found, self._scenario, self.cells)
-            merits = predicted_merits(found, self._scenario, self.cells, before=before, stale=stale)
+                self._most = most_merits(twin, self._scenario, self.cells)
+            merits = predicted_merits(twin, self._scenario, self.cells, before=before, stale=stale)
             # Where no point keeps the SLO at any rate there is no rate to try a point at: the trials find theirs.
             self._predicted = merits if np.isfinite(merits).any() else None
         self._tell()
@@ -183,16 +183,18 @@ class Insight:
     def leader(self) -> int:
         """The cell that would be recommended now; without one that keeps the SLO the best that is believed in."""
         ranked = leaders(self._pooled_inside(), scenario=self._scenario)
-        places = (self.place(one.configuration) for one in ranked)
+        places = (self.place(candidate.configuration) for candidate in ranked)
         return next((at for at in places if at is not None), self.believed.best())
 
     def claim_rps(self) -> float:
         """The highest capacity that the measurements alone vouch for; 0 without one."""
-        return max((one.value for one in self._pooled_inside() if one.feasible), default=0.0)
+        return max(
+            (candidate.value for candidate in self._pooled_inside() if candidate.feasible), default=0.0
+        )
 
     def _pooled_inside(self) -> list[Pooled]:
         pooled = pool(self._outlook.trials, scenario=self._scenario)
-        return [one for one in pooled if is_inside(one, self._scenario)]
+        return [candidate for candidate in pooled if is_inside(candidate, self._scenario)]
 
     def most_rps(self, at: int) -> float:
         """What the full batches of a cell can answer at most, by the twin; inf where nothing tells."""
@@ -209,8 +211,8 @@ class Insight:
 
     def is_measured(self, configuration: Configuration) -> bool:
         return any(
-            one.configuration == configuration and one.source not in NO_CANDIDATES
-            for one in self._outlook.trials
+            trial.configuration == configuration and trial.source not in NO_CANDIDATES
+            for trial in self._outlook.trials
         )
 
     def simplest(self, at: int) -> int:
@@ -229,23 +231,25 @@ class Insight:
     def settled(self) -> frozenset[int]:
         """The cells that were measured, and those that differ from one in the timeout only and not to the twin: another
         proposal of theirs would tell nothing new."""
-        tried = {one.configuration for one in self._outlook.trials if one.source not in NO_CANDIDATES}
+        tried = {trial.configuration for trial in self._outlook.trials if trial.source not in NO_CANDIDATES}
         measured = {at for at, cell in enumerate(self.cells) if cell.configuration in tried}
         if self._predicted is None:
             return frozenset(measured)
         predicted = np.median(self._predicted, axis=1).tolist()
         alike = {
-            one
+            place
             for at in measured
-            for one in self.siblings(at)
-            if abs(predicted[one] - predicted[at]) < policy.AS_GOOD
+            for place in self.siblings(at)
+            if abs(predicted[place] - predicted[at]) < policy.AS_GOOD
         }
         return frozenset(measured | alike)
 
     def unwaiting(self, at: int) -> int:
         """The same size and threads with the space's shortest timeout: what a timeout must beat to be worth having."""
         return min(
-            self.siblings(at), key=lambda one: in_force(self.cells[one].configuration, TIMEOUT), default=at
+            self.siblings(at),
+            key=lambda place: in_force(self.cells[place].configuration, TIMEOUT),
+            default=at,
         )
 
     def barred(self) -> frozenset[int]:
@@ -297,22 +301,22 @@ def _cells(outlook: Outlook) -> list[Cell]:
             tuple(chance.randrange(count) for count in space.shape.values()) for _ in range(policy.CELLS_MAX)
         }
         points = [space.point(indices) for indices in sorted(drawn)]
-    found: dict[Configuration, Cell] = {}
+    cells: dict[Configuration, Cell] = {}
     for point in points:
         configuration = space.configuration(point)
         if configuration is not None:
-            found.setdefault(configuration, Cell(configuration=configuration, point=point))
+            cells.setdefault(configuration, Cell(configuration=configuration, point=point))
     for configuration in reference_configurations(scenario).values():
         point_of = space.locate(configuration)
         inside = point_of is not None or lies_inside(configuration, scenario)
-        found[configuration] = Cell(configuration=configuration, point=point_of, inside=inside)
-    return list(found.values())
+        cells[configuration] = Cell(configuration=configuration, point=point_of, inside=inside)
+    return list(cells.values())
 
 
 def _gains_per_row(twin: Twin) -> tuple[int, NDArray[np.float64]]:
     """The size at which a row is cheapest (where it is cheapest alone the largest one), and how many times cheaper than
     alone it is there, by each reading."""
     sizes = np.arange(1, twin.rows_max + 1)
-    gains = np.array([one.tau_s[1] * sizes / one.tau_s[1 : twin.rows_max + 1] for one in twin.draws])
+    gains = np.array([draw.tau_s[1] * sizes / draw.tau_s[1 : twin.rows_max + 1] for draw in twin.draws])
     best = int(np.argmax(np.median(gains, axis=0))) or len(sizes) - 1
     return best + 1, gains[:, best]

@@ -139,10 +139,10 @@ def _located(
         return
     rate_rps = policy.RATE_SHARE * min(math.exp(insight.expected(at)), insight.most_rps(at))
     near = insight.expected(at) > float(insight.believed.expected.max()) - policy.FAR_BEHIND
-    seen: list[Trial] = []
+    runs_made: list[Trial] = []
     for _ in range(runs):
-        seen.append((yield _one_rate(outlook, ask, rate_rps)))
-        located = locate(rungs_of([one for one in seen if one.state == "complete"], scenario.slo))
+        runs_made.append((yield _one_rate(outlook, ask, rate_rps)))
+        located = locate(rungs_of([trial for trial in runs_made if trial.state == "complete"], scenario.slo))
         if located is None or (located.bracketed and located.sd <= policy.REFERENCE_SD[near]):
             return
         step = 0.0 if located.bracketed else policy.REFERENCE_STEP[near]
@@ -245,7 +245,7 @@ def _proposal(
 ) -> Ask | None:
     """The twin's: the best of one draw, or unless it `explores` what is expected to be best; else the sampler's."""
     trials = outlook.trials
-    failed = {one.configuration: one.point for one in trials if one.state == "failed"}
+    failed = {trial.configuration: trial.point for trial in trials if trial.state == "failed"}
     enqueue: list[dict[str, Any]] = []
     if is_twins:
         without = (

@@ -65,11 +65,11 @@ def _proposals(outlook: Outlook, sampler: Sampler) -> Strategy:
     unwaiting = rule_without_waiting(outlook)
     if unwaiting is not None and outlook.may_propose():
         configuration, point = unwaiting
-        if configuration not in {one.configuration for one in outlook.trials}:
+        if configuration not in {trial.configuration for trial in outlook.trials}:
             why = "nearest to the rule's size, without waiting"
             yield Ask(configuration=configuration, source="sampler", reason=why, point=point)
     while outlook.may_propose():
-        failed = {one.configuration: one.point for one in outlook.trials if one.state == "failed"}
+        failed = {trial.configuration: trial.point for trial in outlook.trials if trial.state == "failed"}
         proposal = sampler.propose(pool(outlook.trials, scenario=outlook.scenario), failed=failed)
         if proposal is None:
             return
@@ -110,11 +110,11 @@ class Sampler:
         as bad as can be, so that it leaves their neighbourhood. `enqueue` are the twin's candidates, the best first:
         taken before the sampler's own, as far as they were not measured.
         """
-        measured = [one.point for one in pooled if one.point is not None]
+        measured = [candidate.point for candidate in pooled if candidate.point is not None]
         places = {self._space.indices(point) for point in (*measured, *filter(None, failed.values()))}
-        tried = {one.configuration for one in pooled} | set(failed)
+        tried = {candidate.configuration for candidate in pooled} | set(failed)
         own: dict[str, Any] | None = None
-        for point, proposer in self._asked(pooled, failed, enqueue, turn=len(tried), seen=len(places)):
+        for point, proposer in self._asked(pooled, failed, enqueue, turn=len(tried), place_count=len(places)):
             configuration = self._space.configuration(point)
             if (
                 configuration is not None
@@ -135,7 +135,7 @@ class Sampler:
         enqueue: Sequence[Mapping[str, Any]],
         *,
         turn: int,
-        seen: int,
+        place_count: int,
     ) -> Iterator[tuple[dict[str, Any], Literal["sampler", "twin"]]]:
         """Points as the study gives them when asked again and again, the enqueued ones first."""
         study = build_study(
@@ -149,23 +149,23 @@ class Sampler:
         for point in enqueue:
             study.enqueue_trial(dict(zip(self._space.shape, self._space.indices(point), strict=True)))
         searched = distributions(self._space)
-        asks = _ASKS_MAX[self._kind] + (seen if self._kind == "qmc" else 0)
+        asks = _ASKS_MAX[self._kind] + (place_count if self._kind == "qmc" else 0)
         for number in range(len(enqueue) + asks):
             trial = study.ask(fixed_distributions=searched)
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             point = self._space.point([trial.params[name] for name in self._space.shape])
             yield point, "twin" if number < len(enqueue) else "sampler"
 
-    def _reason(self, seen: int, measured: int) -> str:
+    def _reason(self, place_count: int, measured: int) -> str:
         name = _NAMES[self._kind]
         match self._kind:
             case "random":
                 return "drawn at random"
             case "qmc":
                 return f"the next point of {name}"
-            case "nsga2" if seen < policy.NSGA2_POPULATION:
+            case "nsga2" if place_count < policy.NSGA2_POPULATION:
                 return "drawn at random to start with"
-            case "tpe" | "gp" if seen < policy.STARTUP_TRIALS:
+            case "tpe" | "gp" if place_count < policy.STARTUP_TRIALS:
                 return "drawn at random to start with"
             case _:
                 return f"{name} after {measured} measured points"
@@ -190,7 +190,7 @@ class Sampler:
         ]
         if not untried:
             return None
-        _, _, point, configuration = min(untried, key=lambda one: one[:2])
+        _, _, point, configuration = min(untried, key=lambda entry: entry[:2])
         return Proposal(
             point=point,
             configuration=configuration,

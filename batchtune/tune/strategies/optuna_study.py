@@ -80,7 +80,11 @@ def entries(
     For nsga2 the values are the objective and p95; where the objective is p95, they are p95 and throughput.
     """
     goals = directions(kind, maximise=maximise)
-    measured = [(one, _values(one, kind=kind, maximise=maximise)) for one in pooled if one.point is not None]
+    measured = [
+        (candidate, _values(candidate, kind=kind, maximise=maximise))
+        for candidate in pooled
+        if candidate.point is not None
+    ]
     worst = [
         (min if goal == "maximize" else max)(
             (v[at] for _, v in measured if math.isfinite(v[at])), default=0.0
@@ -88,24 +92,24 @@ def entries(
         for at, goal in enumerate(goals)
     ]
     names = list(pooled[0].constraints) if pooled else []
-    found = [
+    kept = [
         Entry(
-            params=_params(space, one.point or {}),
+            params=_params(space, candidate.point or {}),
             values=tuple(
                 value if math.isfinite(value) else bad for value, bad in zip(values, worst, strict=True)
             ),
-            constraints={name: one.constraints.get(name, policy.WORST_VIOLATION) for name in names},
+            constraints={name: candidate.constraints.get(name, policy.WORST_VIOLATION) for name in names},
         )
-        for one, values in measured
+        for candidate, values in measured
     ]
     missed = dict.fromkeys(names, policy.WORST_VIOLATION)
-    found += [
+    kept += [
         Entry(params=_params(space, point), values=tuple(worst), constraints=missed)
         for point in failed.values()
         if point is not None
     ]
     counts = space.open_shape
-    return [one for one in found if all(index < counts[name] for name, index in one.params.items())]
+    return [entry for entry in kept if all(index < counts[name] for name, index in entry.params.items())]
 
 
 def directions(kind: SamplerKind, *, maximise: bool) -> list[Direction]:
@@ -116,7 +120,7 @@ def directions(kind: SamplerKind, *, maximise: bool) -> list[Direction]:
 
 
 def build_study(
-    found: Sequence[Entry], *, space: Space, kind: SamplerKind, maximise: bool, seed: int, turn: int
+    ledger: Sequence[Entry], *, space: Space, kind: SamplerKind, maximise: bool, seed: int, turn: int
 ) -> optuna.Study:
     """A study of these entries that can be asked; `turn` counts the proposals so far and moves the seed on."""
     check_sampler(kind)
@@ -126,10 +130,10 @@ def build_study(
     searched = distributions(space)
     match kind:
         case "tpe" | "gp":
-            study.add_trials([_frozen(one, searched) for one in found])
+            study.add_trials([_frozen(entry, searched) for entry in ledger])
         case "nsga2":
-            for one in found:
-                _replay(study, sampler, one, searched)
+            for entry in ledger:
+                _replay(study, sampler, entry, searched)
         case "qmc":
             study.add_trial(_marker(searched))
         case "random":
@@ -158,27 +162,27 @@ def _sobol(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _frozen(
-    one: Entry, searched: dict[str, optuna.distributions.BaseDistribution]
+    entry: Entry, searched: dict[str, optuna.distributions.BaseDistribution]
 ) -> optuna.trial.FrozenTrial:
     return optuna.trial.create_trial(
-        params=one.params, distributions=searched, values=one.values, constraints=one.constraints
+        params=entry.params, distributions=searched, values=entry.values, constraints=entry.constraints
     )
 
 
 def _replay(
     study: optuna.Study,
     sampler: optuna.samplers.BaseSampler,
-    one: Entry,
+    entry: Entry,
     searched: dict[str, optuna.distributions.BaseDistribution],
 ) -> None:
     """Ask for the entry and tell it; what is enqueued gets no generation by itself, and would be nobody's parent."""
-    study.enqueue_trial(one.params)
+    study.enqueue_trial(entry.params)
     trial = study.ask(fixed_distributions=searched)
     if isinstance(sampler, optuna.samplers.NSGAIISampler):
         sampler.get_trial_generation(study, study.get_trials(deepcopy=False)[-1])
-    for name, value in one.constraints.items():
+    for name, value in entry.constraints.items():
         trial.set_constraint(name, value)
-    study.tell(trial, list(one.values))
+    study.tell(trial, list(entry.values))
 
 
 def _marker(searched: dict[str, optuna.distributions.BaseDistribution]) -> optuna.trial.FrozenTrial:
@@ -187,13 +191,13 @@ def _marker(searched: dict[str, optuna.distributions.BaseDistribution]) -> optun
     return optuna.trial.create_trial(params=dict.fromkeys(several, 0), distributions=several, value=0.0)
 
 
-def _values(one: Pooled, *, kind: SamplerKind, maximise: bool) -> tuple[float, ...]:
+def _values(candidate: Pooled, *, kind: SamplerKind, maximise: bool) -> tuple[float, ...]:
     if kind != "nsga2":
-        return (one.value,)
+        return (candidate.value,)
     if maximise:
-        return one.value, one.latency_s.get("p95", math.inf)
-    throughputs: list[Estimate] = [run.throughput_rps for run in one.runs]
-    return one.value, geometric_mean(rate.value for rate in throughputs)
+        return candidate.value, candidate.latency_s.get("p95", math.inf)
+    throughputs: list[Estimate] = [run.throughput_rps for run in candidate.runs]
+    return candidate.value, geometric_mean(rate.value for rate in throughputs)
 
 
 def _params(space: Space, point: Mapping[str, Any]) -> dict[str, int]:

@@ -46,16 +46,16 @@ def rule_strategy(outlook: Outlook) -> Strategy:
 
 def rule_conclusion(scenario: Scenario, trials: Sequence[Trial]) -> Conclusion | None:
     """The rule's verdict on what the ledger holds; None when it has tried nothing yet."""
-    rounds = [_round_of(one) for one in _round_trials(scenario, without_superseded(trials))]
+    rounds = [_round_of(trial) for trial in _round_trials(scenario, without_superseded(trials))]
     if not rounds:
         return None
-    found = next_step(
+    step = next_step(
         rounds,
         rows_per_request=scenario.request.rows_most,
         rows_under_way=_rows_under_way(scenario),
         last=True,
     )
-    return found if isinstance(found, Conclusion) else None
+    return step if isinstance(step, Conclusion) else None
 
 
 def _measured_rounds(outlook: Outlook, first: Trial) -> Strategy:
@@ -89,20 +89,20 @@ def _settled(outlook: Outlook, rounds: Sequence[Round]) -> Ask | None:
     """The trial of what the rounds recommend; None when nothing works."""
     if not rounds:
         return None
-    found = next_step(rounds, rows_per_request=outlook.scenario.request.rows_most, last=True)
-    if not isinstance(found, Conclusion) or found.best is None:
+    step = next_step(rounds, rows_per_request=outlook.scenario.request.rows_most, last=True)
+    if not isinstance(step, Conclusion) or step.best is None:
         return None
-    best = found.best
-    return _candidate(outlook, best.max_batch_size, best.interval_s, f"the rule settles here: {found.text}")
+    best = step.best
+    return _candidate(outlook, best.max_batch_size, best.interval_s, f"the rule settles here: {step.text}")
 
 
 def _step(outlook: Outlook, rounds: Sequence[Round]) -> Step | None:
-    found = next_step(
+    step = next_step(
         rounds,
         rows_per_request=outlook.scenario.request.rows_most,
         rows_under_way=_rows_under_way(outlook.scenario),
     )
-    return found if isinstance(found, Step) else None
+    return step if isinstance(step, Step) else None
 
 
 def _candidate(outlook: Outlook, max_batch_size: int, interval_s: float, reason: str) -> Ask | None:
@@ -162,8 +162,10 @@ def _round_of(trial: Trial) -> Round:
 
 def _round_trials(scenario: Scenario, trials: Sequence[Trial]) -> list[Trial]:
     if scenario.load.open_loop:
-        return [one for one in trials if one.source == "probe" and one.reason.startswith(PROBE_REASON)]
-    return [one for one in trials if one.source == "rule"]
+        return [
+            trial for trial in trials if trial.source == "probe" and trial.reason.startswith(PROBE_REASON)
+        ]
+    return [trial for trial in trials if trial.source == "rule"]
 
 
 def _rows_under_way(scenario: Scenario) -> int | None:
@@ -172,4 +174,4 @@ def _rows_under_way(scenario: Scenario) -> int | None:
 
 
 def _first_answer(trials: Sequence[Trial]) -> Trial | None:
-    return next((one for one in reversed(trials) if one.source == "rule"), None)
+    return next((trial for trial in reversed(trials) if trial.source == "rule"), None)

@@ -66,17 +66,17 @@ def next_step(
     `rows_under_way` is what the clients of a closed loop send at once at most. `last`: there is no time for another
     round, so the verdict is what it is by now.
     """
-    seen = _Seen(rounds, rows_per_request, rows_under_way)
-    if not seen.worked:
-        return seen.fails() if last else seen.reduced()
-    if seen.interval_s <= 0.0:
-        return seen.no_interval()
-    wanted = None if last else seen.wanted_size()
+    known = _Seen(rounds, rows_per_request, rows_under_way)
+    if not known.worked:
+        return known.fails() if last else known.reduced()
+    if known.interval_s <= 0.0:
+        return known.no_interval()
+    wanted = None if last else known.wanted_size()
     if wanted is not None:
-        return Step(max_batch_size=wanted, interval_s=seen.interval_s, reason=seen.why(wanted))
-    if not last and seen.interval_is_untried():
-        return seen.shorter_interval()
-    return seen.conclusion()
+        return Step(max_batch_size=wanted, interval_s=known.interval_s, reason=known.why(wanted))
+    if not last and known.interval_is_untried():
+        return known.shorter_interval()
+    return known.conclusion()
 
 
 class _Seen:
@@ -86,16 +86,16 @@ class _Seen:
         self._rounds = rounds
         self._rows = rows
         self._rows_under_way = rows_under_way
-        self.worked = [one for one in rounds if one.failure is None]
-        self._failed = [one for one in rounds if one.failure is not None]
+        self.worked = [round_ for round_ in rounds if round_.failure is None]
+        self._failed = [round_ for round_ in rounds if round_.failure is not None]
         if not self.worked:
             return
         self.interval_s = self.worked[0].interval_s
-        same = [one for one in self.worked if one.interval_s == self.interval_s]
+        same = [round_ for round_ in self.worked if round_.interval_s == self.interval_s]
         self._same_interval = same
-        by_size = sorted(same, key=lambda one: one.max_batch_size)
-        self._filled = [one for one in by_size if self._reaches(one)]
-        self._unfilled = [one for one in by_size if not self._reaches(one)]
+        by_size = sorted(same, key=lambda round_: round_.max_batch_size)
+        self._filled = [round_ for round_ in by_size if self._reaches(round_)]
+        self._unfilled = [round_ for round_ in by_size if not self._reaches(round_)]
         self._low = self._filled[-1] if self._filled else None
         self.settled = self._low or self._unfilled[0]
 
@@ -168,7 +168,7 @@ class _Seen:
         return Conclusion(verdict=verdict, text=text, best=self.settled)
 
     def _by_interval(self, other: Round) -> Conclusion:
-        best = max(self.settled, other, key=lambda one: one.rows_per_s)
+        best = max(self.settled, other, key=lambda round_: round_.rows_per_s)
         change = (
             f"{rounded_duration(self.interval_s)} → {rounded_duration(other.interval_s)}: "
             f"{rounded(self.settled.rows_per_s)} → {rounded(other.rows_per_s)} rows/s"
@@ -190,55 +190,53 @@ class _Seen:
         near = above.max_batch_size <= policy.RULE_BRACKET_RATIO * low
         return None if near else math.sqrt(low * above.max_batch_size)
 
-    def _aim(self, one: Round) -> float:
-        return min(one.interval_rows, self._rows_under_way or math.inf)
+    def _aim(self, round_: Round) -> float:
+        return min(round_.interval_rows, self._rows_under_way or math.inf)
 
     def _above(self) -> Round | None:
         """The next size above the settled one that does not fill, or does not work."""
-        found = [
-            one
-            for one in (*self._failed, *self._unfilled)
-            if one.max_batch_size > self.settled.max_batch_size
+        above = [
+            round_
+            for round_ in (*self._failed, *self._unfilled)
+            if round_.max_batch_size > self.settled.max_batch_size
         ]
-        return min(found, key=lambda one: one.max_batch_size, default=None)
+        return min(above, key=lambda round_: round_.max_batch_size, default=None)
 
     def _size_is_without_effect(self) -> bool:
         return len(self._same_interval) > 1 and all(
-            _same(one.rows_per_s, self.settled.rows_per_s) for one in self._same_interval
+            _same(other.rows_per_s, self.settled.rows_per_s) for other in self._same_interval
         )
 
     def _other_interval(self) -> Round | None:
-        return next((one for one in self.worked if one.interval_s != self.interval_s), None)
+        return next((round_ for round_ in self.worked if round_.interval_s != self.interval_s), None)
 
     def _sizes(self) -> set[int]:
-        return {one.max_batch_size for one in (*self._same_interval, *self._failed)}
+        return {round_.max_batch_size for round_ in (*self._same_interval, *self._failed)}
 
-    def _reaches(self, one: Round) -> bool:
-        whole = max(one.max_batch_size // self._rows, 1) * self._rows
-        return one.interval_rows >= policy.RULE_REACHED_RATIO * whole
+    def _reaches(self, round_: Round) -> bool:
+        whole = max(round_.max_batch_size // self._rows, 1) * self._rows
+        return round_.interval_rows >= policy.RULE_REACHED_RATIO * whole
 
     def _whole_requests(self, rows: float) -> int:
         return max(round(rows / self._rows), 1) * self._rows
 
-    def _sum(self, one: Round) -> str:
-        if one.failure is not None:
-            return f"{one.max_batch_size} rows do not work ({one.failure})"
-        if self._reaches(one):
-            return f"{self._product(one)} reach max_batch_size {one.max_batch_size}: it may be raised"
+    def _sum(self, round_: Round) -> str:
+        if round_.failure is not None:
+            return f"{round_.max_batch_size} rows do not work ({round_.failure})"
+        if self._reaches(round_):
+            return f"{self._product(round_)} reach max_batch_size {round_.max_batch_size}: it may be raised"
+        return f"{self._product(round_)} are below max_batch_size {round_.max_batch_size}: the interval triggers first"
+
+    def _product(self, round_: Round) -> str:
+        requests = f" ({rounded(round_.interval_rows / self._rows)} requests)" if self._rows > 1 else ""
         return (
-            f"{self._product(one)} are below max_batch_size {one.max_batch_size}: the interval triggers first"
+            f"{rounded(round_.rows_per_s)} rows/s × {rounded_duration(round_.interval_s)} = "
+            f"{rounded(round_.interval_rows)} rows{requests}"
         )
 
-    def _product(self, one: Round) -> str:
-        requests = f" ({rounded(one.interval_rows / self._rows)} requests)" if self._rows > 1 else ""
-        return (
-            f"{rounded(one.rows_per_s)} rows/s × {rounded_duration(one.interval_s)} = "
-            f"{rounded(one.interval_rows)} rows{requests}"
-        )
 
-
-def _same(one: float, other: float) -> bool:
-    return abs(one - other) <= policy.RULE_SAME_THROUGHPUT_RATIO * max(one, other)
+def _same(rate: float, other: float) -> bool:
+    return abs(rate - other) <= policy.RULE_SAME_THROUGHPUT_RATIO * max(rate, other)
 
 
 def _micros(seconds: float) -> float:

@@ -43,7 +43,7 @@ def guide_strategy(outlook: Outlook) -> Strategy:
 
 def has_accelerator(scenario: Scenario, trials: Sequence[Trial]) -> bool:
     """Whether the model runs beside the CPU: the scenario's device, an emulated one, or for `auto` a GPU here."""
-    servers = [one.measurement.server for one in trials if one.measurement is not None]
+    servers = [trial.measurement.server for trial in trials if trial.measurement is not None]
     if any(server is not None and server.emulated for server in servers):
         return True
     device = scenario.target.device.lower()
@@ -57,7 +57,9 @@ def _for_cpu(guide: _Guide) -> Strategy:
         return
     size = in_force(tried[-1].configuration, "max_batch_size")
     why = "a timeout of a few milliseconds instead of 0"
-    tried += yield from guide.with_timeouts([one for one in guide.timeouts() if one > 0], size, why)
+    tried += yield from guide.with_timeouts(
+        [timeout for timeout in guide.timeouts() if timeout > 0], size, why
+    )
     yield from guide.with_final_queue(tried)
 
 
@@ -79,14 +81,14 @@ def chosen_size(filled: Sequence[Trial]) -> int | None:
 
     Where none keeps it, the one that misses it least; None where none works at all.
     """
-    working = [one for one in filled if _works(one)]
-    kept = [one for one in working if one.feasible]
+    working = [trial for trial in filled if _works(trial)]
+    kept = [trial for trial in working if trial.feasible]
     if not kept:
-        nearest = min(working, key=lambda one: max(one.constraints.values()), default=None)
+        nearest = min(working, key=lambda trial: max(trial.constraints.values()), default=None)
         return None if nearest is None else in_force(nearest.configuration, "max_batch_size")
-    most = max(_rows_per_s(one) for one in kept)
-    enough = [one for one in kept if _rows_per_s(one) >= (1.0 - policy.GUIDE_ENOUGH_GAIN) * most]
-    return min(int(in_force(one.configuration, "max_batch_size")) for one in enough)
+    most = max(_rows_per_s(trial) for trial in kept)
+    enough = [trial for trial in kept if _rows_per_s(trial) >= (1.0 - policy.GUIDE_ENOUGH_GAIN) * most]
+    return min(int(in_force(trial.configuration, "max_batch_size")) for trial in enough)
 
 
 class _Guide:
@@ -131,7 +133,7 @@ class _Guide:
     def with_timeouts(self, timeouts_micros: Sequence[int], size: int, why: str) -> _Tuning:
         """The size with each of the timeouts, under the scenario's own load; smaller where it is out of memory."""
         tried: list[Trial] = []
-        smaller = [one for one in self.sizes if one < size]
+        smaller = [smaller_size for smaller_size in self.sizes if smaller_size < size]
         for micros in timeouts_micros:
             because = why
             while True:
@@ -139,7 +141,7 @@ class _Guide:
                     f"guide, {self._device}: {because}; max_batch_size {size}, timeout {micros / 1e3:g} ms"
                 )
                 ask = self._ask(size, micros, reason=reason)
-                known = {one.configuration for one in tried}
+                known = {trial.configuration for trial in tried}
                 if ask is None or ask.configuration in known or not self._outlook.may_propose():
                     break
                 tried.append((yield ask))
@@ -168,23 +170,23 @@ class _Guide:
         knob = self._scenario.search.space.get("batch_timeout_micros")
         values = policy.GUIDE_TIMEOUTS_MICROS if knob is None else knob.values
         limit_s = min(self._scenario.slo.limits().values(), default=math.inf)
-        found = sorted(
-            int(one)
-            for one in values
-            if isinstance(one, int | float)
-            and one <= policy.GUIDE_TIMEOUTS_MICROS[-1]
-            and one < limit_s * 1e6
+        timeouts = sorted(
+            int(value)
+            for value in values
+            if isinstance(value, int | float)
+            and value <= policy.GUIDE_TIMEOUTS_MICROS[-1]
+            and value < limit_s * 1e6
         )
-        if len(found) <= policy.GUIDE_TIMEOUTS_MAX:
-            return found
+        if len(timeouts) <= policy.GUIDE_TIMEOUTS_MAX:
+            return timeouts
         return [
-            found[round(at * (len(found) - 1) / (policy.GUIDE_TIMEOUTS_MAX - 1))]
+            timeouts[round(at * (len(timeouts) - 1) / (policy.GUIDE_TIMEOUTS_MAX - 1))]
             for at in range(policy.GUIDE_TIMEOUTS_MAX)
         ]
 
     def bulk_timeout(self) -> int:
         knob = self._scenario.search.space.get("batch_timeout_micros")
-        values = [] if knob is None else [one for one in knob.values if isinstance(one, int | float)]
+        values = [] if knob is None else [value for value in knob.values if isinstance(value, int | float)]
         return int(max(values, default=policy.GUIDE_BULK_TIMEOUT_MICROS))
 
     def _probed(self, size: int) -> _Tuning:
@@ -212,7 +214,9 @@ class _Guide:
             return [fixed]
         knob = self._scenario.search.space.get("max_batch_size")
         if knob is not None:
-            sizes = sorted({int(one) for one in knob.values if isinstance(one, int) and one >= self._rows})
+            sizes = sorted(
+                {int(value) for value in knob.values if isinstance(value, int) and value >= self._rows}
+            )
         else:
             sizes = [self._rows << power for power in range(policy.GUIDE_LARGEST_ROWS.bit_length())]
             sizes = [size for size in sizes if size < DEFAULT_MAX_BATCH_SIZE] + [DEFAULT_MAX_BATCH_SIZE]
@@ -282,18 +286,23 @@ def best_trial(tried: Sequence[Trial], *, scenario: Scenario) -> Trial | None:
     Of nearly equal ones the one with the lowest p95 (to two digits), then the shortest timeout.
     """
     kept = {
-        one.number: merit(one.objective.value, scenario) for one in tried if one.feasible and one.objective
+        trial.number: merit(trial.objective.value, scenario)
+        for trial in tried
+        if trial.feasible and trial.objective
     }
     if not kept:
         return None
     equal = [
-        one
-        for one in tried
-        if kept.get(one.number, -math.inf) >= max(kept.values()) - policy.GUIDE_SAME_OBJECTIVE
+        trial
+        for trial in tried
+        if kept.get(trial.number, -math.inf) >= max(kept.values()) - policy.GUIDE_SAME_OBJECTIVE
     ]
     return min(
         equal,
-        key=lambda one: (float(f"{_p95_s(one):.1e}"), in_force(one.configuration, "batch_timeout_micros")),
+        key=lambda trial: (
+            float(f"{_p95_s(trial):.1e}"),
+            in_force(trial.configuration, "batch_timeout_micros"),
+        ),
     )
 
 

@@ -23,7 +23,7 @@ from batchtune.tune.trials.ask import Ask
 def confirmations(outlook: Outlook) -> Strategy:
     """Blocks of fresh runs, each arm once a block, until what would be recommended has been confirmed."""
     scenario = outlook.scenario
-    searched = max((one.block or 0 for one in outlook.trials if one.source != "confirm"), default=0)
+    searched = max((trial.block or 0 for trial in outlook.trials if trial.source != "confirm"), default=0)
     for block in range(1 + searched, 1 + searched + policy.CONFIRMATION_BLOCKS_MAX):
         pooled = pool(outlook.trials, scenario=scenario)
         runs_affordable = outlook.left_s() / outlook.fresh_run_s()
@@ -35,7 +35,7 @@ def confirmations(outlook: Outlook) -> Strategy:
         )
         if not arms:
             return
-        claims = {one.configuration: one.value for one in hopeful(pooled)}
+        claims = {candidate.configuration: candidate.value for candidate in hopeful(pooled)}
         # Turns rotate; in the first block, and when time is short, what is to be recommended goes first.
         turn = block - searched - 1
         shift = turn % len(arms) if runs_affordable >= len(arms) else 0
@@ -52,11 +52,11 @@ def confirmations(outlook: Outlook) -> Strategy:
 def hopeful(pooled: Sequence[Pooled]) -> list[Pooled]:
     """The same, but of a capacity that fresh runs refuted the next lower rate to be tried counts as claimed."""
     hopes = []
-    for one in pooled:
-        hope = one
-        if one.claim is not None and one.claim.next_rps > one.claim.rps:
-            kept = {name: min(missed, 0.0) for name, missed in one.constraints.items()}
-            hope = replace(one, value=one.claim.next_rps, constraints=kept)
+    for candidate in pooled:
+        hope = candidate
+        if candidate.claim is not None and candidate.claim.next_rps > candidate.claim.rps:
+            kept = {name: min(missed, 0.0) for name, missed in candidate.constraints.items()}
+            hope = replace(candidate, value=candidate.claim.next_rps, constraints=kept)
         hopes.append(hope)
     return hopes
 
@@ -68,12 +68,12 @@ def references_to_confirm(outlook: Outlook) -> list[Configuration]:
 
 def _references(outlook: Outlook) -> list[Configuration]:
     """The reference points that work."""
-    found = {
-        one.source: one.configuration
-        for one in outlook.trials
-        if one.source in ("no_batching", "defaults") and one.state == "complete"
+    references = {
+        trial.source: trial.configuration
+        for trial in outlook.trials
+        if trial.source in ("no_batching", "defaults") and trial.state == "complete"
     }
-    return [found[source] for source in ("no_batching", "defaults") if source in found]
+    return [references[source] for source in ("no_batching", "defaults") if source in references]
 
 
 def confirmation_arms(
@@ -88,65 +88,78 @@ def confirmation_arms(
     `runs_affordable` is how many trials there is time for: a new rival needs room for all its blocks.
     """
     pooled = hopeful(pooled)
-    inside = [one for one in pooled if is_inside(one, scenario)]
+    inside = [candidate for candidate in pooled if is_inside(candidate, scenario)]
     ranked = leaders(inside, scenario=scenario)
-    batched = [one for one in ranked if one.configuration.batching is not None]
-    claims = list({one.configuration: one for one in (*ranked[:1], *batched[:1])}.values())
-    others = [one for one in ranked if one not in claims and one.configuration not in references]
-    if all(one.confirmations >= _wanted(one, pooled, scenario=scenario) for one in claims):
-        ahead = [one for one in others if _is_ahead(one, claims, pooled, scenario=scenario)]
+    batched = [candidate for candidate in ranked if candidate.configuration.batching is not None]
+    claims = list({candidate.configuration: candidate for candidate in (*ranked[:1], *batched[:1])}.values())
+    others = [
+        candidate
+        for candidate in ranked
+        if candidate not in claims and candidate.configuration not in references
+    ]
+    if all(candidate.confirmations >= _wanted(candidate, pooled, scenario=scenario) for candidate in claims):
+        ahead = [candidate for candidate in others if _is_ahead(candidate, claims, pooled, scenario=scenario)]
         return (
-            [one.configuration for one in (*claims[:1], *ahead[:1])] if ahead and runs_affordable >= 2 else []
+            [candidate.configuration for candidate in (*claims[:1], *ahead[:1])]
+            if ahead and runs_affordable >= 2
+            else []
         )
     compared = [
-        one
-        for one in pooled
-        if one.configuration in references
-        and one not in claims
-        and (scenario.objective != "capacity" or _may_win(one, claims[-1], pooled, scenario=scenario))
-        and _gain_is_open(one, claims[-1], pooled=pooled, scenario=scenario)
+        candidate
+        for candidate in pooled
+        if candidate.configuration in references
+        and candidate not in claims
+        and (scenario.objective != "capacity" or _may_win(candidate, claims[-1], pooled, scenario=scenario))
+        and _gain_is_open(candidate, claims[-1], pooled=pooled, scenario=scenario)
     ]
-    lacking = sum(max(policy.CONFIRMATIONS - one.confirmations, 0) for one in claims)
+    lacking = sum(max(policy.CONFIRMATIONS - candidate.confirmations, 0) for candidate in claims)
     if scenario.objective == "capacity" and runs_affordable < lacking + len(compared):
         compared = []  # the claim first: without its fresh runs nothing is established
     close = sorted(
-        (one for one in others if _may_win(one, claims[-1], pooled, scenario=scenario)),
-        key=lambda one: merit(one.value, scenario),
+        (candidate for candidate in others if _may_win(candidate, claims[-1], pooled, scenario=scenario)),
+        key=lambda candidate: merit(candidate.value, scenario),
         reverse=True,
     )
     # A rival once begun stays while it may still win: leaders that take turns would else never finish.
-    rivals = [one for one in close if one.confirmations or _refuted(one)]
+    rivals = [candidate for candidate in close if candidate.confirmations or _refuted(candidate)]
     if not rivals and runs_affordable >= policy.CONFIRMATIONS * (len(claims) + 1) + len(compared) - 1:
         rivals = close[:1]
-    return [one.configuration for one in (*claims, *rivals, *compared)]
+    return [candidate.configuration for candidate in (*claims, *rivals, *compared)]
 
 
-def _may_win(one: Pooled, leader: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
+def _may_win(candidate: Pooled, leader: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
     """Whether it is ahead of the leader, like with like, or too close to call; after a miss, whether its next lower
     claim is still ahead."""
-    if _refuted(one):
-        return merit(one.value, scenario) > merit(leader.value, scenario)
-    if one.feasible and merit(one.search_value, scenario) > merit(leader.search_value, scenario):
+    if _refuted(candidate):
+        return merit(candidate.value, scenario) > merit(leader.value, scenario)
+    if candidate.feasible and merit(candidate.search_value, scenario) > merit(leader.search_value, scenario):
         return True
-    return indistinct(leader, one, pooled=pooled, scenario=scenario)
+    return indistinct(leader, candidate, pooled=pooled, scenario=scenario)
 
 
-def _is_ahead(one: Pooled, claims: Sequence[Pooled], pooled: Sequence[Pooled], *, scenario: Scenario) -> bool:
+def _is_ahead(
+    candidate: Pooled, claims: Sequence[Pooled], pooled: Sequence[Pooled], *, scenario: Scenario
+) -> bool:
     """Whether the search alone puts it ahead of what is confirmed, beyond noise, and no fresh run was made of it."""
     bar = merit(claims[0].search_value, scenario)
-    apart = not indistinct(claims[0], one, pooled=pooled, scenario=scenario)
-    return one.confirmations == 0 and not _refuted(one) and apart and merit(one.search_value, scenario) > bar
+    apart = not indistinct(claims[0], candidate, pooled=pooled, scenario=scenario)
+    return (
+        candidate.confirmations == 0
+        and not _refuted(candidate)
+        and apart
+        and merit(candidate.search_value, scenario) > bar
+    )
 
 
-def _refuted(one: Pooled) -> bool:
-    return one.claim is not None and not one.claim.established and bool(one.claim.misses)
+def _refuted(candidate: Pooled) -> bool:
+    return candidate.claim is not None and not candidate.claim.established and bool(candidate.claim.misses)
 
 
-def _wanted(one: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int:
-    if one.confirmations < policy.CONFIRMATIONS:
+def _wanted(candidate: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario) -> int:
+    if candidate.confirmations < policy.CONFIRMATIONS:
         return policy.CONFIRMATIONS
-    noises = (run_noise([one], scenario=scenario), run_noise(pooled, scenario=scenario))
-    widest = max(noise.half_width(one.confirmations) for noise in noises)
+    noises = (run_noise([candidate], scenario=scenario), run_noise(pooled, scenario=scenario))
+    widest = max(noise.half_width(candidate.confirmations) for noise in noises)
     return policy.CONFIRMATIONS_MAX if widest > policy.WIDE else policy.CONFIRMATIONS
 
 

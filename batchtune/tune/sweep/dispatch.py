@@ -25,8 +25,8 @@ def strategy_of(outlook: Outlook, findings: SearchSummary) -> Strategy:
         case "rule":
             yield from reference_points(outlook)
             yield from rule_strategy(outlook)
-            found = rule_conclusion(outlook.scenario, outlook.trials)
-            findings.stop_reason = "" if found is None else f"the rule's verdict: {found.text}"
+            conclusion = rule_conclusion(outlook.scenario, outlook.trials)
+            findings.stop_reason = "" if conclusion is None else f"the rule's verdict: {conclusion.text}"
         case "guide":
             yield from reference_points(outlook)
             yield from guide_strategy(outlook)

@@ -75,17 +75,17 @@ def export_study(
             study = optuna.create_study(
                 study_name=name, storage=storage, directions=goals, load_if_exists=True
             )
-            known = {one.user_attrs.get(NUMBER) for one in study.get_trials(deepcopy=False)}
-            kept = [one for one in without_superseded(trials) if one.source not in NO_CANDIDATES]
+            known = {trial.user_attrs.get(NUMBER) for trial in study.get_trials(deepcopy=False)}
+            kept = [trial for trial in without_superseded(trials) if trial.source not in NO_CANDIDATES]
             knobs = _knobs(kept, scenario)
-            new = [one for one in kept if one.number not in known]
-            study.add_trials([_exported(one, scenario, knobs) for one in new])
+            new = [trial for trial in kept if trial.number not in known]
+            study.add_trials([_exported(trial, scenario, knobs) for trial in new])
             if not known:
                 study.set_user_attr("scenario", scenario.name)
                 study.set_user_attr("objective", _OBJECTIVES[scenario.objective])
         except _STORAGE_ERRORS as error:
             raise _refused(error) from error
-    return Export(study_name=name, trials=len(known | {one.number for one in new}), added=len(new))
+    return Export(study_name=name, trials=len(known | {trial.number for trial in new}), added=len(new))
 
 
 def study_name_of(trials: Sequence[Trial], scenario: Scenario) -> str:
@@ -159,57 +159,57 @@ def _refused(error: Exception) -> UsageError:
     return UsageError(f"--optuna-storage: the storage refuses: {words[:200]}", hint=f"give one of {_KINDS}")
 
 
-def _exported(one: Trial, scenario: Scenario, knobs: Knobs) -> optuna.trial.FrozenTrial:
-    values_by_name = {name: _value(one, name, knob, scenario) for name, knob in knobs.items()}
+def _exported(trial: Trial, scenario: Scenario, knobs: Knobs) -> optuna.trial.FrozenTrial:
+    values_by_name = {name: _value(trial, name, knob, scenario) for name, knob in knobs.items()}
     params = {name: value for name, value in values_by_name.items() if value is not None}
-    values = _values(one, scenario)
-    trial = optuna.trial.create_trial(
+    values = _values(trial, scenario)
+    frozen = optuna.trial.create_trial(
         state=optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE,
         values=values,
         params=params,
         distributions={name: knobs[name] for name in params},
-        user_attrs=_attributes(one),
+        user_attrs=_attributes(trial),
         # Optuna 5 keeps constraints by name; optuna-dashboard up to 0.21 reads the list that Optuna 4 kept.
-        system_attrs={"constraints": list(one.constraints.values())} if one.constraints else {},
-        constraints=one.constraints,
+        system_attrs={"constraints": list(trial.constraints.values())} if trial.constraints else {},
+        constraints=trial.constraints,
     )
-    begun = datetime.fromisoformat(one.started_utc).astimezone().replace(tzinfo=None)
-    trial.datetime_start, trial.datetime_complete = begun, begun + timedelta(seconds=one.seconds)
-    return trial
+    begun = datetime.fromisoformat(trial.started_utc).astimezone().replace(tzinfo=None)
+    frozen.datetime_start, frozen.datetime_complete = begun, begun + timedelta(seconds=trial.seconds)
+    return frozen
 
 
-def _values(one: Trial, scenario: Scenario) -> list[float] | None:
+def _values(trial: Trial, scenario: Scenario) -> list[float] | None:
     """One a goal; None where the trial failed or a figure is undefined."""
-    if one.state != "complete" or one.objective is None or one.measurement is None:
+    if trial.state != "complete" or trial.objective is None or trial.measurement is None:
         return None
-    values = [one.objective.value]
+    values = [trial.objective.value]
     if scenario.search.sampler == "nsga2":
         latency = scenario.objective == "latency"
-        second = one.measurement.throughput_rps if latency else one.measurement.latency_s["p95"]
+        second = trial.measurement.throughput_rps if latency else trial.measurement.latency_s["p95"]
         values.append(second.value)
     return values if all(math.isfinite(value) for value in values) else None
 
 
-def _attributes(one: Trial) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        NUMBER: one.number,
-        "source": one.source,
-        "reason": one.reason,
-        "configuration": one.configuration.label(),
-        "feasible": one.feasible,
-        "failure": one.failure,
-        "block": one.block,
-        "rate_rps": one.rate_rps,
-        "concurrency": one.concurrency,
-        "seconds": one.seconds,
+def _attributes(trial: Trial) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        NUMBER: trial.number,
+        "source": trial.source,
+        "reason": trial.reason,
+        "configuration": trial.configuration.label(),
+        "feasible": trial.feasible,
+        "failure": trial.failure,
+        "block": trial.block,
+        "rate_rps": trial.rate_rps,
+        "concurrency": trial.concurrency,
+        "seconds": trial.seconds,
     }
-    if one.objective is not None:
-        found |= {"objective_low": one.objective.low, "objective_high": one.objective.high}
-    if one.measurement is not None:
-        found["throughput_rps"] = one.measurement.throughput_rps.value
-        found |= {f"{name}_s": each.value for name, each in one.measurement.latency_s.items()}
-        found["error_ratio"] = one.measurement.error_ratio
-    return {name: value for name, value in found.items() if _tells(value)}
+    if trial.objective is not None:
+        attributes |= {"objective_low": trial.objective.low, "objective_high": trial.objective.high}
+    if trial.measurement is not None:
+        attributes["throughput_rps"] = trial.measurement.throughput_rps.value
+        attributes |= {f"{name}_s": estimate.value for name, estimate in trial.measurement.latency_s.items()}
+        attributes["error_ratio"] = trial.measurement.error_ratio
+    return {name: value for name, value in attributes.items() if _tells(value)}
 
 
 def _tells(value: object) -> bool:
@@ -218,30 +218,30 @@ def _tells(value: object) -> bool:
 
 def _knobs(trials: Sequence[Trial], scenario: Scenario) -> Knobs:
     """Numbers range over the space and everything that was tried; anything else is one of its values, as text."""
-    found: Knobs = {}
+    distributions: Knobs = {}
     for name, knob in scenario.search.space.items():
-        if not all(_is_number(one) for one in knob.values):
-            found[name] = CategoricalDistribution([str(one) for one in knob.values])
+        if not all(_is_number(value) for value in knob.values):
+            distributions[name] = CategoricalDistribution([str(value) for value in knob.values])
             continue
         tried = [
-            in_force(one.configuration, name, cpus=scenario.target.cpus)
-            for one in trials
-            if one.configuration.batching is not None
+            in_force(trial.configuration, name, cpus=scenario.target.cpus)
+            for trial in trials
+            if trial.configuration.batching is not None
         ]
-        numbers = [*knob.values, *(one for one in tried if _is_number(one))]
-        whole = all(isinstance(one, int) for one in knob.values)
+        numbers = [*knob.values, *(value for value in tried if _is_number(value))]
+        whole = all(isinstance(value, int) for value in knob.values)
         kind = IntDistribution if whole else FloatDistribution
-        found[name] = kind(min(numbers), max(numbers))
-    return found
+        distributions[name] = kind(min(numbers), max(numbers))
+    return distributions
 
 
-def _value(one: Trial, name: str, knob: BaseDistribution, scenario: Scenario) -> Any:
+def _value(trial: Trial, name: str, knob: BaseDistribution, scenario: Scenario) -> Any:
     if isinstance(knob, CategoricalDistribution):
-        return None if one.point is None else str(one.point[name])
-    if one.configuration.batching is None:
+        return None if trial.point is None else str(trial.point[name])
+    if trial.configuration.batching is None:
         return None
-    default = in_force(one.configuration, name, cpus=scenario.target.cpus)
-    value = default if one.point is None else one.point[name]
+    default = in_force(trial.configuration, name, cpus=scenario.target.cpus)
+    value = default if trial.point is None else trial.point[name]
     return value if _is_number(value) else None
 
 

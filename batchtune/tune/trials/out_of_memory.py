@@ -24,9 +24,9 @@ def out_of_memory(trial: Trial) -> str | None:
     """
     texts = (*(trial.failure or "").splitlines(), *trial.error_texts.values())
     for text in texts:
-        found = _OUT_OF_MEMORY.search(text)
-        if found is not None:
-            return " ".join(text[found.start() :].split())[:_WORDS_MAX]
+        match = _OUT_OF_MEMORY.search(text)
+        if match is not None:
+            return " ".join(text[match.start() :].split())[:_WORDS_MAX]
     return None
 
 

@@ -149,9 +149,9 @@ class Space:
         absent = {name: value for name, value in self._defaults.items() if getattr(batching, name) is None}
         return replace(configuration, batching=replace(batching, **absent))
 
-    def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    def distance(self, point: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         """Euclidean over the indices, each knob's extent counting as 1."""
-        steps = zip(self.indices(one), self.indices(other), self.shape.values(), strict=True)
+        steps = zip(self.indices(point), self.indices(other), self.shape.values(), strict=True)
         return math.hypot(*((here - there) / max(count - 1, 1) for here, there, count in steps))
 
 
@@ -181,7 +181,9 @@ def _value_among(
     value = in_force(configuration, name, cpus=cpus)
     if name in KNOBS:
         return value
-    return next((one for one in knob.values if server_flags({name: one})[0][1] == value), value)
+    return next(
+        (candidate for candidate in knob.values if server_flags({name: candidate})[0][1] == value), value
+    )
 
 
 def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:

@@ -79,22 +79,22 @@ def found_batching(config: Mapping[str, Any]) -> FoundBatching:
 
 
 def configuration_as_found(
-    found: FoundBatching, *, flags: tuple[tuple[str, str], ...] = (), batching: bool = True
+    server_batching: FoundBatching, *, flags: tuple[tuple[str, str], ...] = (), batching: bool = True
 ) -> Configuration:
     """The configuration that says what was found; with `batching`, the dynamic batcher is on in any case."""
-    if not (batching or found.dynamic_batching):
-        instances = (INSTANCES, str(found.instance_count))
+    if not (batching or server_batching.dynamic_batching):
+        instances = (INSTANCES, str(server_batching.instance_count))
         return Configuration(batching=None, dialect="triton", flags=tuple(sorted({*flags, instances})))
     preferred = (
-        [("preferred_batch_size", sizes_text(found.preferred_batch_size))]
-        if found.preferred_batch_size
+        [("preferred_batch_size", sizes_text(server_batching.preferred_batch_size))]
+        if server_batching.preferred_batch_size
         else []
     )
     return Configuration(
         batching=BatchingParameters(
-            max_batch_size=found.max_batch_size,
-            batch_timeout_micros=found.max_queue_delay_microseconds,
-            num_batch_threads=found.instance_count,
+            max_batch_size=server_batching.max_batch_size,
+            batch_timeout_micros=server_batching.max_queue_delay_microseconds,
+            num_batch_threads=server_batching.instance_count,
         ),
         dialect="triton",
         flags=tuple(sorted([*flags, *preferred])),

@@ -94,8 +94,8 @@ def _text(cause: Cause, parts: Sequence[Part]) -> str:
     if not parts:
         return "the server tells nothing of its batches, so where it comes from is not known"
     largest = sorted(parts, key=lambda part: -abs(part.change) if _moved(part, MOVED) else 0.0)[:TOLD]
-    told = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
-    moved = "; ".join(told) if told else "no mean moved by more than 2 %"
+    texts = [_part_text(part) for part in parts if part in largest and _moved(part, MOVED)]
+    moved = "; ".join(texts) if texts else "no mean moved by more than 2 %"
     match cause:
         case "tail":
             return f"{moved}: rare slow requests, or the host"
@@ -124,7 +124,7 @@ def _part(
     after: Sequence[Measurement],
     value: Callable[[Measurement], float | None],
 ) -> Part | None:
-    sides = [[one for run in runs if (one := value(run)) is not None] for runs in (before, after)]
+    sides = [[figure for run in runs if (figure := value(run)) is not None] for runs in (before, after)]
     if not all(sides):
         return None
     return Part(name=name, before=statistics.median(sides[0]), after=statistics.median(sides[1]))

@@ -129,12 +129,12 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
             scenario=scenario,
             cpu=cpu,
             metric=metric,
-            utc=tuple(utc for utc, _, _ in found),
-            commits=tuple(commit for _, commit, _ in found),
-            values=tuple(value for _, _, value in found),
-            changes=tuple(change_points([value for _, _, value in found])),
+            utc=tuple(utc for utc, _, _ in series),
+            commits=tuple(commit for _, commit, _ in series),
+            values=tuple(value for _, _, value in series),
+            changes=tuple(change_points([value for _, _, value in series])),
         )
-        for (scenario, cpu, metric), found in points.items()
+        for (scenario, cpu, metric), series in points.items()
     ]
 
 

@@ -57,27 +57,27 @@ def reached(target: TritonTarget, view: View) -> FoundBatching:
     return batching
 
 
-def fitted(scenario: Scenario, found: FoundBatching) -> Scenario:
+def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
     """The scenario with what was found, unless it says that already.
 
     Raises:
         UsageError: requests that the model does not take as it is configured.
     """
     rows = scenario.request.rows_most
-    if rows > found.max_batch_size:
+    if rows > batching.max_batch_size:
         raise UsageError(
-            f"request.rows: the model takes at most {found.max_batch_size} rows in a request "
+            f"request.rows: the model takes at most {batching.max_batch_size} rows in a request "
             f"(its max_batch_size); the scenario sends {rows}",
             hint="send fewer rows, or raise max_batch_size in the model's configuration first",
         )
-    return scenario if scenario.target.found is not None else with_found(scenario, found)
+    return scenario if scenario.target.found is not None else with_found(scenario, batching)
 
 
-def with_found(scenario: Scenario, found: FoundBatching | None) -> Scenario:
+def with_found(scenario: Scenario, batching: FoundBatching | None) -> Scenario:
     """The scenario, with this as what was found."""
-    if found == scenario.target.found:
+    if batching == scenario.target.found:
         return scenario
-    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": found})})
+    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": batching})})
 
 
 def put_back(target: LaunchedTarget, run: Run) -> bool:

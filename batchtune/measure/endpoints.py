@@ -44,18 +44,18 @@ def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Caveat]:
     """
     if len(figures) < 2:
         return []
-    worst, after = sorted(figures, key=lambda each: each.error_ratio, reverse=True)[:2]
+    worst, after = sorted(figures, key=lambda replica: replica.error_ratio, reverse=True)[:2]
     others = len(figures) - 1
     if worst.error_ratio - after.error_ratio > FAILING_MORE:
         ratios = {"error_ratio": worst.error_ratio, "next_ratio": after.error_ratio}
         return [caveat("endpoint_failing", endpoint=worst.endpoint, others=others, **ratios)]
     quantiles: tuple[Literal["p95", "p50"], ...] = ("p95", "p50")
     for quantile in quantiles:
-        worst, after = sorted(figures, key=lambda each: _value(each, quantile), reverse=True)[:2]
-        if _is_slower(worst, [each for each in figures if each is not worst], quantile):
+        worst, after = sorted(figures, key=lambda replica: _value(replica, quantile), reverse=True)[:2]
+        if _is_slower(worst, [replica for replica in figures if replica is not worst], quantile):
             times = {"endpoint_s": _value(worst, quantile), "next_s": _value(after, quantile)}
-            told = {"endpoint": worst.endpoint, "others": others, "quantile": quantile}
-            return [caveat("endpoint_slow", **told, **times)]
+            words = {"endpoint": worst.endpoint, "others": others, "quantile": quantile}
+            return [caveat("endpoint_slow", **words, **times)]
     return []
 
 
@@ -80,8 +80,8 @@ def _figures_of(samples: Samples, window: Window, number: int) -> EndpointFigure
 def _is_slower(
     worst: EndpointFigures, others: Sequence[EndpointFigures], quantile: Literal["p50", "p95"]
 ) -> bool:
-    highest_s = max(_estimate(each, quantile).high for each in others)
-    next_s = max(_value(each, quantile) for each in others)
+    highest_s = max(_estimate(replica, quantile).high for replica in others)
+    next_s = max(_value(replica, quantile) for replica in others)
     own = _estimate(worst, quantile)
     return math.isfinite(own.value) and own.low > highest_s and own.value > SLOWER_RATIO * next_s
 

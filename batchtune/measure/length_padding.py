@@ -10,9 +10,9 @@ from batchtune.target.telemetry import ServerActivity
 
 def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | None:
     """Elements of padding for each that a request brought, over several runs; None: no server tells of any."""
-    told = [server for server in servers if server is not None]
-    sent = sum(sum(server.bucket_sent_elements.values()) for server in told)
-    padding = sum(sum(server.bucket_padding_elements.values()) for server in told)
+    known = [server for server in servers if server is not None]
+    sent = sum(sum(server.bucket_sent_elements.values()) for server in known)
+    padding = sum(sum(server.bucket_padding_elements.values()) for server in known)
     return padding / sent if sent else None
 
 
@@ -34,13 +34,13 @@ def bucket_text(server: ServerActivity) -> str:
     whole = padding_per_element([server])
     if whole is None:
         return ""
-    told = f"length padding: {padding_share(whole)} of the elements computed"
+    text = f"length padding: {padding_share(whole)} of the elements computed"
     shares = [
         f"{bucket}: {padding_share(server.bucket_padding_elements.get(bucket, 0) / sent)}"
         for bucket, sent in sorted(server.bucket_sent_elements.items(), key=lambda item: _boundary(item[0]))
         if bucket
     ]
-    return f"{told} (bucket {', '.join(shares)})" if shares else told
+    return f"{text} (bucket {', '.join(shares)})" if shares else text
 
 
 def _boundary(bucket: str) -> float:

@@ -99,15 +99,15 @@ def _spoken(endpoint: Endpoint) -> Protocol | None:
 
 def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
     """TensorFlow Serving's API where the model's metadata are told so, else KServe's."""
-    found = Address(model=model or _no_model(text), protocol="grpc", grpc_url=grpc_url)
+    address = Address(model=model or _no_model(text), protocol="grpc", grpc_url=grpc_url)
     try:
-        external_signature(found.endpoint(), DEFAULT_SIGNATURE)
+        external_signature(address.endpoint(), DEFAULT_SIGNATURE)
     except TargetError as error:
         if "UNIMPLEMENTED" in error.message:
-            return Address(model=found.model, protocol="kserve_grpc", grpc_url=grpc_url)
+            return Address(model=address.model, protocol="kserve_grpc", grpc_url=grpc_url)
         if "no connection" in error.message or "speaks no gRPC" in error.message:
             raise
-    return found
+    return address
 
 
 def _only_model(text: str, rest_url: str) -> str:

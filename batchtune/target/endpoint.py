@@ -265,7 +265,7 @@ def _readiness(status_code: int, text: str) -> str:
 
     try:
         versions = orjson.loads(text)["model_version_status"]
-        states = [(one["state"], one["status"]["error_message"]) for one in versions]
+        states = [(version["state"], version["status"]["error_message"]) for version in versions]
     except (ValueError, KeyError, TypeError):
         return f"HTTP {status_code}: {text[:200].strip()}"
     if any(state == "AVAILABLE" for state, _ in states):
@@ -281,9 +281,11 @@ def _readiness(status_code: int, text: str) -> str:
 def _tensor_specs(definitions: dict[str, Any]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(
-            name=name, dtype=_NUMPY_NAMES.get(one["dtype"], one["dtype"]), shape=_shape(one["tensor_shape"])
+            name=name,
+            dtype=_NUMPY_NAMES.get(definition["dtype"], definition["dtype"]),
+            shape=_shape(definition["tensor_shape"]),
         )
-        for name, one in sorted(definitions.items())
+        for name, definition in sorted(definitions.items())
     )
 
 

@@ -68,10 +68,10 @@ def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
     if endpoint.rest_port is None:
         return None
     try:
-        found = found_batching(ModelRepository(endpoint).config())
+        batching = found_batching(ModelRepository(endpoint).config())
     except (TargetError, BatchingParametersError, ValueError, TypeError, AttributeError):
         return None
-    return configuration_as_found(found, batching=False)
+    return configuration_as_found(batching, batching=False)
 
 
 def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:

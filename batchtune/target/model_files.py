@@ -189,9 +189,9 @@ def _holds_model(folder: Path) -> bool:
 
 
 def _models_below(path: Path) -> list[Path]:
-    found = {file.parent.parent for name in MODEL_FILES for file in path.glob(f"*/[0-9]*/{name}")}
-    found |= {file.parent for name in MODEL_FILES for file in path.glob(f"*/{name}")}
-    return sorted(found)
+    folders = {file.parent.parent for name in MODEL_FILES for file in path.glob(f"*/[0-9]*/{name}")}
+    folders |= {file.parent for name in MODEL_FILES for file in path.glob(f"*/{name}")}
+    return sorted(folders)
 
 
 def _where_else(path: Path) -> str:

@@ -80,10 +80,10 @@ def parse_prometheus(text: str) -> dict[str, _Series]:
     """Metric name -> label pairs (sorted) -> value. Lines that are no samples are passed over."""
     series: dict[str, _Series] = defaultdict(dict)
     for line in text.splitlines():
-        found = None if line.startswith("#") else _LINE.match(line.strip())
-        if found is None:
+        match = None if line.startswith("#") else _LINE.match(line.strip())
+        if match is None:
             continue
-        name, labels, value = found.groups()
+        name, labels, value = match.groups()
         try:
             series[name][tuple(sorted(_LABEL.findall(labels or "")))] = float(value)
         except ValueError:

@@ -47,7 +47,7 @@ def client_counts(text: str) -> tuple[int, ...]:
         raise UsageError(
             f"--concurrency: {error.message}", hint=error.hint or "write 8, or 1:64:x2"
         ) from error
-    if any(one != int(one) or one < 1 for one in counts):
+    if any(count != int(count) or count < 1 for count in counts):
         raise UsageError(
             f"--concurrency: {text!r} has a value that is no number of clients", hint="write 8, or 1:64:x2"
         )

@@ -54,12 +54,12 @@ def _program(name: str, use: str) -> Check:
 
 def gpu(root: Path = Path("/")) -> Check:
     """The NVIDIA GPUs, and whether their use can be measured."""
-    seen = gpus(root)
-    names: list[str] = seen["names"]
+    devices = gpus(root)
+    names: list[str] = devices["names"]
     if not names:
         return Check(state="missing", text="no NVIDIA GPU: models are served on the CPU")
     kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
-    if not seen["memory_bytes"]:
+    if not devices["memory_bytes"]:
         return Check(
             state="problem", text=f"{kinds}: the driver does not answer", advice="`nvidia-smi` says why"
         )
@@ -69,4 +69,4 @@ def gpu(root: Path = Path("/")) -> Check:
             text=f"{kinds}, whose use cannot be measured",
             advice="pip install 'batchtune[gpu]' (nvidia-ml-py)",
         )
-    return Check(state="ok", text=f"{kinds}, driver {seen['driver']}")
+    return Check(state="ok", text=f"{kinds}, driver {devices['driver']}")

@@ -184,14 +184,14 @@ def _accounts(
 
 def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
     """What fails a server or the client comes first, then a regression, which a disturbed host does not make."""
-    if any(one.failure is not None for one in comparison.variants):
+    if any(variant.failure is not None for variant in comparison.variants):
         return TargetError.exit_code
-    if any(one.outcome == "client-limited" for one in comparison.pairs):
+    if any(pair.outcome == "client-limited" for pair in comparison.pairs):
         return MeasurementInvalidError.exit_code
     codes = {account.conclusion.exit_code for account in accounts}
     if REGRESSION_EXIT_CODE in codes:
         return REGRESSION_EXIT_CODE
-    disturbed = [one.name for one in comparison.variants if one.disturbed]
+    disturbed = [variant.name for variant in comparison.variants if variant.disturbed]
     if disturbed:
         return void_by_host(" and of ".join(disturbed))
     gravest_first = (MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)

@@ -93,8 +93,8 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
     for name, check in checks.items():
         head = f"{check.state:<7}  {name:<{names}}  "
         console.print(head, style=styles[check.state], end="", markup=False, soft_wrap=True)
-        told = paragraph(f"{head}{check.text}", width=width, indent=indent)[len(head) :]
-        console.print(told, markup=False, soft_wrap=True)
+        shown = paragraph(f"{head}{check.text}", width=width, indent=indent)[len(head) :]
+        console.print(shown, markup=False, soft_wrap=True)
         if check.advice:
             console.print(
                 paragraph(f"{indent}→ {check.advice}", width=width, indent=f"{indent}  "),
@@ -102,7 +102,7 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
                 soft_wrap=True,
             )
     if lacking:
-        told = f"Not ready for a sweep: mend {' and '.join(lacking)}."
+        shown = f"Not ready for a sweep: mend {' and '.join(lacking)}."
     else:
-        told = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
-    console.print(told, markup=False, soft_wrap=True)
+        shown = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
+    console.print(shown, markup=False, soft_wrap=True)

@@ -203,9 +203,9 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
         times_of(pace, scenario, configuration, clients=plan.concurrency, rate_rps=plan.rate_rps)
         for plan in paced
     ]
-    if max(each.duration_s for each in times) > scenario.load.duration_s:
-        batch_s = rounded_duration(max(each.batch_s for each in times))
-        all_s = rounded_duration(sum(each.run_s for each in times))
+    if max(point_times.duration_s for point_times in times) > scenario.load.duration_s:
+        batch_s = rounded_duration(max(point_times.batch_s for point_times in times))
+        all_s = rounded_duration(sum(point_times.run_s for point_times in times))
         view.event(f"a batch takes about {batch_s}: {counted(len(plans), 'point')} in about {all_s}")
     return paced
 

@@ -187,14 +187,14 @@ def _asked(slo: SloSpec | None) -> str:
 def _twice(scenario: Scenario, trials: Sequence[Trial]) -> list[str]:
     """Each part of the budget twice, or twice what was really spent where that is more or no budget was given."""
     search = scenario.search
-    told = []
+    sentences = []
     if search.time_budget_s is not None:
         given_s = search.time_budget_s if search.budget_is_given else 0.0
-        told.append(f"time={math.ceil(2.0 * max(given_s, sum(trial.seconds for trial in trials)))}s")
+        sentences.append(f"time={math.ceil(2.0 * max(given_s, sum(trial.seconds for trial in trials)))}s")
     if search.trials is not None:
         tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
-        told.append(f"trials={2 * max(search.trials, len(tried))}")
-    return told
+        sentences.append(f"trials={2 * max(search.trials, len(tried))}")
+    return sentences
 
 
 def _run_line(run: Run) -> str:

@@ -160,8 +160,8 @@ def _search(
 ) -> None:
     earlier = run.search() if trials else None
 
-    def keep(found: SearchSummary) -> None:
-        keep_account(run, found if earlier is None else found.continuing(earlier))
+    def keep(summary: SearchSummary) -> None:
+        keep_account(run, summary if earlier is None else summary.continuing(earlier))
 
     finished_trials = sweep(
         scenario,
@@ -201,11 +201,11 @@ def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
     from batchtune.tune.sweep.optuna_export import export_study
 
     try:
-        told = export_study(trials, scenario, url)
+        export = export_study(trials, scenario, url)
     except BatchtuneError as error:
         print(f"no study exported: {error.message}", file=sys.stderr)
     else:
-        print(f"study {told.study_name!r} is in {url}", file=sys.stderr)
+        print(f"study {export.study_name!r} is in {url}", file=sys.stderr)
 
 
 def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
@@ -222,7 +222,7 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     before = run.scenario()
     scenario = placed_as(scenario, before)
     scenario = with_found(scenario, before.target.found)
-    asked, earlier = (one.model_dump(exclude={"search": {"budget"}}) for one in (scenario, before))
+    asked, earlier = (side.model_dump(exclude={"search": {"budget"}}) for side in (scenario, before))
     differing = sorted(key for key in asked if asked[key] != earlier[key])
     if differing:
         raise UsageError(

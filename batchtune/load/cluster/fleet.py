@@ -222,10 +222,10 @@ class ClusterFleet:
     def _prepare(self, parts: Sequence[WorkerJob], job: LoadJob) -> None:
         """Have every host connect, all at the same time."""
         overdue_after_s = parts[0].timeout_s if job.overdue_after_s is None else job.overdue_after_s
-        each = len(job.endpoints)
+        share = len(job.endpoints)
         for number, worker in enumerate(self._workers):
             with blaming(worker):
-                worker.host.prepare(parts[number * each : (number + 1) * each], overdue_after_s)
+                worker.host.prepare(parts[number * share : (number + 1) * share], overdue_after_s)
         give_up_ns = self._now_ns() + int((parts[0].timeout_s + GRACE_S) * 1e9)
         for worker in self._workers:
             with blaming(worker):

@@ -79,7 +79,7 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[S
     for number, share in enumerate(samples.workers):
         activity = client_activity(samples.of_worker(number), window, limit_s=limit_s)
         caveats = client_caveats(activity, limit_s=limit_s, rate_rps=0.0)
-        why = next((each.text.replace(" %", "%") for each in caveats if each.blames_client), None)
+        why = next((caveat.text.replace(" %", "%") for caveat in caveats if caveat.blames_client), None)
         if why is not None:
             slow.append(SlowWorker(name=share.name, why=why))
     return tuple(slow)
@@ -88,7 +88,7 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> tuple[S
 def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> SlowWorker | None:
     """The first slow one where others keep up, and have the CPU for its share too; None: there is none."""
     slow = slow_workers(samples, window, limit_s=limit_s)
-    names = {each.name for each in slow}
+    names = {worker.name for worker in slow}
     busy = [
         share.cpu_s / share.wall_s for share in samples.workers if share.name not in names and share.wall_s
     ]

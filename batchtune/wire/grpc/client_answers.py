@@ -49,21 +49,21 @@ def read_response_head(block: bytes) -> ResponseHead:
 
 
 def _head_of(fields: Fields) -> ResponseHead:
-    seen = dict(fields)
-    http_status = seen.get(":status", "")
+    values = dict(fields)
+    http_status = values.get(":status", "")
     if http_status and not (http_status.isascii() and http_status.isdigit()):
         raise PeerError(ErrorCode.PROTOCOL_ERROR, f":status is {http_status!r}")
-    encoding = seen.get("grpc-encoding", "")
-    message = decode_grpc_message(seen.get("grpc-message", ""))
+    encoding = values.get("grpc-encoding", "")
+    message = decode_grpc_message(values.get("grpc-message", ""))
     status: int | None = None
-    if "grpc-status" in seen:
-        text = seen["grpc-status"]
+    if "grpc-status" in values:
+        text = values["grpc-status"]
         status = int(text) if text.isascii() and text.isdigit() and len(text) < 3 else -1
         if not 0 <= status <= max(GRPC_CODES.values()):
             status, message = GRPC_CODES["UNKNOWN"], f"grpc-status is {text!r}: {message}"
-    is_grpc = seen.get("content-type", "").startswith("application/grpc")
+    is_grpc = values.get("content-type", "").startswith("application/grpc")
     if http_status and not is_grpc and not message:
-        message = f"HTTP status {http_status} with content-type {seen.get('content-type', '')!r}"
+        message = f"HTTP status {http_status} with content-type {values.get('content-type', '')!r}"
     return ResponseHead(
         plain=http_status == "200" and is_grpc and status is None and encoding in {"", "identity"},
         is_grpc=is_grpc,

@@ -79,23 +79,23 @@ def _remember(block: bytes, fields: Fields) -> RequestHead:
 
 def read_head(fields: Fields) -> RequestHead:
     """Read the fields of a request (RFC 9113 §8.3, PROTOCOL-HTTP2.md "Requests"); never raises."""
-    seen = dict(fields)
-    malformed = _malformation(fields, seen)
-    timeout = seen.get("grpc-timeout")
+    values = dict(fields)
+    malformed = _malformation(fields, values)
+    timeout = values.get("grpc-timeout")
     timeout_ns = None if timeout is None else decode_timeout_ns(timeout)
     if timeout is not None and timeout_ns is None:
         malformed = malformed or f"grpc-timeout is {timeout!r}"
-    method = seen.get(":method", "")
+    method = values.get(":method", "")
     http_status = ""
     if method != "POST":
         http_status = "405"
-    elif not _is_grpc(seen.get("content-type", "")):
+    elif not _is_grpc(values.get("content-type", "")):
         http_status = "415"
     return RequestHead(
-        path=seen.get(":path", ""),
+        path=values.get(":path", ""),
         metadata=tuple(field for field in fields if field[0][:1] != ":" and field[0] not in _OF_GRPC),
         timeout_ns=timeout_ns,
-        encoding=seen.get("grpc-encoding", ""),
+        encoding=values.get("grpc-encoding", ""),
         malformed=malformed,
         http_status=http_status,
         method=method,
@@ -107,16 +107,16 @@ def _is_grpc(content_type: str) -> bool:
     return content_type.startswith(base) and content_type[len(base) : len(base) + 1] in {"", "+", ";"}
 
 
-def _malformation(fields: Fields, seen: dict[str, str]) -> str:
+def _malformation(fields: Fields, values: dict[str, str]) -> str:
     """Say which rule of RFC 9113 §8.2-8.3 the fields break; "" if none."""
     pseudo = [name for name, _ in fields if name[:1] == ":"]
     if len(pseudo) != len(set(pseudo)) or not set(pseudo) <= _PSEUDO:
         return "repeated or unknown pseudo-header"
     if any(name[:1] == ":" for name, _ in fields[len(pseudo) :]):
         return "pseudo-header after a header"
-    if not seen.get(":method") or not seen.get(":scheme") or not seen.get(":path"):
+    if not values.get(":method") or not values.get(":scheme") or not values.get(":path"):
         return "pseudo-header missing"
     for name, _ in fields:
         if not name or name != name.lower() or name in _OF_ONE_HOP:
             return f"header {name!r} is not allowed in HTTP/2"
-    return "te is not trailers" if seen.get("te", "trailers") != "trailers" else ""
+    return "te is not trailers" if values.get("te", "trailers") != "trailers" else ""

@@ -315,14 +315,14 @@ class AnswerWriter:
 
     def _watch_stall(self) -> None:
         if self._stall_timer is None and self.transport is not None:
-            seen = (self._progress, self.transport.get_write_buffer_size())
-            self._stall_timer = self._loop.call_later(self._limits.stall_s, self._check_stall, seen)
+            state = (self._progress, self.transport.get_write_buffer_size())
+            self._stall_timer = self._loop.call_later(self._limits.stall_s, self._check_stall, state)
 
-    def _check_stall(self, seen: tuple[int, int]) -> None:
+    def _check_stall(self, state: tuple[int, int]) -> None:
         self._stall_timer = None
         if self.transport is None or not (self._paused or self._flow.waiting):
             return
-        if seen == (self._progress, self.transport.get_write_buffer_size()):
+        if state == (self._progress, self.transport.get_write_buffer_size()):
             self.transport.abort()
         else:
             self._watch_stall()

@@ -38,7 +38,7 @@ def signature_from_response(name: str, message: bytes) -> Signature:
     except DecodeError as error:
         raise ValueError(f"not a ModelMetadataResponse: {error}") from error
     inputs, outputs = (
-        _specs((one.name, one.datatype, one.shape) for one in tensors)
+        _specs((tensor.name, tensor.datatype, tensor.shape) for tensor in tensors)
         for tensors in (response.inputs, response.outputs)
     )
     return Signature(name=name, method_name=METHOD_NAME, inputs=inputs, outputs=outputs)

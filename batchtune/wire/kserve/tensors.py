@@ -49,10 +49,10 @@ _LENGTH = struct.Struct("<I")
 
 def numpy_name(datatype: str) -> str:
     """Name numpy's dtype for a datatype such as "FP32"; raises ValueError for one that there is not."""
-    found = _DATATYPES.get(datatype)
-    if found is None:
+    name = _DATATYPES.get(datatype)
+    if name is None:
         raise ValueError(f"{datatype!r} is no KServe datatype: {', '.join(_DATATYPES)}")
-    return found[0]
+    return name[0]
 
 
 def datatype_of(array: NDArray[Any]) -> str:

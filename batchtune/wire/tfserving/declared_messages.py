@@ -133,7 +133,7 @@ def _described(
     file = descriptor_pb2.FileDescriptorProto(
         name=f"tensorflow/core/{path}.proto", package=package, syntax="proto3"
     )
-    file.dependency.extend(f"tensorflow/core/{one}.proto" for one in dependencies)
+    file.dependency.extend(f"tensorflow/core/{dependency}.proto" for dependency in dependencies)
     if path == "framework/types":
         _add_enum(file, "DataType", {f"DT_{name}": number for number, name in enumerate(_DATA_TYPES.split())})
     elif path == "protobuf/error_codes":

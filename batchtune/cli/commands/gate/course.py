@@ -125,5 +125,5 @@ def look_text(blocks: int, findings: Sequence[Finding]) -> str:
     by_state: dict[str, list[str]] = {}
     for finding in findings:
         by_state.setdefault(finding.state, []).append(finding.gate.metric)
-    told = [f"{state}: {', '.join(names)}" for state, names in by_state.items() if state != "not measured"]
-    return f"after {counted(blocks, 'block')}: {'; '.join(told)}"
+    states = [f"{state}: {', '.join(names)}" for state, names in by_state.items() if state != "not measured"]
+    return f"after {counted(blocks, 'block')}: {'; '.join(states)}"

@@ -36,7 +36,7 @@ from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.repository import ModelRepository
 from batchtune.server.models.servable import DeliveredLimit, Servable
 from batchtune.server.models.warmup import warm_up
-from batchtune.server.sessions.delivery import LoopPort
+from batchtune.server.sessions.request import LoopPort
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.status import StatusError
 

@@ -108,6 +108,8 @@ class FakeModels:
         self.on_reload: Callable[[], None] = lambda: None
 
     def find(self, name: str, *, version: int | None = None, label: str | None = None) -> FakeServable:
+        if not name:
+            raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
         if label not in {None, "stable"}:
             raise StatusError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
         if name != self.servable.name or version not in {None, self.servable.version}:

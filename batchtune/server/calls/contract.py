@@ -94,12 +94,3 @@ class Models(Protocol):
     def names(self) -> Sequence[str]:
         """The models configured now."""
         ...
-
-
-def find_servable(models: Models, name: str, version: int | None, label: str | None) -> Servable:
-    """Find the version that a ModelSpec names; without a name, INVALID_ARGUMENT."""
-    if not name:
-        raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
-    if label is not None:
-        return models.find(name, label=label)
-    return models.find(name, version=version)

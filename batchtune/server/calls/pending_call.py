@@ -2,10 +2,20 @@
 
 One way for REST and gRPC, from the moment a request is known to be sound: its deadline is watched, it is submitted
 with what else arrives in this turn of the loop, counted as TensorFlow Serving counts it, and answered once.
+
+A timer of the loop per request would cost a microsecond. Calls are put into slots of 8 ms by their deadline instead,
+and one timer looks at the slots that have passed: a call fails up to 17 ms after its deadline, never before.
+
+A batch thread that is woken by each request in turn takes batches of one or two, and every one of them costs two
+switches of threads. So requests are submitted at the end of the loop's turn in which they were read: with 64 REST
+clients and an idle device, that is 38 → 24 µs of CPU per request. Nothing waits for anything but other sockets that
+are readable already.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,14 +23,19 @@ from typing import Any, Generic, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from batchtune.server.calls.contract import Outputs, Servable
-from batchtune.server.calls.deadlines import TIMED_OUT, Deadlines
 from batchtune.server.calls.request_counts import ModelTimes, RequestCounts, RequestMetrics
-from batchtune.server.calls.submit_together import LoopTurn
 from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import FAULT, StatusError
 
+TIMED_OUT = "Timed out waiting for notification"
 PREDICT_METHODS = tuple(f"tensorflow/serving/{name}" for name in ("predict", "classify", "regress"))
+
+_SLOT_BITS = 23  # 2**23 ns = 8.4 ms
+_SLOT_S = (1 << _SLOT_BITS) / 1e9
+_WATCHED_NS = 3600 * 10**9
+
+_logger = logging.getLogger(__name__)
 
 _Client = TypeVar("_Client")
 _Client_contra = TypeVar("_Client_contra", contravariant=True)
@@ -40,6 +55,115 @@ class FrontEnd(Protocol[_Client_contra]):
     def is_gone(self, client: _Client_contra) -> bool:
         """Whether nobody waits for the answer any more."""
         ...
+
+
+class Expiring(Protocol):
+    """A call that has a deadline."""
+
+    def expire(self) -> None:
+        """End the call, unless it has ended."""
+        ...
+
+
+class Deadlines:
+    """Ends calls; only for the thread of one event loop. Deadlines are on CLOCK_MONOTONIC."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, set[Expiring]] = {}
+        self._passed = 0
+        self._ticking = False
+
+    def add(self, call: Expiring, deadline_ns: int) -> None:
+        """Watch a call; a deadline more than an hour away is nobody's concern."""
+        slot = deadline_ns >> _SLOT_BITS
+        calls = self._slots.get(slot)
+        if calls is not None:
+            calls.add(call)
+            return
+        now_ns = time.monotonic_ns()
+        if deadline_ns - now_ns > _WATCHED_NS:
+            return
+        if not self._ticking:
+            self._ticking = True
+            self._passed = (now_ns >> _SLOT_BITS) - 1
+            asyncio.get_running_loop().call_later(_SLOT_S, self._tick)
+        self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
+
+    def discard(self, call: Expiring, deadline_ns: int) -> None:
+        """Stop watching a call that has ended; one that is not watched is no error."""
+        slot = deadline_ns >> _SLOT_BITS
+        calls = self._slots.get(slot)
+        if calls is not None:
+            calls.discard(call)
+            if not calls:  # a client may name a slot of its own with every deadline, for an hour
+                del self._slots[slot]
+
+    def _tick(self) -> None:
+        last = (time.monotonic_ns() >> _SLOT_BITS) - 1
+        expired: list[Expiring] = []
+        for slot in range(self._passed + 1, last + 1):
+            expired.extend(self._slots.pop(slot, ()))
+        self._passed = last
+        self._ticking = bool(self._slots)
+        if self._ticking:
+            asyncio.get_running_loop().call_later(_SLOT_S, self._tick)
+        for call in expired:
+            call.expire()
+
+
+class Submitted(Protocol):
+    """A call that awaits a model's outputs; `queued` stands for it in a batching queue, and it was submitted at
+    `submitted_ns` (CLOCK_MONOTONIC)."""
+
+    queued: Queued | None
+    submitted_ns: int
+
+    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        """Take what the model gave."""
+        ...
+
+    def fail(self, error: StatusError) -> None:
+        """End with an error."""
+        ...
+
+
+_Submit = tuple[
+    Submitted, Servable, str, dict[str, NDArray[Any]], tuple[str, ...] | None, int | None
+]  # the call, and the arguments of Servable.submit
+
+
+class LoopTurn:
+    """Collects the submits of one turn; only for the thread of one event loop."""
+
+    def __init__(self) -> None:
+        self._submits: list[_Submit] = []
+
+    def submit(
+        self,
+        call: Submitted,
+        servable: Servable,
+        signature_name: str,
+        inputs: dict[str, NDArray[Any]],
+        output_names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+    ) -> None:
+        """Submit at the end of this turn; `call.done` or, if it is refused, `call.fail` follows."""
+        if not self._submits:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._submits.append((call, servable, signature_name, inputs, output_names, deadline_ns))
+
+    def _flush(self) -> None:
+        submits, self._submits = self._submits, []
+        now_ns = time.monotonic_ns()
+        for call, servable, signature_name, inputs, output_names, deadline_ns in submits:
+            call.submitted_ns = now_ns
+            try:
+                call.queued = servable.submit(signature_name, inputs, output_names, deadline_ns, call.done)
+            except StatusError as error:
+                call.fail(error)
+            except Exception:  # the requests of other clients follow
+                _logger.exception("a request for signature %s could not be submitted", signature_name)
+                call.fail(StatusError("INTERNAL", FAULT))
 
 
 class PendingCalls(Generic[_Client]):

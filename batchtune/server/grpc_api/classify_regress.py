@@ -18,7 +18,7 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.contract import Models, Outputs, Servable, find_servable
+from batchtune.server.calls.contract import Models, Outputs, Servable
 from batchtune.server.calls.pending_call import PendingCall, PendingCalls
 from batchtune.server.calls.request_counts import CallKind
 from batchtune.server.grpc_api.predict_decoding import read_model_spec
@@ -98,7 +98,7 @@ class InferenceCalls:
             if not request.HasField("model_spec"):
                 raise StatusError("INVALID_ARGUMENT", "Missing ModelSpec")
             name, version, label, given = read_model_spec(request.model_spec)
-            servable = find_servable(self._models, name, version, label)
+            servable = self._models.find(name, version=version, label=label)
             signature = servable.signatures.get(given or DEFAULT_SIGNATURE)
             if signature is None:
                 raise StatusError(
@@ -132,7 +132,7 @@ class InferenceCalls:
         """Check the tasks of a MultiInference request against their common model."""
         first = request.tasks[0].model_spec if request.tasks else ModelSpec()
         name, version, label, _ = read_model_spec(first)
-        servable = find_servable(self._models, name, version, label)
+        servable = self._models.find(name, version=version, label=label)
         tasks: dict[str, _Task] = {}
         for task in request.tasks:
             own_name, _, _, given = read_model_spec(task.model_spec)

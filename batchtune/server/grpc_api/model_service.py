@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from batchtune.server.calls.contract import Models, find_servable
+from batchtune.server.calls.contract import Models
 from batchtune.server.grpc_api.classify_regress import parse_message
 from batchtune.server.grpc_api.front_end import fail_call
 from batchtune.server.grpc_api.predict_decoding import read_model_spec
@@ -121,7 +121,7 @@ class ModelServiceCalls:
             if field != _SIGNATURE_DEF:
                 raise StatusError("INVALID_ARGUMENT", f"Metadata field {field} is not supported")
         name, version, label, _ = read_model_spec(request.model_spec)
-        servable = find_servable(self._models, name, version, label)
+        servable = self._models.find(name, version=version, label=label)
         response = GetModelMetadataResponse()
         response.model_spec.name = servable.name
         response.model_spec.version.value = servable.version

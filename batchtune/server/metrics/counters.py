@@ -27,7 +27,7 @@ from batchtune.server.metrics.prometheus_text import (
     render_values,
 )
 from batchtune.server.metrics.stage_use import StageUse
-from batchtune.server.sessions.batch_record import BatchRecord
+from batchtune.server.sessions.request import BatchRecord
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from batchtune.server.metrics.prometheus_text import Labels, render_values
-from batchtune.server.sessions.batch_record import BatchRecord
+from batchtune.server.sessions.request import BatchRecord
 
 _FIGURES = ("rows", "sent_elements", "padding_elements")
 

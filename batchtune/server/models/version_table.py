@@ -52,8 +52,10 @@ class VersionBook:
         """The AVAILABLE version that is named or labelled, else the latest.
 
         Raises:
-            StatusError: NOT_FOUND, or INVALID_ARGUMENT for an unknown label.
+            StatusError: NOT_FOUND, or INVALID_ARGUMENT for an unknown label, or without a name.
         """
+        if not name:
+            raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
         if label is not None:
             version = self.labels.get(name, {}).get(label)
             if version is None:

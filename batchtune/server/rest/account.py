@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from batchtune.server.calls.contract import Models, find_servable
+from batchtune.server.calls.contract import Models
 from batchtune.server.rest.routes import Route
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
@@ -31,7 +31,7 @@ def metadata_answer(models: Models, route: Route) -> bytes:
     from google.protobuf.json_format import MessageToDict
 
     _require_model_name(route)
-    servable = find_servable(models, route.model_name, route.version, route.label)
+    servable = models.find(route.model_name, version=route.version, label=route.label)
     signatures = MessageToDict(
         SignatureDefMap.FromString(servable.metadata),
         preserving_proto_field_name=True,

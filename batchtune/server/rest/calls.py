@@ -22,7 +22,7 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.contract import Models, Outputs, Servable, find_servable
+from batchtune.server.calls.contract import Models, Outputs, Servable
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     PendingCall,
@@ -247,7 +247,7 @@ class RestCalls:
         call.submit(servable, signature.name, inputs, output_names)
 
     def _find(self, route: Route) -> Servable:
-        return find_servable(self._models, route.model_name, route.version, route.label)
+        return self._models.find(route.model_name, version=route.version, label=route.label)
 
     def account(self, route: Route) -> bytes:
         """The states of a model's versions, or its signatures; counted as a request.

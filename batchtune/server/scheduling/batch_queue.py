@@ -1,7 +1,9 @@
-"""How do the tasks of one queue become batches?
+"""How do the tasks of one queue become batches, and which batch runs next, on which thread?
 
-A deque of closed batches and one open batch; semantics of the internal Queue in TensorFlow's
-`shared_batch_scheduler.h`. The queue has no thread of its own: a pool asks it for batches with `take`.
+TensorFlow's SharedBatchScheduler: many queues, each a deque of closed batches and one open batch, and one pool of
+threads that asks them for batches with `take`. Semantics: `tensorflow/core/kernels/batching_util/
+shared_batch_scheduler.h` of TF 2.21, but for two things: a thread sleeps until the earliest timeout instead of polling
+every millisecond, and a task without rows is delivered instead of hanging.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads
+from batchtune.server.scheduling.clock import Clock, MonotonicClock
 from batchtune.server.scheduling.queue_options import QueueOptions, split_sizes
 from batchtune.wire.status import StatusError, invalid_argument
 
@@ -218,3 +222,79 @@ class BatchQueue(Generic[TaskT]):
         if self._closed and not self._running and not self.pending and not self._gone.is_set():
             self._gone.set()
             self._on_gone(self)
+
+
+class SharedBatchScheduler:
+    """A pool of batch threads that serves its queues in turn, one batch per queue per round.
+
+    Raises StatusError INVALID_ARGUMENT for less than one thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_batch_threads: int | None = None,
+        clock: Clock | None = None,
+        thread_pool_name: str = "batch_threads",
+    ) -> None:
+        self._queues: list[BatchQueue[Any]] = []
+        self._next = 0
+        self._threads: BatchThreads[Batch[Any]] = BatchThreads(
+            count=default_num_batch_threads() if num_batch_threads is None else num_batch_threads,
+            clock=clock or MonotonicClock(),
+            name=thread_pool_name,
+            source=self,
+        )
+
+    @property
+    def clock(self) -> Clock:
+        return self._threads.clock
+
+    def add_queue(
+        self, options: QueueOptions, process_batch: Callable[[Batch[TaskT]], None]
+    ) -> BatchQueue[TaskT]:
+        """A new queue whose batches are passed to `process_batch` on a batch thread.
+
+        Raises StatusError INVALID_ARGUMENT for options that break a rule, UNAVAILABLE after `close`.
+        """
+        options.validate()
+        queue: BatchQueue[TaskT] = BatchQueue(options, process_batch, self._threads, self._forget)
+        with self._threads.lock:
+            if self._threads.count == 0:
+                raise StatusError("UNAVAILABLE", "The batch scheduler is closed")
+            self._queues.append(queue)
+        return queue
+
+    def close(self) -> None:
+        """Close every queue, wait until all that was queued is processed, end the threads."""
+        with self._threads.lock:
+            queues = list(self._queues)
+        for queue in queues:
+            queue.begin_close()
+        for queue in queues:
+            queue.close()
+        self._threads.stop()
+
+    def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
+        """For the pool: the next batch and its queue, or when to ask again."""
+        due_micros = NEVER_MICROS
+        for _ in range(len(self._queues)):
+            queue = self._queues[self._next]
+            self._next = (self._next + 1) % len(self._queues)
+            batch = queue.take(now_micros)
+            if batch is not None:
+                return (queue, batch), NEVER_MICROS
+            due_micros = min(due_micros, queue.due_micros)
+        return None, due_micros
+
+    def pending(self) -> bool:
+        """For the pool: whether any task waits."""
+        return any(queue.pending for queue in self._queues)
+
+    def _forget(self, queue: BatchQueue[Any]) -> None:
+        index = self._queues.index(queue)
+        del self._queues[index]
+        if index < self._next:
+            self._next -= 1
+        if self._next >= len(self._queues):
+            self._next = 0

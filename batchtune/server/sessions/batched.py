@@ -24,11 +24,12 @@ from batchtune.server.scheduling.queue_options import (
 )
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
-from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.sessions.merging import LengthPadding, checked_outputs, elements_of, merge_tensors
 from batchtune.server.sessions.request import (
     EXPIRED_IN_QUEUE,
+    BatchObserver,
+    BatchRecord,
     Deliver,
     Done,
     EarlyRunner,

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from batchtune.server.backends.model import Tensors
-from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
 from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.request import Done, Request
+from batchtune.server.sessions.request import BatchObserver, BatchRecord, Done, Request
 from batchtune.wire.signature import Signature, TensorSpec
 
 OpenAxes = Mapping[str, tuple[int, ...] | None]

@@ -22,14 +22,13 @@ from batchtune.batching.parameters import (
     default_num_batch_threads,
 )
 from batchtune.server.backends.model import Runner
+from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.scheduling.shared import SharedBatchScheduler
-from batchtune.server.sessions.batch_record import BatchObserver
 from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
 from batchtune.server.sessions.length_buckets import LengthBuckets, open_axes_of
 from batchtune.server.sessions.merging import LengthPadding
-from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.server.sessions.request import BatchObserver, Deliver, Queued
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument

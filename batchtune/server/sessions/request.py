@@ -1,18 +1,22 @@
-"""What is a request inside a batching session, and how does its answer come together?
+"""What is a request inside a batching session, how does its answer come together, and what is told of its batch?
 
 A request is a task of the scheduler. Where it is split, its parts may run in different batches, on different threads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.model import Tensors
+from batchtune.server.scheduling.batch_queue import CloseReason
 from batchtune.server.sessions.merging import split_tensor
 from batchtune.wire.status import StatusError
 
@@ -20,6 +24,8 @@ Outputs = dict[str, NDArray[Any]]
 Done = Callable[[Outputs | None, StatusError | None], None]
 Completion = tuple[Done, Outputs | None, StatusError | None]
 Deliver = Callable[[list[Completion]], None]
+
+_logger = logging.getLogger(__name__)
 
 EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
 
@@ -138,3 +144,60 @@ class _Join:
     def _concatenated(self) -> Outputs:
         parts = [outputs for outputs in self._outputs if outputs is not None]
         return {name: np.concatenate([part[name] for part in parts]) for name in self.whole.output_names}
+
+
+class LoopPort:
+    """Hands answers and functions to one event loop, from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_soon = loop.call_soon_threadsafe
+
+    def deliver(self, completions: list[Completion]) -> None:
+        """Let the loop call each completion; one wake-up of the loop for all of them."""
+        self._call_soon(_complete, completions)
+
+    def run_soon(self, function: Callable[[], None]) -> None:
+        """Let the loop call `function` after what it has been given before."""
+        self._call_soon(function)
+
+
+def _complete(completions: list[Completion]) -> None:
+    for done, outputs, error in completions:
+        try:
+            done(outputs, error)
+        except Exception:
+            _logger.exception("an answer could not be given")
+            if error is None:
+                _complete([(done, None, StatusError("INTERNAL", "the server failed to write the answer"))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """One batch that was run.
+
+    rows: without padding. task_rows, queue_wait_micros: one entry per task, in order. execution_micros: the model's
+    run alone. error_code: gRPC's name where the run failed. sent_elements, padding_elements: of the inputs that may
+    differ in length, what the requests brought and what fills them up to the batch's longest, without the rows that
+    only fill up the batch. bucket: the length bucket; "" without buckets.
+    """
+
+    rows: int
+    padded_rows: int
+    tasks: int
+    task_rows: Sequence[int]
+    input_tensors: int
+    close_reason: CloseReason
+    queue_wait_micros: Sequence[int]
+    execution_micros: float
+    error_code: str | None
+    sent_elements: int = 0
+    padding_elements: int = 0
+    bucket: str = ""
+
+
+class BatchObserver(Protocol):
+    def on_batch(self, record: BatchRecord) -> None:
+        """One batch has been run; called on its batch thread, which is not running a model meanwhile."""
+
+    def on_rejected(self, reason: str) -> None:
+        """One request was refused: queue_full, too_large; or dropped: expired."""

@@ -17,12 +17,11 @@ from functools import partial
 import numpy as np
 
 from batchtune.server.backends.model import Tensors
-from batchtune.server.scheduling.shared import SharedBatchScheduler
-from batchtune.server.sessions.batch_record import BatchObserver, BatchRecord
+from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.input_shapes import numpy_dtype
 from batchtune.server.sessions.pool import Session
-from batchtune.server.sessions.request import Deliver, Done, Outputs
+from batchtune.server.sessions.request import BatchObserver, BatchRecord, Deliver, Done, Outputs
 from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.wire.signature import Signature

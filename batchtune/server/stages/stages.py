@@ -15,9 +15,8 @@ from typing import Literal
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.stage_use import StageUse
-from batchtune.server.sessions.batch_record import BatchObserver
 from batchtune.server.sessions.pool import Session
-from batchtune.server.sessions.request import Deliver
+from batchtune.server.sessions.request import BatchObserver, Deliver
 from batchtune.server.stages.plan import Named, StagePlan, plan_of
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.server.stages.staged_session import StagedSession

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from batchtune.server.scheduling.adaptive import AdaptiveSharedBatchScheduler
-from batchtune.server.scheduling.batch_queue import Batch
+from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
-from batchtune.server.scheduling.shared import SharedBatchScheduler
-from batchtune.server.sessions.batch_record import BatchRecord
 from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.request import Completion
+from batchtune.server.sessions.request import BatchRecord, Completion
 from batchtune.wire.signature import Signature, TensorSpec
 
 ROWS = 64

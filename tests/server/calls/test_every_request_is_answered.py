@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.calls.deadlines import Deadlines
-from batchtune.server.calls.submit_together import LoopTurn
-from batchtune.server.sessions.delivery import LoopPort
+from batchtune.server.calls.pending_call import Deadlines, LoopTurn
+from batchtune.server.sessions.request import LoopPort
 from batchtune.wire.status import StatusError
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from batchtune.server.calls.request_counts import RequestCounts
+from batchtune.server.grpc_api.predict import PredictResponses
 from batchtune.server.grpc_api.predict_decoding import PredictRequests, decode_inputs
-from batchtune.server.grpc_api.predict_encoding import PredictResponses
 from batchtune.server.metrics.counters import Metrics
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse

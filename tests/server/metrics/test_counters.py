@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.metrics.prometheus_text import Histogram, mangle, render_histograms, render_values
-from batchtune.server.sessions.batch_record import BatchRecord
+from batchtune.server.sessions.request import BatchRecord
 
 
 def record(rows: int, padded_rows: int, **changes: object) -> BatchRecord:

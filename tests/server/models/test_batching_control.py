@@ -21,8 +21,8 @@ from batchtune.server.metrics.loop_lag import LoopLagSampler
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.servable import DeliveredLimit, Servable
-from batchtune.server.sessions.delivery import LoopPort
 from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.sessions.request import LoopPort
 from batchtune.server.startup import own_batching_parameters
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch
+from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
-from batchtune.server.scheduling.shared import SharedBatchScheduler
 from batchtune.wire.status import StatusError
 
 BLOCKER = -1

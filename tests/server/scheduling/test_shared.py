@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch
+from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
 from batchtune.server.scheduling.clock import MonotonicClock
 from batchtune.server.scheduling.queue_options import QueueOptions
-from batchtune.server.scheduling.shared import SharedBatchScheduler
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
 

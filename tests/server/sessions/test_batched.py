@@ -11,12 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from batchtune.server.metrics.counters import Metrics
+from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
-from batchtune.server.scheduling.shared import SharedBatchScheduler
-from batchtune.server.sessions.batch_record import BatchRecord
 from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.request import Completion
+from batchtune.server.sessions.request import BatchRecord, Completion
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError

@@ -17,8 +17,8 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.chains.chain import Chain, open_chain
 from batchtune.server.models.servable import Servable
-from batchtune.server.sessions.delivery import LoopPort
 from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.server.sessions.request import LoopPort
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from batchtune.wire.status import StatusError
 

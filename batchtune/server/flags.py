@@ -163,7 +163,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
     Raises:
         UsageError: an unknown flag, a value of another type, or flags that contradict each other.
     """
-    known: dict[str, type] = {one.name: type(one.default) for one in fields(ServerFlags)}
+    known: dict[str, type] = {flag.name: type(flag.default) for flag in fields(ServerFlags)}
     known |= {name: kind for name, (kind, _) in _WITHOUT_EFFECT.items()}
     known |= _REFUSED
     values: dict[str, Any] = {}
@@ -202,7 +202,7 @@ def help_text() -> str:
     ]
     for heading, ours in (("tensorflow_model_server's flags:", False), ("flags of our own:", True)):
         lines += ["", heading]
-        lines += [_help_line(one) for one in fields(ServerFlags) if one.metadata["ours"] is ours]
+        lines += [_help_line(flag) for flag in fields(ServerFlags) if flag.metadata["ours"] is ours]
     lines += ["  --version", "  --help", "", "accepted, without effect:"]
     lines += [f"  --{name}: {why}" for name, (_, why) in _WITHOUT_EFFECT.items()]
     return "\n".join(lines) + "\n"
@@ -265,13 +265,13 @@ def _typed(name: str, kind: type, text: str) -> Any:
 
 
 def _check(flags: ServerFlags) -> None:
-    for one in fields(flags):
-        value = getattr(flags, one.name)
-        choices = one.metadata["choices"]
+    for flag in fields(flags):
+        value = getattr(flags, flag.name)
+        choices = flag.metadata["choices"]
         if choices and value not in choices:
-            raise UsageError(f"--{one.name}={value}: expected {', '.join(choices)}")
-        if isinstance(value, (int, float)) and value < 0 and one.name != "file_system_poll_wait_seconds":
-            raise UsageError(f"--{one.name}={value}: expected 0 or more")
+            raise UsageError(f"--{flag.name}={value}: expected {', '.join(choices)}")
+        if isinstance(value, (int, float)) and value < 0 and flag.name != "file_system_poll_wait_seconds":
+            raise UsageError(f"--{flag.name}={value}: expected 0 or more")
     if not _DEVICE.fullmatch(flags.device):
         raise UsageError(f"--device={flags.device}: expected auto, cpu, cuda or cuda:N")
     for name in ("port", "rest_api_port"):
@@ -317,8 +317,8 @@ def _check_combinations(flags: ServerFlags) -> None:
         raise UsageError("--processes_per_replica and --threads_per_process go together")
 
 
-def _help_line(one: Field[Any]) -> str:
-    default = str(one.default).lower() if isinstance(one.default, bool) else one.default
-    choices = f" ({', '.join(one.metadata['choices'])})" if one.metadata["choices"] else ""
+def _help_line(flag: Field[Any]) -> str:
+    default = str(flag.default).lower() if isinstance(flag.default, bool) else flag.default
+    choices = f" ({', '.join(flag.metadata['choices'])})" if flag.metadata["choices"] else ""
     shown = default if default != "" else '""'
-    return f"  --{one.name}={shown}\n        {one.metadata['help']}{choices}"
+    return f"  --{flag.name}={shown}\n        {flag.metadata['help']}{choices}"

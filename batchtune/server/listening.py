@@ -30,12 +30,12 @@ class FrontEnds:
     def addresses(self) -> str:
         """Such as `gRPC on 127.0.0.1:8500, REST off`."""
         named = (("gRPC", self.grpc), ("REST", self.rest))
-        return ", ".join(f"{name} on {self.host}:{one.port}" if one else f"{name} off" for name, one in named)
+        return ", ".join(f"{name} on {self.host}:{end.port}" if end else f"{name} off" for name, end in named)
 
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, let those under way end, close; cut off what is left after `grace_s`."""
         self.announce_stop()
-        ends = [one.drain(grace_s) for one in (self.grpc, self.rest) if one is not None]
+        ends = [end.drain(grace_s) for end in (self.grpc, self.rest) if end is not None]
         await asyncio.gather(*ends)
 
 

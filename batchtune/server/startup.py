@@ -165,14 +165,14 @@ def monitoring_path(flags: ServerFlags) -> str | None:
             raise text_proto.failure(
                 str(path), field.line, f"unknown field {field.name!r} of MonitoringConfig"
             )
-        for one in text_proto.message(field, source=str(path)).fields:
-            if one.name == "enable":
-                enabled = text_proto.boolean(one, source=str(path))
-            elif one.name == "path":
-                where = text_proto.string(one, source=str(path))
+        for entry in text_proto.message(field, source=str(path)).fields:
+            if entry.name == "enable":
+                enabled = text_proto.boolean(entry, source=str(path))
+            elif entry.name == "path":
+                where = text_proto.string(entry, source=str(path))
             else:
                 raise text_proto.failure(
-                    str(path), one.line, f"unknown field {one.name!r} of PrometheusConfig"
+                    str(path), entry.line, f"unknown field {entry.name!r} of PrometheusConfig"
                 )
     return (where or DEFAULT_MONITORING_PATH) if enabled else None
 

@@ -245,7 +245,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
 def _row_sums(array: NDArray[Any]) -> NDArray[np.float64]:
     rows = array.reshape(len(array), -1) if array.size else np.zeros((len(array), 1))
     if rows.dtype == object:
-        return np.array([float(sum(len(one) for one in row)) for row in rows])
+        return np.array([float(sum(len(text) for text in row)) for row in rows])
     sums: NDArray[np.float64] = rows.sum(axis=1, dtype=np.float64)
     return sums
 

@@ -173,10 +173,13 @@ def _specs(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 def _text(array: NDArray[Any]) -> NDArray[Any]:
     """Strings as ONNX Runtime wants them: str, not bytes."""
-    flat = [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in array.ravel()]
+    flat = [
+        element.decode("utf-8", "replace") if isinstance(element, bytes) else element
+        for element in array.ravel()
+    ]
     return np.array(flat, dtype=object).reshape(array.shape)
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[Any]:
-    flat = [one.encode() if isinstance(one, str) else one for one in array.ravel()]
+    flat = [element.encode() if isinstance(element, str) else element for element in array.ravel()]
     return np.array(flat, dtype=object).reshape(array.shape)

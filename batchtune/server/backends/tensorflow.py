@@ -44,7 +44,11 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
         session.close()
         raise _load_failure(error, version_directory) from error
     definitions = dict(meta_graph.signature_def)
-    signatures = {name: found for name, one in definitions.items() if (found := _signature(name, one))}
+    signatures = {
+        name: signature
+        for name, definition in definitions.items()
+        if (signature := _signature(name, definition))
+    }
     if not signatures:
         session.close()
         raise StatusError(
@@ -113,11 +117,12 @@ def _import_tensorflow(options: BackendOptions) -> Any:
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
-    seen = len(tf.config.list_physical_devices("GPU")) if options.wants_cuda else 0
-    if options.wants_cuda and options.cuda_index >= seen:
+    gpu_count = len(tf.config.list_physical_devices("GPU")) if options.wants_cuda else 0
+    if options.wants_cuda and options.cuda_index >= gpu_count:
         built = "" if tf.test.is_built_with_cuda() else " (this tensorflow is built without CUDA)"
         raise StatusError(
-            "FAILED_PRECONDITION", f"--device={options.device}: TensorFlow sees {seen or 'no'} GPU{built}"
+            "FAILED_PRECONDITION",
+            f"--device={options.device}: TensorFlow sees {gpu_count or 'no'} GPU{built}",
         )
     return tf
 
@@ -152,7 +157,9 @@ def _signature(name: str, definition: SignatureDef) -> Signature | None:
         return None
     every = (*definition.inputs.values(), *definition.outputs.values())
     return (
-        signature if signature.inputs and all(one.WhichOneof("encoding") == "name" for one in every) else None
+        signature
+        if signature.inputs and all(tensor.WhichOneof("encoding") == "name" for tensor in every)
+        else None
     )
 
 
@@ -160,8 +167,8 @@ def _tensor_names(
     definition: SignatureDef,
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     return (
-        tuple(sorted((name, one.name) for name, one in definition.inputs.items())),
-        tuple(sorted((name, one.name) for name, one in definition.outputs.items())),
+        tuple(sorted((name, tensor.name) for name, tensor in definition.inputs.items())),
+        tuple(sorted((name, tensor.name) for name, tensor in definition.outputs.items())),
     )
 
 

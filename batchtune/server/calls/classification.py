@@ -119,11 +119,11 @@ def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) ->
     for row in range(examples):
         entry = result.classifications.add()
         for column in range(width):
-            one = entry.classes.add()
+            scored = entry.classes.add()
             if classes is not None:
-                one.label = classes[row, column].decode("utf-8", "replace")
+                scored.label = classes[row, column].decode("utf-8", "replace")
             if scores is not None:
-                one.score = float(scores[row, column])
+                scored.score = float(scores[row, column])
     return result
 
 

@@ -114,11 +114,11 @@ def _message_class(pool: Any, name: str) -> Any:
 
 def _with_dependencies(file: Any) -> list[bytes]:
     """A file and all it imports, each once, the file first."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     waiting = [file]
     while waiting:
-        one = waiting.pop(0)
-        if one.name not in found:
-            found[one.name] = one.serialized_pb
-            waiting.extend(one.dependencies)
-    return list(found.values())
+        descriptor = waiting.pop(0)
+        if descriptor.name not in files:
+            files[descriptor.name] = descriptor.serialized_pb
+            waiting.extend(descriptor.dependencies)
+    return list(files.values())

@@ -114,9 +114,9 @@ def _visible(count: int) -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [str(index) for index in range(count)]
-    found = []
-    for name in (one.strip() for one in listed.split(",")):
+    picked = []
+    for name in (name.strip() for name in listed.split(",")):
         if not name or name.startswith("-") or (name.isdecimal() and int(name) >= count):
             break
-        found.append(name)
-    return found
+        picked.append(name)
+    return picked

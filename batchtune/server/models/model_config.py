@@ -65,7 +65,7 @@ def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
     Of directories that name the same version, such as 7 and 007, the last by name counts.
     """
     try:
-        names = [one.name for one in model.base_path.iterdir()]
+        names = [entry.name for entry in model.base_path.iterdir()]
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
         return {}, f"Could not find base path {model.base_path} for servable {model.name} with error {reason}"
@@ -120,24 +120,24 @@ def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
             "Only ModelConfigList is currently supported"
         )
     models: dict[str, ModelConfig] = {}
-    for one in config.model_config_list.config:
-        if not one.name:
+    for entry in config.model_config_list.config:
+        if not entry.name:
             raise invalid_argument(
-                f"a model without a name is in the config list: base_path {one.base_path!r}"
+                f"a model without a name is in the config list: base_path {entry.base_path!r}"
             )
-        if one.name in models:
-            raise invalid_argument(f"Illegal to list model {one.name} multiple times in config list")
-        if not one.base_path:
-            raise invalid_argument(f"Expected model {one.name} to have a base_path; it is empty")
-        if one.model_platform not in {"", "tensorflow", "batchtune"}:
+        if entry.name in models:
+            raise invalid_argument(f"Illegal to list model {entry.name} multiple times in config list")
+        if not entry.base_path:
+            raise invalid_argument(f"Expected model {entry.name} to have a base_path; it is empty")
+        if entry.model_platform not in {"", "tensorflow", "batchtune"}:
             raise invalid_argument(
-                f"model {one.name}: unknown model_platform {one.model_platform!r}; expected tensorflow"
+                f"model {entry.name}: unknown model_platform {entry.model_platform!r}; expected tensorflow"
             )
-        models[one.name] = ModelConfig(
-            name=one.name,
-            base_path=Path(one.base_path).absolute(),
-            policy=_policy(one),
-            labels=dict(one.version_labels),
+        models[entry.name] = ModelConfig(
+            name=entry.name,
+            base_path=Path(entry.base_path).absolute(),
+            policy=_policy(entry),
+            labels=dict(entry.version_labels),
         )
     return tuple(models.values())
 

@@ -131,10 +131,12 @@ def _fault(signature: Signature, inputs: Tensors) -> str:
 
 def _examples(message: Any) -> dict[str, NDArray[Any]]:
     if message.WhichOneof("kind") == "example_list":
-        rows = [one.SerializeToString() for one in message.example_list.examples]
+        rows = [example.SerializeToString() for example in message.example_list.examples]
     else:
         context = message.example_list_with_context.context.SerializeToString()
-        rows = [context + one.SerializeToString() for one in message.example_list_with_context.examples]
+        rows = [
+            context + example.SerializeToString() for example in message.example_list_with_context.examples
+        ]
     return {"inputs": np.array(rows, dtype=object)}
 
 

@@ -72,7 +72,7 @@ class LengthBuckets:
 def open_axes_of(signature: Signature) -> dict[str, tuple[int, ...] | None]:
     """The dimensions beside the rows that each input leaves open, None for all; inputs that leave none are left out."""
     axes = {spec.name: _open_axes(spec) for spec in signature.inputs}
-    return {name: found for name, found in axes.items() if found != ()}
+    return {name: open_axes for name, open_axes in axes.items() if open_axes != ()}
 
 
 def _open_axes(spec: TensorSpec) -> tuple[int, ...] | None:

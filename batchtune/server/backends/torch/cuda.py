@@ -58,11 +58,11 @@ class CudaDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         try:
-            found: NDArray[Any] = self._pinned(shape, dtype).numpy().view(dtype)
+            array: NDArray[Any] = self._pinned(shape, dtype).numpy().view(dtype)
         except (RuntimeError, TypeError):
             # No more memory can be locked; strings, which the model will refuse.
             return np.empty(shape, dtype)
-        return found
+        return array
 
     def staged(self, array: NDArray[Any]) -> Tensor:
         if array.flags.writeable:
@@ -106,7 +106,7 @@ class CudaDevice:
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
         if self._torch.cuda.current_stream().cuda_stream not in _OWNED_STREAMS:
             raise RuntimeError(f"all {_STREAMS} streams are taken; have fewer batch threads or models")
-        return _CudaGraph(self._torch, forward, [self.to_device(one) for one in inputs], pool)
+        return _CudaGraph(self._torch, forward, [self.to_device(array) for array in inputs], pool)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, (self._torch.OutOfMemoryError, MemoryError)):

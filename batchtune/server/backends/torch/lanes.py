@@ -54,12 +54,12 @@ class Lanes:
                 staged = [device.staged(array) for array in arrays]
                 graph = self._graph(lane, arrays) if device.records and not _RECORDING.locked() else None
                 if graph is None:
-                    outputs = self._forward([device.to_device(one) for one in staged])
+                    outputs = self._forward([device.to_device(array) for array in staged])
                 else:
                     outputs = _replayed(graph, staged)
-                copies = [device.to_host(one) for one in outputs]
+                copies = [device.to_host(tensor) for tensor in outputs]
                 device.wait(lane.event)
-                return [to_numpy(torch, one) for one in copies]
+                return [to_numpy(torch, tensor) for tensor in copies]
         finally:
             self._free.add(lane)
 

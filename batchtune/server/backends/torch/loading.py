@@ -88,11 +88,12 @@ def device_of(torch: Any, options: BackendOptions) -> Device:
     """
     if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
         return HostDevice(torch)
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if options.cuda_index >= seen:
+    device_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if options.cuda_index >= device_count:
         built = "" if torch.version.cuda else " (this torch is built without CUDA)"
         raise StatusError(
-            "FAILED_PRECONDITION", f"--device={options.device}: PyTorch sees {seen or 'no'} GPU{built}"
+            "FAILED_PRECONDITION",
+            f"--device={options.device}: PyTorch sees {device_count or 'no'} GPU{built}",
         )
     if options.memory_fraction:
         torch.cuda.set_per_process_memory_fraction(options.memory_fraction, options.cuda_index)

@@ -46,7 +46,7 @@ class Forward:
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Raises what the module raises; StatusError INTERNAL for outputs that the signature does not have."""
         if self._dtype is not None:
-            tensors = [one.to(self._dtype) if one.is_floating_point() else one for one in tensors]
+            tensors = [tensor.to(self._dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
         with nullcontext() if self._around is None else self._around():
             returned = self._module(*tensors)
         if isinstance(returned, self._tensor_type):
@@ -58,7 +58,7 @@ class Forward:
             raise StatusError("INTERNAL", said)
         if self._dtype is None and self._around is None:
             return list(returned)
-        return [one.to(dtype) for one, dtype in zip(returned, self._output_dtypes, strict=True)]
+        return [tensor.to(dtype) for tensor, dtype in zip(returned, self._output_dtypes, strict=True)]
 
     def close(self) -> None:
         """Free the weights now: an exported module and its graph refer to each other, and may be frozen (gc.freeze)."""

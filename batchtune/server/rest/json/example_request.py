@@ -49,7 +49,8 @@ def classification_answer(result: Any) -> bytes:
         raise invalid_argument("Cannot convert empty ClassificationResults to JSON")
     rows = [
         b", ".join(
-            b"[" + quoted(one.label.encode()) + b", " + decimal(one.score) + b"]" for one in entry.classes
+            b"[" + quoted(scored.label.encode()) + b", " + decimal(scored.score) + b"]"
+            for scored in entry.classes
         )
         for entry in result.classifications
     ]
@@ -60,7 +61,11 @@ def regression_answer(result: Any) -> bytes:
     """Write a RegressionResult: one number for each example."""
     if not result.regressions:
         raise invalid_argument("Cannot convert empty RegressionResults to JSON")
-    return b'{\n    "results": [' + b", ".join(decimal(one.value) for one in result.regressions) + b"]\n}"
+    return (
+        b'{\n    "results": ['
+        + b", ".join(decimal(regression.value) for regression in result.regressions)
+        + b"]\n}"
+    )
 
 
 def _fill_example(example: Any, value: Any) -> None:

@@ -214,6 +214,7 @@ def test_a_regression_counts_on_a_disturbed_host_but_not_where_the_client_was_th
     assert _exit_code(summarise(done.trials, variants), accounts) == code
 
 
+@pytest.mark.slow
 def test_noise_states_the_smallest_change_that_can_be_told(scenario: Path) -> None:
     quick = ["--set", "fixed.max_batch_size=16", "--set", "load.duration=150ms"]
     done = measured("noise", scenario, "--blocks", "6", "--json", *quick, cwd=scenario.parent)

@@ -319,6 +319,7 @@ def test_a_model_that_is_not_there_is_a_target_failure(kserve_scenario: Path) ->
     assert "unknown model: 'nope'" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_several_models_are_loaded_at_once_and_each_alone(tmp_path: Path) -> None:
     for name in ("quick", "slow"):
         version = tmp_path / name / "1"

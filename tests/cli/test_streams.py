@@ -25,8 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-QUICK = [["recommend"], ["recommend", "--json"], ["--help"]]
+QUICK = [["recommend"], ["--help"]]
 LONG = [
+    ["recommend", "--json"],
     ["recommend", "--format", "flags"],
     ["simulate", "--quiet"],
     ["plan", "--rate", "1000", "--json", "--quiet"],

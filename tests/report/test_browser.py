@@ -56,7 +56,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(scope="module", params=list(RUNS))
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("sweep", "compare"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("load", "noise", "check")),
+    ],
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

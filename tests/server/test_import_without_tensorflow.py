@@ -108,6 +108,7 @@ def test_every_field_declared_is_tensorflows_own(name: str) -> None:
             assert numbers == {value: DataType.Value(value) for value in numbers}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("without_tensorflow")
 def test_a_torch_model_answers_over_grpc_and_rest(tmp_path: Path) -> None:

@@ -59,11 +59,18 @@ def serial_twin() -> Twin:
     return calibrate(probes(device_of(serial=True)))
 
 
-@pytest.mark.parametrize("tells", [True, False], ids=["with counters", "without counters"])
 @pytest.mark.parametrize(
-    "device",
-    [device_of(serial=True), device_of(contention=0.3), device_of(0.0009, 0.0004, contention=0.6)],
-    ids=["serial", "overlapping", "like a CPU"],
+    ("device", "tells"),
+    [
+        pytest.param(device_of(serial=True), True, id="serial, with counters"),
+        pytest.param(device_of(serial=True), False, id="serial, without", marks=pytest.mark.slow),
+        pytest.param(device_of(contention=0.3), True, id="overlapping, with", marks=pytest.mark.slow),
+        pytest.param(device_of(contention=0.3), False, id="overlapping, without counters"),
+        pytest.param(device_of(0.0009, 0.0004, contention=0.6), True, id="like a CPU, with counters"),
+        pytest.param(
+            device_of(0.0009, 0.0004, contention=0.6), False, id="like a CPU, without", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_service_time_is_recovered(device: Device, tells: bool) -> None:
     twin = calibrate(probes(device, tells=tells), test=False)
@@ -311,7 +318,13 @@ SPEEDS = {
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize(
+    "speed",
+    [
+        *("50 us", "250 ms a row"),
+        *(pytest.param(speed, marks=pytest.mark.slow) for speed in ("2 ms", "40 ms", "400 ms")),
+    ],
+)
 def test_devices_of_any_speed_calibrate_a_twin_from_few_batches(speed: str, rounds: int) -> None:
     """Each client is answered `rounds` times: 4 batches of a slow model, as many as its budget allows."""
     base_s, row_s = SPEEDS[speed]

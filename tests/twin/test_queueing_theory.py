@@ -1,4 +1,7 @@
-"""Do the closed forms give the figures of the papers and of tuning.md 2, and refuse what has no steady state?"""
+"""Do the closed forms give the figures of the papers and of tuning.md 2, and refuse what has no steady state?
+
+They are what the simulator is held to (test_simulate.py), and change only where somebody changes them here.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from tests.twin.queueing_theory import (
     mmc_wait_tail,
     saturation_rows_per_s,
 )
+
+pytestmark = pytest.mark.slow
 
 V100, P4 = (0.1438, 1.8874), (0.5833, 1.4284)
 # fit, load, exact mean latency, bound, mean batch, busy ratio, mean latency with b_max 8 and 64 (None: unstable)

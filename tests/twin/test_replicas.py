@@ -93,7 +93,13 @@ def test_the_fleet_that_is_advised_keeps_the_limit(twin: Twin) -> None:
     assert crowded.latency("p95").value > 0.006
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "random", "least_loaded"])
+@pytest.mark.parametrize(
+    "routing",
+    [
+        *(pytest.param(routing, marks=pytest.mark.slow) for routing in ("round_robin", "random")),
+        "least_loaded",
+    ],
+)
 def test_a_pool_stands_for_a_large_fleet(twin: Twin, routing: Routing) -> None:
     tight = Limit(name="p95", quantile=0.95, seconds=0.006)
     plan = plan_replicas(twin, batcher_of(64), POISSON, rate_rps=1e6, limits=(tight,), routing=routing)

@@ -59,12 +59,12 @@ def by_events(
     ("fit", "load", "most", "exact"),
     [
         (V100, 0.1, 64, 3.1459),
-        (V100, 0.3, 8, 4.4578),
+        pytest.param(V100, 0.3, 8, 4.4578, marks=pytest.mark.slow),
         (V100, 0.5, 64, 5.9019),
-        (V100, 0.7, 64, 9.8177),
+        pytest.param(V100, 0.7, 64, 9.8177, marks=pytest.mark.slow),
         (P4, 0.3, 64, 3.5345),
         (P4, 0.5, 8, 5.1878),
-        (P4, 0.7, 8, 10.1131),
+        pytest.param(P4, 0.7, 8, 10.1131, marks=pytest.mark.slow),
         (P4, 0.9, 64, 25.8786),
     ],
 )
@@ -80,7 +80,10 @@ def test_one_worker_without_timeout_has_the_mean_and_the_p95_of_the_chain(
         assert run.quantile(0.95) == pytest.approx(chain.latency_law().quantile(0.95), rel=0.025)
 
 
-@pytest.mark.parametrize(("rate", "timeout", "size"), [(2.0, 2.0, 8), (1.0, 5.0, 4), (4.0, 1.0, 16)])
+@pytest.mark.parametrize(
+    ("rate", "timeout", "size"),
+    [(2.0, 2.0, 8), (1.0, 5.0, 4), pytest.param(4.0, 1.0, 16, marks=pytest.mark.slow)],
+)
 def test_with_a_thread_always_free_latency_is_that_of_the_batch_former(
     rate: float, timeout: float, size: int
 ) -> None:

@@ -153,6 +153,7 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@pytest.mark.slow  # a second import of TensorFlow; the scores of a session, and live answers of a server, are held elsewhere
 def test_a_server_loads_it_quietly_and_gives_grpcio_and_httpx_its_own_scores(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

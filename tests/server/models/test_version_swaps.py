@@ -34,7 +34,8 @@ def swapped(case: Case, base: Path, writers: ProcessPoolExecutor) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("backend", "batched"), [("emulated", True), pytest.param("onnx", False, marks=pytest.mark.slow)]
+    ("backend", "batched"),
+    [pytest.param(*case, marks=pytest.mark.slow) for case in (("emulated", True), ("onnx", False))],
 )
 def test_swaps_under_load_lose_nothing_and_leave_no_thread(
     backend: str, batched: bool, tmp_path: Path, writers: ProcessPoolExecutor

@@ -23,6 +23,10 @@ from batchtune.server.scheduling.batch_queue import Batch, SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.wire.status import StatusError
 
+pytestmark = (
+    pytest.mark.slow
+)  # importing TensorFlow, and its own threads; test_shared.py holds the same rules
+
 BLOCKER = -1
 QUIET_SAMPLES = 3
 

@@ -12,10 +12,9 @@ import numpy as np
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.measure.slo import limits_of
-from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.twin.model.traffic import Traffic, traffic_of
-from batchtune.twin.model.twin import Prediction, Twin, estimate_of
+from batchtune.twin.model.twin import Prediction, Twin
 from batchtune.twin.simulator.replica import batcher_of
 
 Answer = TypeVar("Answer")
@@ -80,10 +79,3 @@ class Forecast:
             return ask()
         except (BatchtuneError, ArithmeticError, ValueError, IndexError):
             return None
-
-
-def interval_of(prediction: Prediction | None, name: str) -> Estimate | None:
-    """`throughput` in requests/s, or a latency quantile in seconds."""
-    if prediction is None:
-        return None
-    return estimate_of(prediction.throughput_rps if name == "throughput" else prediction.latency_s[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FILES_MAX = 15
 LINES_MAX = 330
 FILES_MIN = 4
+FOLLOWED_MAX = 20
 TOO_SMALL = set()
 """Folders of fewer than four files: a room of its own."""
 
@@ -143,6 +145,17 @@ def bound_name(node: ast.AST) -> str:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return node.id
     return node.arg if isinstance(node, ast.arg) else ""
+
+
+def test_a_predict_is_followed_through_twenty_files_and_no_more() -> None:
+    """The walk of batchtune/README.md names each by the end of its path, and a folder for one of its files."""
+    _, _, rest = (PACKAGE / "README.md").read_text(encoding="utf-8").partition("## One gRPC Predict")
+    names = set(re.findall(r"`([a-z_/0-9]+)`", rest.partition("\n## ")[0]))
+    places = {
+        name: [path for path in MODULES if f"/{path.with_suffix('')}".endswith(f"/{name}")] for name in names
+    }
+    assert {name for name, paths in places.items() if len(paths) != 1} == {"backends/"}
+    assert len(names) == FOLLOWED_MAX
 
 
 def test_top_level_holds_what_the_plan_names() -> None:

@@ -233,6 +233,7 @@ def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_by_rest_and_its_scenario_kept(emulated: Path, tmp_path: Path) -> None:
     options = ("--rest", "--concurrency", "2", "--set", "load.duration=200ms", "--set", "max_batch_size=4")
     done = answered("load", emulated, *options, "--json", cwd=tmp_path)

@@ -49,7 +49,7 @@ def test_bursts_are_no_drift(phase_s: float) -> None:
     assert unsteady(*bursts(phase_s)) <= 4
 
 
-@pytest.mark.parametrize("load", [0.6, 0.9])
+@pytest.mark.parametrize("load", [pytest.param(0.6, marks=pytest.mark.slow), 0.9])
 def test_a_steady_batch_server_is_steady_and_loses_little_of_its_run(load: float) -> None:
     """15 s each; the same bound as above."""
     rate_rps = load * 16 / TAU_S[16]

@@ -85,7 +85,7 @@ def test_weights_are_the_same_each_time_and_the_global_seed_is_left_alone() -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("how", ["torch", "torchscript"])
+@pytest.mark.parametrize("how", ["torch", pytest.param("torchscript", marks=pytest.mark.slow)])
 def test_the_server_loads_an_export_and_answers_any_number_of_rows(exported: Path, how: str) -> None:
     model = load_model(exported / how / "1", CPU)
     signature = model.signatures["serving_default"]

@@ -208,6 +208,7 @@ def test_a_resumed_search_measures_only_what_is_missing(usual):
     assert not any((one.source, one.configuration, one.asked_concurrency) in tried for one in resumed)
 
 
+@pytest.mark.slow
 def test_throughput_in_a_closed_loop_is_raced_in_blocks():
     scenario = scenario_of(
         load={"arrivals": "closed", "concurrency": 32, "warm_up": "100ms", "duration": "1s"},

@@ -190,7 +190,6 @@ def test_a_ledger_of_one_or_none_is_enough_to_propose(feasible):
 
 
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-GP = pytest.param("gp", marks=NEEDS_TORCH)
 KINDS = [pytest.param("gp", marks=(NEEDS_TORCH, pytest.mark.slow)), "tpe", "qmc", "random", "nsga2"]
 
 
@@ -215,7 +214,7 @@ def test_every_sampler_proposes_no_point_twice_and_in_the_end_every_point(kind):
     assert len({one.configuration for one in ledger}) == len(ledger)
 
 
-@pytest.mark.parametrize("kind", [GP, *KINDS[1:]])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_sampler_proposes_the_same_for_the_same_ledger(kind):
     scenario = scenario_with(SPACE)
     ledger = proposed(scenario, "random", 9)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from batchtune.interrupts import INTERRUPTS
 
@@ -32,6 +33,11 @@ if sys.dont_write_bytecode:
 # What is imported and collected lives until the end: the collector, which would look through all of it at every test that
 # calls it, need not know of it.
 gc.disable()
+
+
+# How long an example takes is the machine's affair: beside other work one took 0.8 s.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_collection_finish() -> None:

@@ -205,19 +205,18 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
     headings += [f"{name} ms" for name in QUANTILES]
     rows = [[*headings, "mean batch rows", "errors", "limited by"]]
     for variant in comparison.variants:
-        cells = [marks.head(variant.name)]
+        whose = variant.name
+        cells = [marks.head(whose)]
         if timed:
-            cells.append(marks.marked(_figure(variant.wall_s), variant.name, "throughput"))
-        cells.append(marks.marked(_figure(variant.throughput_rps), variant.name, "throughput"))
+            cells.append(marks.marked(_figure(variant.wall_s), whose, "throughput"))
+        cells.append(marks.marked(_figure(variant.throughput_rps), whose, "throughput"))
         if rows_differ:
-            rows_per_s = (
-                None if variant.throughput_rows_per_s is None else variant.throughput_rows_per_s.value
-            )
-            cells.append(marks.marked(number(rows_per_s), variant.name, "throughput"))
+            rate = variant.throughput_rows_per_s
+            cells.append(marks.marked(number(None if rate is None else rate.value), whose, "throughput"))
         latencies = [milliseconds(bounded(variant.latency_s.get(name))) for name in QUANTILES]
-        cells += [marks.marked(text, variant.name, "latency") for text in latencies]
+        cells += [marks.marked(text, whose, "latency") for text in latencies]
         cells += [
-            marks.marked(number(variant.mean_batch_rows), variant.name, "server"),
+            marks.marked(number(variant.mean_batch_rows), whose, "server"),
             percent(variant.error_ratio),
         ]
         rows.append([*cells, "failed" if variant.failure else limit_word(variant.bottleneck)])

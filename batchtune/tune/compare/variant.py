@@ -71,15 +71,15 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     """Sum up what the trials say of one variant, failed ones included."""
     runs = runs_of(trials, variant.name)
     counted = list(runs.values())
-    measured = [one.measurement for one in counted if one.measurement is not None]
-    rows = [one for one in map(rows_per_request, measured) if one is not None]
-    batches = [each.server.mean_batch_rows for each in measured if each.server is not None]
+    measured = [trial.measurement for trial in counted if trial.measurement is not None]
+    rows = [count for count in map(rows_per_request, measured) if count is not None]
+    batches = [run.server.mean_batch_rows for run in measured if run.server is not None]
     servers = [run.server for run in measured if run.server is not None]
     busy = [server.device_busy_ratio for server in servers]
     known_busy = [ratio for ratio in busy if ratio is not None]
-    known_batches = [one for one in batches if one is not None]
+    known_batches = [mean_rows for mean_rows in batches if mean_rows is not None]
     requests = variant.scenario.load.requests
-    complete = requests is not None and all(each.requests == requests for each in measured)
+    complete = requests is not None and all(run.requests == requests for run in measured)
     last = next((trial for trial in reversed(trials) if trial.reason == variant.name), None)
     latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in QUANTILES}
     return VariantFigures(
@@ -88,18 +88,18 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
         rows_per_request=sum(rows) / len(rows) if rows else None,
         configuration=variant.configuration,
         runs=len(counted),
-        noisy=sum(is_noisy(one) for one in counted),
+        noisy=sum(is_noisy(trial) for trial in counted),
         requests=requests if complete else None,
-        wall_s=typical(each.window_s for each in measured) if complete else None,
+        wall_s=typical(run.window_s for run in measured) if complete else None,
         throughput_rps=typical(map(figure_of("throughput"), counted)),
         throughput_rows_per_s=typical(map(figure_of("rows"), counted)),
-        latency_s={name: one for name, one in latencies.items() if one is not None},
+        latency_s={name: latency for name, latency in latencies.items() if latency is not None},
         mean_batch_rows=sum(known_batches) / len(known_batches) if known_batches else None,
-        error_ratio=sum(each.error_ratio for each in measured) / len(measured) if measured else 0.0,
+        error_ratio=sum(run.error_ratio for run in measured) / len(measured) if measured else 0.0,
         bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
         caveats=_caveats(measured),
         failure=None if last is None else last.failure,
-        padding_per_element=padding_per_element(each.server for each in measured),
+        padding_per_element=padding_per_element(run.server for run in measured),
         device_busy_ratio=sum(known_busy) / len(known_busy) if known_busy else None,
     )
 
@@ -157,7 +157,7 @@ def latency_of(quantile: str) -> Callable[[Trial], float]:
 
 def _typical_latency(values: Iterable[float]) -> Estimate | None:
     """As `typical`; with infinite ones among them, of runs with too many errors, the plain median."""
-    known = [one for one in values if not math.isnan(one)]
+    known = [seconds for seconds in values if not math.isnan(seconds)]
     if all(map(math.isfinite, known)):
         return typical(known)
     return Estimate(value=statistics.median(known), low=math.nan, high=math.nan)
@@ -165,8 +165,10 @@ def _typical_latency(values: Iterable[float]) -> Estimate | None:
 
 def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
     """One of each kind, as the last run has it, where most runs have it; noise of the host is counted apart."""
-    seen = Counter(code for each in measured for code in {one.code for one in each.caveats})
-    latest = {one.code: one for each in measured for one in each.caveats}
+    counts = Counter(code for run in measured for code in {caveat.code for caveat in run.caveats})
+    latest = {caveat.code: caveat for run in measured for caveat in run.caveats}
     return tuple(
-        one for code, one in latest.items() if 2 * seen[code] > len(measured) and code not in HOST_CODES
+        caveat
+        for code, caveat in latest.items()
+        if 2 * counts[code] > len(measured) and code not in HOST_CODES
     )

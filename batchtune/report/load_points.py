@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.chain_steps import steps_text
 from batchtune.measure.length_padding import bucket_text
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import UNDEFINED
@@ -107,7 +108,7 @@ def print_points(
         *_endpoint_lines(measured, named),
         *_best_lines(measured, named),
         *_limit_lines(limits, named),
-        *_padding_lines(measured, named),
+        *_server_lines(measured, named),
         *_spoilt_lines(measured, named),
     ]:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
@@ -197,13 +198,13 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str) -> Iterato
         yield f"Limit{where}: {limit_sentence(limited[-1][1])}"
 
 
-def _padding_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
+def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
     for load, point in measured.items():
         server = _measurement(point).server
-        buckets = "" if server is None else bucket_text(server)
-        if buckets:
-            where = f" ({named} {load})" if len(measured) > 1 else ""
-            yield f"{capitalised(buckets)}{where}."
+        where = f" ({named} {load})" if len(measured) > 1 else ""
+        for text in () if server is None else (steps_text(server), bucket_text(server)):
+            if text:
+                yield f"{capitalised(text)}{where}."
 
 
 def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:

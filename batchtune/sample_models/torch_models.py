@@ -27,6 +27,7 @@ from batchtune.sample_models.sizes import (
     TEXT_WIDTH,
 )
 from batchtune.sample_models.torch_recognition import text_recognition
+from batchtune.sample_models.torch_relevance import WordRelevance
 from batchtune.sample_models.torch_resnet50 import resnet50
 from batchtune.sample_models.torch_sequence import SequenceTransformer
 from batchtune.sample_models.torch_staged import EmbeddedTransformer, write_stages
@@ -86,6 +87,13 @@ FORMS = {
         output_name="scores",
         output_shape=(2,),
         beside=write_stages,
+    ),
+    "word_relevance": Form(
+        build=WordRelevance,
+        input_name="tokens",
+        input_shape=(LENGTH,),
+        output_name="relevance",
+        output_shape=(1,),
     ),
     "text_recognition": Form(
         build=text_recognition,

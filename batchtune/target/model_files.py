@@ -16,10 +16,11 @@ from typing import Final
 from batchtune.errors import UsageError
 from batchtune.target.process import run_to_end
 
-MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml")
-"""What a version directory holds, one of them."""
+CHAIN_FILE: Final = "pipeline.yaml"
+MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml", CHAIN_FILE)
+"""What a version directory holds, one of them; the last declares a chain of models that lie beside it."""
 
-_ALONE: Final = ("saved_model.pb", "emulated.yaml")
+_ALONE: Final = ("saved_model.pb", "emulated.yaml", CHAIN_FILE)
 """These stand for their directory wherever it is."""
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"

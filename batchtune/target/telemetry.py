@@ -45,6 +45,8 @@ class ServerActivity:
     `bucket_rows`, `bucket_sent_elements` and `bucket_padding_elements` tell by length bucket ("" without buckets) of
     inputs that may differ in length: rows, elements that the requests brought, elements that filled them up.
     `model_batches`, `model_batch_rows` (after padding) and `model_batch_micros` tell by model what its batches took.
+    `chain_step_requests` and `chain_step_micros` tell by step of a chain how often it was asked, and how long that took
+    in all, queueing included.
     `gpu_busy_ratio` (NVML's utilisation) and `gpu_memory_used_bytes` are those of the busiest GPU; `device_parallel`
     says of an emulated device whether batches run side by side on it.
     """
@@ -74,6 +76,8 @@ class ServerActivity:
     model_batches: dict[str, int] = field(default_factory=dict)
     model_batch_rows: dict[str, int] = field(default_factory=dict)
     model_batch_micros: dict[str, int] = field(default_factory=dict)
+    chain_step_requests: dict[str, int] = field(default_factory=dict)
+    chain_step_micros: dict[str, int] = field(default_factory=dict)
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
@@ -173,6 +177,8 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         model_batches=change.by_label(f"{_OURS}model_batches_total", "model_name"),
         model_batch_rows=change.by_label(f"{_OURS}model_batch_rows_total", "model_name"),
         model_batch_micros=change.by_label(f"{_OURS}model_batch_micros_total", "model_name"),
+        chain_step_requests=change.by_label(f"{_OURS}chain_step_latency_count", "step"),
+        chain_step_micros=change.by_label(f"{_OURS}chain_step_latency_sum", "step"),
         bucket_rows=change.by_label(f"{_OURS}length_bucket_rows_total", "bucket"),
         bucket_sent_elements=change.by_label(f"{_OURS}length_bucket_sent_elements_total", "bucket"),
         bucket_padding_elements=change.by_label(f"{_OURS}length_bucket_padding_elements_total", "bucket"),

@@ -265,6 +265,17 @@ def test_padding_of_variable_lengths_is_told_by_bucket():
     assert "adding" not in said([point(8, server=SERVER)])
 
 
+def test_the_steps_of_a_chain_are_told_with_how_often_they_are_asked():
+    server = replace(
+        SERVER,
+        chain_step_requests={"select": 100, "trigger": 400},
+        chain_step_micros={"select": 1_500_000, "trigger": 480_000},
+    )
+    text = said([point(8, server=server)])
+    assert "Chain steps: select 15 ms (of 25 % of the requests), trigger 1.2 ms." in text
+    assert "hain steps" not in said([point(8, server=SERVER)])
+
+
 def test_several_models_are_told_beside_each_other_alone_and_what_each_takes_of_the_server():
     stream = io.StringIO()
     together = {"ranker": point(8), "reader": point(4, verdict="FAIL", rate=30.0)}

@@ -170,3 +170,12 @@ def test_a_sample_model_is_prepared_once_however_often_it_is_launched(
     for _ in range(2):
         assert resolve_model("tiny", on_event=said.append) == tmp_path
     assert said == ["preparing the sample model tiny (exported once, then cached)"]
+
+
+def test_a_chain_is_a_model_that_lies_in_its_versions(tmp_path: Path) -> None:
+    version = tmp_path / "chain" / "1"
+    version.mkdir(parents=True)
+    (version / "pipeline.yaml").touch()
+    for given in (version.parent, version, version / "pipeline.yaml"):
+        assert located_model(str(given)) == version.parent
+    assert served_name(str(version)) == "chain"

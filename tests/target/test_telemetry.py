@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.measure.chain_steps import steps_text
 from batchtune.measure.length_padding import bucket_text, padding_per_element
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.target.telemetry import Counters, ServerActivity, activity, parse_prometheus
@@ -166,3 +167,22 @@ def test_batches_are_told_by_model() -> None:
     )
     moved = activity(before, after)
     assert (moved.model_batches, moved.model_batch_micros) == ({"m": 4}, {"m": 100})
+
+
+def test_the_steps_of_a_chain_are_told_apart() -> None:
+    page = """# TYPE :batchtune:serving:chain_step_latency histogram
+:batchtune:serving:chain_step_latency_bucket{{model_name="c",step="select",le="+Inf"}} {count}
+:batchtune:serving:chain_step_latency_sum{{model_name="c",step="select"}} {micros}
+:batchtune:serving:chain_step_latency_count{{model_name="c",step="select"}} {count}
+"""
+    before, after = (
+        Counters(
+            monotonic_s=at_s,
+            server_cpu_s=None,
+            series=parse_prometheus(page.format(count=count, micros=micros)),
+        )
+        for at_s, count, micros in ((1.0, 10, 1000), (2.0, 30, 5000.4))
+    )
+    told = activity(before, after)
+    assert (told.chain_step_requests, told.chain_step_micros) == ({"select": 20}, {"select": 4000})
+    assert steps_text(told) == "chain steps: select 200 µs"

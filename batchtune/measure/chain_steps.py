@@ -1,0 +1,44 @@
+"""How long do the steps of a chain take, and which of them takes the most of its requests' time?"""
+
+from __future__ import annotations
+
+from batchtune.scenario.units import percentage, rounded_duration
+from batchtune.target.telemetry import ServerActivity
+
+
+def slowest_step(server: ServerActivity | None) -> tuple[str, float] | None:
+    """The step that took most time over all requests, and its share of the time of all steps; None: no chain."""
+    micros = {} if server is None else server.chain_step_micros
+    whole = sum(micros.values())
+    if not whole:
+        return None
+    name = max(micros, key=micros.__getitem__)
+    return name, micros[name] / whole
+
+
+def slowest_step_text(server: ServerActivity | None) -> str:
+    """`step select takes 71 % of the time of all steps, 12.4 ms when it is asked`; "" without a chain."""
+    slowest = slowest_step(server)
+    if slowest is None or server is None:
+        return ""
+    name, ratio = slowest
+    mean_s = server.chain_step_micros[name] / max(server.chain_step_requests.get(name, 0), 1) / 1e6
+    return (
+        f"step {name} takes {percentage(ratio)} of the time of all steps, "
+        f"{rounded_duration(mean_s)} when it is asked"
+    )
+
+
+def steps_text(server: ServerActivity) -> str:
+    """`chain steps: select 12.4 ms (of 25 % of the requests), trigger 1.2 ms`; "" without a chain.
+
+    That which takes most time in all comes first.
+    """
+    requests = server.chain_step_requests
+    most = max(requests.values(), default=0)
+    steps = []
+    for name, micros in sorted(server.chain_step_micros.items(), key=lambda item: -item[1]):
+        asked = requests.get(name, 0)
+        share = f" (of {percentage(asked / most)} of the requests)" if 0 < asked < most else ""
+        steps.append(f"{name} {rounded_duration(micros / max(asked, 1) / 1e6)}{share}")
+    return f"chain steps: {', '.join(steps)}" if steps else ""

@@ -15,6 +15,7 @@ from batchtune.cli.arguments.options import (
     MaxRegressOption,
     OneConcurrencyOption,
     OneRateOption,
+    ParallelOption,
     QuietOption,
     RateOption,
     RootOption,
@@ -40,6 +41,7 @@ measuring = typer.Typer()
         "sweep scenarios/quickstart.yaml --set search.budget.time=30s --set slo.p95=30ms",
         "sweep scenarios/triton-attached.yaml --batching-parameters-file config.pbtxt",
         "sweep scenarios/quickstart.yaml --resume results/quickstart/20261121T205903Z-2fda2e",
+        "sweep scenarios/quickstart.yaml --parallel 4",
         "sweep scenarios/quickstart.yaml --optuna-storage sqlite:///study.db",
     )
 )
@@ -64,6 +66,7 @@ def sweep(
     strategy: Annotated[
         Strategy | None, typer.Option("--strategy", help="Replaces the scenario's search.strategy.")
     ] = None,
+    parallel: ParallelOption = None,
     optuna_storage: Annotated[
         str | None,
         typer.Option(
@@ -90,6 +93,7 @@ def sweep(
         *workers,
         *([] if strategy is None else [f"search.strategy={strategy}"]),
         *([] if budget is None else [f"search.budget.time={budget}"]),
+        *([] if parallel is None else [f"search.parallel.servers={parallel}"]),
     ]
     asked = subject_of_sweep(
         subject,

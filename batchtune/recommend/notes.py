@@ -18,6 +18,7 @@ from batchtune.tune import policy
 from batchtune.tune.evidence.host_drift import Drift
 from batchtune.tune.evidence.pooled import Pooled, is_inside
 from batchtune.tune.evidence.ranking import merit
+from batchtune.tune.trials.ledger import measuring_s
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
@@ -114,7 +115,7 @@ def _is_time_spent(trials: Sequence[Trial], scenario: Scenario) -> bool:
     runs_s = [trial.seconds for trial in trials if trial.source not in NO_CANDIDATES]
     if given_s is None or not runs_s:
         return False
-    spent_s = sum(trial.seconds for trial in trials)
+    spent_s = measuring_s(trials)
     return spent_s + policy.CONFIRMATIONS * statistics.median(runs_s) > given_s
 
 

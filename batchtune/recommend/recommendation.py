@@ -45,6 +45,7 @@ from batchtune.tune.evidence.host_drift import drift_of, speed_sd
 from batchtune.tune.evidence.pooled import Pooled, run_noise
 from batchtune.tune.evidence.run_noise import geometric_mean
 from batchtune.tune.trials.failure_texts import explain_failure
+from batchtune.tune.trials.ledger import measuring_s
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Trial
 
@@ -233,7 +234,7 @@ def recommend(
         bottleneck=usual_bottleneck(chosen.configuration, measured, scenario=scenario),
         search=None if search is None else replace(search, twin=None),
         trials=len(trials),
-        seconds=sum(trial.seconds for trial in trials),
+        seconds=measuring_s(trials),
         confirmations=chosen.confirmations,
         rate_rps=chosen.value if scenario.objective == "capacity" else last.rate_rps,
         concurrency=last.concurrency,

@@ -88,7 +88,8 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 def _head(trial: Trial) -> str:
     source = f"{trial.source}, not comparable" if _own_load(trial) else trial.source
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
-    return f"trial {trial.number} [{source}] {trial.configuration.label()}{load}"
+    where = "" if trial.node is None else f" on {trial.node}"
+    return f"trial {trial.number}{where} [{source}] {trial.configuration.label()}{load}"
 
 
 def measured_load(measured: Measurement) -> str:

@@ -282,6 +282,8 @@ def _search(search: SearchSummary) -> Iterator[str]:
         yield f"{made}{'; in the end it was switched off' if search.trust == 'off' else ''}."
     else:
         yield f"In the end {_TRUST[search.trust]}."
+    if search.nodes:
+        yield f"Trials ran on several nodes at once: {search.nodes}."
     if search.repeated_trials:
         many = "1 trial was" if search.repeated_trials == 1 else f"{search.repeated_trials} trials were"
         yield f"{many} repeated because of a noisy host or a slow client."

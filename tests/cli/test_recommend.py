@@ -13,8 +13,8 @@ import pytest
 from batchtune.archive.run import SEARCH, Run, create_run
 from batchtune.batching.reading import parse_batching
 from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
-from batchtune.cli.commands.sweep import keep_account
 from batchtune.cli.deployment import deployment, docker_command
+from batchtune.cli.kept_sweep import keep_account
 from batchtune.errors import ArchiveError, BatchingParametersError, NoFeasibleConfigurationError, UsageError
 from batchtune.recommend.recommendation import recommend as choose
 from batchtune.scenario.reader import format_scenario

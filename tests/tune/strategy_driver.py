@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from batchtune.scenario.spec.scenario import Scenario
@@ -40,8 +40,15 @@ class Driver:
     def pace(self) -> Pace:
         return pace_of(self.trials, self.scenario)
 
-    def may_propose(self, _seconds: float | None = None) -> bool:
-        return len(self.asks) < self._trials_max
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return ()
+
+    def ahead(self, _asks: Sequence[Ask]) -> None:
+        pass
+
+    def may_propose(self, _seconds: float | None = None, *, beside: int = 0) -> bool:
+        return len(self.asks) + beside < self._trials_max
 
     def remaining_s(self) -> float:
         return math.inf

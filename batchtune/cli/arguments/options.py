@@ -98,6 +98,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 WhyOption = Annotated[
     bool, typer.Option("--why", help="The whole argument: figures, noise, search, caveats, alternatives.")
 ]
+ParallelOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Servers under test at once, on a Ray cluster: search.parallel."),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 RunArgument = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")

@@ -38,6 +38,7 @@ from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.model_files import served_name
+from batchtune.tune.trials.ledger import measuring_s
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 
 
@@ -190,7 +191,7 @@ def _twice(scenario: Scenario, trials: Sequence[Trial]) -> list[str]:
     sentences = []
     if search.time_budget_s is not None:
         given_s = search.time_budget_s if search.budget_is_given else 0.0
-        sentences.append(f"time={math.ceil(2.0 * max(given_s, sum(trial.seconds for trial in trials)))}s")
+        sentences.append(f"time={math.ceil(2.0 * max(given_s, measuring_s(trials)))}s")
     if search.trials is not None:
         tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
         sentences.append(f"trials={2 * max(search.trials, len(tried))}")

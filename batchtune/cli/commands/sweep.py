@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.original import write_original
-from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, create_run, open_run
+from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
 from batchtune.cli.commands.recommend import conclude, kept_trials
 from batchtune.cli.commands.report import report_at_end
-from batchtune.errors import ArchiveError, BatchtuneError, MeasurementInvalidError, TargetError, UsageError
+from batchtune.cli.kept_sweep import Ended, held, keep_trials, watcher_of
+from batchtune.cli.sweep_on_nodes import sweep_on_nodes
+from batchtune.errors import BatchtuneError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
+from batchtune.scenario.reader import ScenarioText, read_scenario
 from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.strategies.references import one_by_one
-from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep
 
 if TYPE_CHECKING:
-    from batchtune.tune.trials.search_summary import SearchSummary
     from batchtune.tune.trials.trial import Trial
 
 
@@ -55,13 +55,31 @@ def run_sweep(
     if optuna_storage is not None:
         _check_storage(optuna_storage)
     scenario.require_rows_fit()
-    run, placement, original = None, "", None
-    if resume is None:
+    run = None
+    if resume is not None:
+        run, scenario = _resumed(resume, scenario)
+    trials = kept_trials(run) if run else []
+    on_nodes = scenario.search.parallel.servers > 1
+    searched = sweep_on_nodes if on_nodes else _sweep_here
+    ended = searched(scenario, run, trials, results=results, quiet=quiet)
+    if optuna_storage is not None and trials:
+        _export(trials, ended.scenario, optuna_storage)
+    code = _concluded(ended, trials, why=why, json=json)
+    if isinstance(path, ScenarioText) and ended.run is not None:
+        kept = ended.run.path / SCENARIO
+        print(f"the scenario that ran: {kept} (copy it, and go on from there)", file=sys.stderr)
+    return code
+
+
+def _sweep_here(
+    scenario: Scenario, run: Run | None, trials: list[Trial], *, results: Path, quiet: bool
+) -> Ended:
+    """Search on one server, launched or attached to from this machine; `trials` are those of before, and grow."""
+    placement, original = "", None
+    if run is None:
         scenario, placement = placed(scenario)
     else:
-        run, scenario = _resumed(resume, scenario)
         original = not_put_back(run)
-    trials = kept_trials(run) if run else []
     fault: BatchtuneError | KeyboardInterrupt | None = None
     with (
         sweep_view(quiet=quiet, scenario=scenario) as view,
@@ -73,10 +91,10 @@ def run_sweep(
                 view.event(note)
             if isinstance(target, TritonTarget):
                 scenario = as_found(scenario, target, view)
-                run = _held(run, scenario, results)
+                run = held(run, scenario, results)
                 target.keep_original(partial(write_original, run.path))
             target.apply(one_by_one(scenario))
-            run = _held(run, scenario, results)
+            run = held(run, scenario, results)
             target.keep_log(run.path / SERVER_LOG)
             view.event(f"results go to {run.path}")
             with workers as fleet:
@@ -89,44 +107,22 @@ def run_sweep(
             fault = error
         finally:
             is_as_it_was = run is None or put_back(target, run)
-    if run is None:
-        print("interrupted before the first trial", file=sys.stderr)
-        return 130
-    if optuna_storage is not None and trials:
-        _export(trials, scenario, optuna_storage)
-    code = _concluded(run, scenario, trials, fault=fault, restored=is_as_it_was, why=why, json=json)
-    if isinstance(path, ScenarioText):
-        print(
-            f"the scenario that ran: {run.path / SCENARIO} (copy it, and go on from there)", file=sys.stderr
-        )
-    return code
+    return Ended(run=run, scenario=scenario, fault=fault, restored=is_as_it_was)
 
 
 def _left_out(scenario: Scenario) -> str:
     return "" if can_be_off(scenario.target) else f"no batching is left out: {UNSAYABLE}"
 
 
-def _held(run: Run | None, scenario: Scenario, results: Path) -> Run:
-    """The run, a new one unless there is one, measured for by this process alone."""
-    run = run or create_run(scenario, format_scenario(scenario), root=results)
-    run.hold()
-    return run
+def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> int:
+    """Recommend from what there is; the exit code is that of the fault which ended the sweep, if one did.
 
-
-def _concluded(
-    run: Run,
-    scenario: Scenario,
-    trials: list[Trial],
-    *,
-    fault: BatchtuneError | KeyboardInterrupt | None,
-    restored: bool,
-    why: bool,
-    json: bool,
-) -> int:
-    """Recommend from what there is; the exit code is that of the `fault` which ended the sweep, if one did.
-
-    `restored` False: a server that is not ours could not be put back, which was told, and counts more than the rest.
+    That a server which is not ours could not be put back was told, and counts more than the rest.
     """
+    run, fault = ended.run, ended.fault
+    if run is None:
+        print("interrupted before the first trial", file=sys.stderr)
+        return 130
     kept = f"{counted(len(trials), 'trial')} kept in {run.path}"
     if isinstance(fault, BatchtuneError):
         print(f"error: {fault.message}", file=sys.stderr)
@@ -135,15 +131,15 @@ def _concluded(
         print(f"interrupted; {kept}; --resume {run.path} goes on", file=sys.stderr)
     code = 0
     try:
-        code = conclude(run, scenario, trials, json=json, why=why, swept=True)
+        code = conclude(run, ended.scenario, trials, json=json, why=why, swept=True)
     except BatchtuneError as error:
-        if fault is None and restored:
+        if fault is None and ended.restored:
             raise
         print(f"no recommendation: {error.message}", file=sys.stderr)
     finally:
         if trials:
             report_at_end(run)
-    if not restored:
+    if not ended.restored:
         return TargetError.exit_code
     if fault is None:
         return code
@@ -158,34 +154,16 @@ def _search(
     trials: list[Trial],
     view: View,
 ) -> None:
-    earlier = run.search() if trials else None
-
-    def keep(summary: SearchSummary) -> None:
-        keep_account(run, summary if earlier is None else summary.continuing(earlier))
-
     finished_trials = sweep(
         scenario,
         target,
         fleet,
         finished=tuple(trials),
-        watcher=Watcher(
-            on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep
-        ),
+        watcher=watcher_of(run, trials, view),
         guard=HostGuard(),
         client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=scenario.target.cpus),
     )
-    for finished in finished_trials:
-        run.append(finished.trial, finished.samples)
-        trials.append(finished.trial)
-        view.trial(finished.trial)
-
-
-def keep_account(run: Run, summary: SearchSummary) -> None:
-    """What the search says of itself; that it cannot be kept costs no recommendation: the trials are what counts."""
-    try:
-        run.write_search(summary)
-    except ArchiveError as error:
-        print(f"note: {error.message}", file=sys.stderr)
+    keep_trials(finished_trials, run, trials, view)
 
 
 def _check_storage(url: str) -> None:

@@ -6,8 +6,6 @@ that sends.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from typing import Final
 
 from batchtune.errors import BatchtuneError
 from batchtune.load.calibration import calibrate
-from batchtune.load.cluster.host import HostLostError, Place, Progress, this_place
+from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual_priority, this_place
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples
@@ -31,10 +29,7 @@ class Station:
     """A Host in this process, around one worker process."""
 
     def __init__(self) -> None:
-        with contextlib.suppress(
-            PermissionError
-        ):  # Ray starts its actors at niceness 15; 0 takes CAP_SYS_NICE
-            os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
+        at_usual_priority()
         self._fleet: LoadFleet | None = None
         self._part: _RunningPart | None = None
 

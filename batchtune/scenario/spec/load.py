@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from batchtune.scenario.spec.section import Cpus, FileName, Spec
+from batchtune.scenario.spec.section import ClusterAddress, Cpus, FileName, Spec
 from batchtune.scenario.units import (
     Count,
     PositiveSeconds,
@@ -81,20 +81,10 @@ class TraceSpec(Spec):
     speed: Annotated[float, Field(gt=0, description="2: played twice as fast")] = 1.0
 
 
-_CLUSTER_ADDRESS = r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
-
-
 class FleetSpec(Spec):
     """Load workers on the nodes of a Ray cluster, in place of processes of this machine."""
 
-    ray: Annotated[
-        str,
-        Field(
-            pattern=f"^({_CLUSTER_ADDRESS})$",
-            description="auto: the cluster that this machine belongs to; another by its address",
-            examples=["auto", "ray://head.example:10001", "10.0.0.1:6379"],
-        ),
-    ]
+    ray: ClusterAddress
     workers: Count | None = Field(
         default=None,
         description="one core sends about 100,000 requests/s; absent: one on each node that has room",

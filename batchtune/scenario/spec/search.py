@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from batchtune.scenario.spec.section import Spec
+from batchtune.scenario.spec.section import ClusterAddress, Spec
 from batchtune.scenario.units import Count, PositiveSeconds, Whole, problem
 
 KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
@@ -171,6 +171,29 @@ def _default_space() -> dict[str, ListSpace | RangeSpace]:
     }
 
 
+def _servers(given: object) -> object:
+    return {"servers": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+class ParallelSpec(Spec):
+    """Servers under test at once, each with its own load on a node, or a GPU, of a Ray cluster."""
+
+    servers: Count = Field(default=1, description="1: one server, launched on this machine, without Ray")
+    ray: ClusterAddress = "auto"
+    cpus_per_server: Annotated[float, Field(gt=0, le=1024)] = Field(
+        default=2.0, description="CPUs of a node that Ray sets aside for each server and its load"
+    )
+    gpus_per_server: Annotated[float, Field(ge=0, le=64)] | None = Field(
+        default=None,
+        description="GPUs that each server gets for itself; absent: 1 where the cluster has one for each",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="further Ray resources that each server needs: on nodes that have them it runs",
+        examples=[{"inference": 1}],
+    )
+
+
 class BudgetSpec(Spec):
     """When the search is to end: whichever comes first."""
 
@@ -212,6 +235,17 @@ class SearchSpec(Spec):
         default=3, description="for grid: times that every point is measured, a whole pass after another"
     )
     budget: BudgetSpec = Field(default_factory=BudgetSpec)
+    parallel: Annotated[
+        ParallelSpec,
+        BeforeValidator(_servers),
+        WithJsonSchema(
+            {
+                "anyOf": [{"type": "integer", "minimum": 1}, ParallelSpec.model_json_schema()],
+                "description": "servers under test at once, on a Ray cluster (guided, optuna, grid): so many, or more",
+                "examples": [4, {"servers": 4, "ray": "ray://head.example:10001", "gpus_per_server": 1}],
+            }
+        ),
+    ] = Field(default_factory=ParallelSpec)
     seed: Whole = Field(default=1, description="seed of the sampler and of the grid's order")
     space: dict[str, Space] = Field(
         default_factory=_default_space,
@@ -228,6 +262,30 @@ class SearchSpec(Spec):
                 hint="list values for at least one parameter, such as max_batch_size: [1, 8, 32]",
             )
         return self
+
+    def check_parallel(self, *, launches_tfserving: bool, has_fleet: bool) -> None:
+        """Check that several servers can be under test at once, where that is asked for.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        path, wrong = ("search", "parallel"), None
+        if self.parallel.servers == 1:
+            return
+        if self.strategy in ("rule", "guide"):
+            wrong = (
+                f"strategy {self.strategy} tries one after another",
+                "set search.strategy to guided, optuna or grid",
+            )
+        elif not launches_tfserving:
+            wrong = (
+                "each server under test is launched on its node, so far only of target.kind tfserving with one model",
+                "take it out, or launch the server: target: {kind: tfserving, model: …}",
+            )
+        elif has_fleet:
+            wrong = ("each server is loaded from its own node", "take load.fleet out")
+        if wrong is not None:
+            raise problem(wrong[0], at=path, hint=wrong[1])
 
     @property
     def budget_is_given(self) -> bool:

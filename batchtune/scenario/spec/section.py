@@ -30,6 +30,16 @@ class Spec(BaseModel):
     )
 
 
+ClusterAddress = Annotated[
+    str,
+    Field(
+        pattern=r"^(auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5})$",
+        description="auto: the cluster that this machine belongs to; another by its address",
+        examples=["auto", "ray://head.example:10001", "10.0.0.1:6379"],
+    ),
+]
+
+
 def _existing_file(value: str, info: ValidationInfo) -> str:
     if not info.context:
         return value

@@ -73,7 +73,7 @@ def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
     for trial in trials:
         rungs += [
             Rung(
-                rate_rps=probe.rate_rps,
+                rate_rps=probe.rate_rps / _speed(trial),
                 margin=_margin(probe.latency_s, probe.error_ratio, slo),
                 weight=policy.PROBE_WEIGHT,
                 trial=trial.number,
@@ -86,7 +86,7 @@ def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
             latency_s = {name: quantile.value for name, quantile in trial.measurement.latency_s.items()}
             rungs.append(
                 Rung(
-                    rate_rps=rate_rps,
+                    rate_rps=rate_rps / _speed(trial),
                     margin=_margin(latency_s, trial.measurement.error_ratio, slo),
                     weight=_weight(trial),
                     fresh=trial.source == "confirm",
@@ -95,6 +95,11 @@ def rungs_of(trials: Iterable[Trial], slo: SloSpec) -> list[Rung]:
                 )
             )
     return rungs
+
+
+def _speed(trial: Trial) -> float:
+    """A slow node is as busy at a lower rate; fresh runs state what was offered."""
+    return 1.0 if trial.source == "confirm" else trial.node_speed
 
 
 def asked_rps(trial: Trial) -> float | None:

@@ -16,6 +16,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
+from batchtune.tune.strategies.side_by_side import together
 from batchtune.tune.trials.ask import Ask, run_s
 from batchtune.tune.trials.pace import full_rows
 from batchtune.tune.trials.space import Space, in_force
@@ -30,6 +31,9 @@ def calibration_probes(outlook: Outlook) -> Strategy:
         first, outlook.pace, outlook.scenario
     ) > policy.CALIBRATION_SHARE * _finite(remaining_s):
         yield from _rising(outlook)
+        return
+    if outlook.nodes:
+        yield from together(outlook, list(_asks(outlook)))
         return
     for number, ask in enumerate(_asks(outlook)):
         if number >= policy.CALIBRATIONS_MIN and outlook.remaining_s() < (

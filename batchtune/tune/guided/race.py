@@ -24,6 +24,7 @@ from batchtune.scenario.units import percentage, rounded
 from batchtune.tune import policy
 from batchtune.tune.evidence.rates import Located, Rung, locate, rungs_of
 from batchtune.tune.strategies.protocol import Outlook
+from batchtune.tune.strategies.side_by_side import blocks_at_once, together
 from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.pace import rung_load
@@ -111,27 +112,44 @@ def _paired(outlook: Outlook, survivors: list[Survivor]) -> Race:
     alive = [survivor.configuration for survivor in survivors]
     by_configuration: dict[Configuration, list[float]] = {configuration: [] for configuration in alive}
     first = _next_block(outlook)
-    for block in range(first, first + policy.RACE_BLOCKS_MAX):
+    at_once = max(len(outlook.nodes), 1)
+    for block in range(first, first + policy.RACE_BLOCKS_MAX, at_once):
         if not _time_for(outlook, len(alive)):
             return f"the time for the race was spent with {len(alive)} survivors"
-        for configuration in _shuffled(alive, block):
-            why = f"race, block {block - first + 1}, {len(alive)} survivors"
-            trial = yield _ask(names[configuration], why, block=block)
-            by_configuration[configuration].append(_merit(trial, scenario))
+        asks = [
+            ask for beside in range(at_once) for ask in _block(outlook, names, alive, block + beside, first)
+        ]
+        for trial in (yield from together(outlook, asks)):
+            by_configuration[trial.configuration].append(_merit(trial, scenario))
         known = {configuration: by_configuration[configuration] for configuration in alive}
-        alive = [
-            configuration for configuration in alive if math.isfinite(known[configuration][-1])
-        ] or alive[:1]
+        finite = [running for running in alive if all(map(math.isfinite, known[running][-at_once:]))]
+        alive = finite or alive[:1]
         known = {configuration: known[configuration] for configuration in alive}
         out = dropped(known, prior_sd=prior_sd)
         alive = [configuration for configuration in alive if configuration not in out]
         if len(alive) == 1:
             return "one survivor is left"
-        if block > first and as_good(
+        if block + at_once - 1 > first and as_good(
             {configuration: known[configuration] for configuration in alive}, prior_sd=prior_sd
         ):
             return f"none of {len(alive)} survivors beats the leader by more than {percentage(policy.INDIFFERENCE)}"
     return f"{policy.RACE_BLOCKS_MAX} blocks did not separate {len(alive)} survivors"
+
+
+def _block(
+    outlook: Outlook,
+    names: Mapping[Configuration, Survivor],
+    alive: Sequence[Configuration],
+    block: int,
+    first: int,
+) -> list[Ask]:
+    """Each of those alive once, in random order, all on one node: however slow that is, it is so for all."""
+    nodes = outlook.nodes
+    node = nodes[(block - first) % len(nodes)] if nodes else None
+    why = f"race, block {block - first + 1}, {len(alive)} survivors"
+    return [
+        replace(_ask(names[survivor], why, block=block), node=node) for survivor in _shuffled(alive, block)
+    ]
 
 
 @dataclass(slots=True)
@@ -196,26 +214,39 @@ def _rung(
     """
     block = _next_block(outlook)
     margins, doubtful = [], []
-    for survivor in _shuffled(climb.alive, block):
-        trial = yield _ladder_ask(
-            outlook, survivor, rate_rps, block, f"race at {rounded(rate_rps)} requests/s"
-        )
+    runners = _shuffled(climb.alive, block)
+    why = f"race at {rounded(rate_rps)} requests/s"
+    asks = [_ladder_ask(outlook, survivor, rate_rps, block, why) for survivor in runners]
+    for survivor, trial in zip(runners, (yield from together(outlook, asks)), strict=True):
         rung = climb.note(survivor, trial)
         if rung is None or not rung.held:
-            doubtful.append(survivor)
+            doubtful.append((survivor, _next_node(outlook, trial.node)))
         if rung is not None:
             margins.append(rung.margin)
     if len(doubtful) == len(climb.alive) and not forgives:
-        return doubtful, margins
-    missed = []
-    for survivor in doubtful:
+        return [survivor for survivor, _ in doubtful], margins
+    missed: list[Survivor] = []
+    why = f"{why}, seen again after a miss"
+    at_once = max(len(outlook.nodes), 1)
+    for first in range(0, len(doubtful), at_once):
         if not _time_for(outlook, 1):
             break
-        why = f"race at {rounded(rate_rps)} requests/s, seen again after a miss"
-        rung = climb.note(survivor, (yield _ladder_ask(outlook, survivor, rate_rps, block + 1, why)))
-        if rung is None or not rung.held:
-            missed.append(survivor)
+        again = doubtful[first : first + at_once]
+        asks = [
+            replace(_ladder_ask(outlook, survivor, rate_rps, block + 1, why), node=node)
+            for survivor, node in again
+        ]
+        for (survivor, _), trial in zip(again, (yield from together(outlook, asks)), strict=True):
+            rung = climb.note(survivor, trial)
+            if rung is None or not rung.held:
+                missed.append(survivor)
     return missed, margins
+
+
+def _next_node(outlook: Outlook, node: str | None) -> str | None:
+    """Another node than this one, where there are several."""
+    nodes = list(outlook.nodes)
+    return nodes[(nodes.index(node) + 1) % len(nodes)] if node in nodes else None
 
 
 def _lower(climb: _Climb, rate_rps: float) -> float:
@@ -268,13 +299,13 @@ def _merit(trial: Trial, scenario: Scenario) -> float:
 
 
 def _time_for(outlook: Outlook, runs: int) -> bool:
-    """Whether so many runs fit before the confirmations."""
+    """Whether so many runs, one after another, fit before the confirmations."""
     recent = [trial.seconds for trial in outlook.trials if trial.source == "race"][-5:]
     load = outlook.scenario.load
     if outlook.scenario.objective == "capacity":
         usual = min(load.duration_s, policy.RUNG_S) + 0.5
     else:
-        usual = outlook.fresh_run_s()
+        usual = outlook.fresh_run_s() * blocks_at_once(outlook)
     run_s = float(np.mean(recent)) if recent else usual
     return runs * run_s <= outlook.remaining_s()
 

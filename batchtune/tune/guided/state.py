@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import Pooled, is_inside, pool
 from batchtune.tune.evidence.ranking import leaders
 from batchtune.tune.guided.merits import calibrated, measured_merits, most_merits, predicted_merits
-from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship
+from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.strategies.protocol import Outlook
 from batchtune.tune.strategies.references import reference_configurations
 from batchtune.tune.trials.search_summary import SearchSummary, Trust
@@ -45,6 +46,7 @@ class Insight:
         self._predicted: NDArray[np.float64] | None = None
         self._most: NDArray[np.float64] | None = None
         self._look_s = 0.0
+        self._pending: frozenset[Configuration] = frozenset()
         self.look()
 
     def look(self, *, test: bool = True) -> None:
@@ -78,12 +80,17 @@ class Insight:
         if math.isfinite(left_s):
             self._look_s = left_s - self._outlook.remaining_s()
 
-    def believe(self, *, fresh: bool = False) -> None:
-        """Correct what the twin predicted last by everything measured since; fresh runs are not for choosing."""
+    def believe(self, *, fresh: bool = False, pending: Sequence[Configuration] = ()) -> None:
+        """Correct what the twin predicted last by everything measured since; fresh runs are not for choosing. Of
+        what is `pending`, proposed and not measured, what is expected counts as measured."""
+        self._pending = frozenset(pending)
+        measured = measured_merits(self._outlook.trials, self._scenario, self.cells, fresh=fresh)
+        for at in {at for at in map(self.place, pending) if at is not None} - measured.keys():
+            measured[at] = Measured(merit=self.expected(at), sd=policy.THROUGHPUT_PRIOR_SD)
         self.believed = Beliefs(
             self._kinship,
             predicted=self._predicted,
-            measured=measured_merits(self._outlook.trials, self._scenario, self.cells, fresh=fresh),
+            measured=measured,
             error=None if self.twin is None else policy.ERROR_SHARE * self.twin.error.mape,
             barred=self.barred(),
             most=self._most,
@@ -232,6 +239,7 @@ class Insight:
         """The cells that were measured, and those that differ from one in the timeout only and not to the twin: another
         proposal of theirs would tell nothing new."""
         tried = {trial.configuration for trial in self._outlook.trials if trial.source not in NO_CANDIDATES}
+        tried |= self._pending
         measured = {at for at, cell in enumerate(self.cells) if cell.configuration in tried}
         if self._predicted is None:
             return frozenset(measured)

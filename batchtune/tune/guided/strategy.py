@@ -11,18 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
 from batchtune.cpus import usable_threads
-from batchtune.scenario.units import percentage
 from batchtune.tune import policy
-from batchtune.tune.evidence.pooled import pool
 from batchtune.tune.evidence.rates import locate, rungs_of
+from batchtune.tune.guided.asks import ask_of, at_hoped_rate, at_one_rate, is_affordable, point_of
 from batchtune.tune.guided.calibration import calibration_probes, searched_sizes
 from batchtune.tune.guided.crowd import whole_crowd
+from batchtune.tune.guided.proposals import proposal_of, proposals, proposals_at_once, sampler_of
 from batchtune.tune.guided.race import Survivor, race
 from batchtune.tune.guided.state import Insight
 from batchtune.tune.strategies.optuna_sampler import Sampler
@@ -33,8 +32,9 @@ from batchtune.tune.strategies.references import (
     rule_probes,
     rule_without_waiting,
 )
+from batchtune.tune.strategies.side_by_side import in_step
 from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.pace import full_rows, rung_load, times_of
+from batchtune.tune.trials.pace import full_rows
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Source, Trial
 
@@ -74,13 +74,13 @@ def _search(outlook: Outlook, insight: Insight, findings: SearchSummary) -> Stra
     """The usual answers, proposals and a race, or what of them the twin and the time leave to do."""
     if insight.cannot_pay():
         yield from _without_search(outlook, insight)
-    elif outlook.remaining_s() < policy.TIGHT_RUNS * _usual_run_s(outlook):
+    elif outlook.remaining_s() < policy.TIGHT_RUNS * _usual_run_s(outlook) / max(len(outlook.nodes), 1):
         yield from _in_haste(outlook, insight)
         findings.stop_reason = "there was time for few trials: no race was run"
     else:
         yield from _references(outlook, insight)
         yield from _seeds(outlook, insight)
-        findings.stop_reason = yield from _proposals(outlook, insight)
+        findings.stop_reason = yield from proposals(outlook, insight)
         insight.look(test=False)
         ended = yield from _race(outlook, insight)
         findings.stop_reason = f"{findings.stop_reason}; race: {ended}"
@@ -97,7 +97,10 @@ def _without_search(outlook: Outlook, insight: Insight) -> Strategy:
 
 def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
     """What the twin proposes first, no batching, more proposals, the defaults, and what else there is time for."""
-    sampler = _sampler(outlook)
+    sampler = sampler_of(outlook)
+    if outlook.nodes:
+        yield from _in_haste_at_once(outlook, insight, sampler)
+        return
     turns = (
         [False] * policy.PROPOSALS_BLOCK
         if insight.trust == "off"
@@ -109,23 +112,50 @@ def _in_haste(outlook: Outlook, insight: Insight) -> Strategy:
             yield from _references(outlook, insight, only=reference, runs=1)
         if not outlook.may_propose():
             return
-        ask = _proposal(outlook, insight, sampler, is_twins=is_twins, explores=False)
+        ask = proposal_of(outlook, insight, sampler, is_twins=is_twins, explores=False)
         if ask is None:
             return
         yield ask
         insight.look(test=False)
 
 
+def _in_haste_at_once(outlook: Outlook, insight: Insight, sampler: Sampler) -> Strategy:
+    """The reference points beside the first proposals, then proposals as long as there is time, at most a block."""
+    references = [
+        _reference(outlook, insight, source, runs=1) for source in reference_configurations(outlook.scenario)
+    ]
+    at_once = len(outlook.nodes)
+    count = max(at_once - len(references), 1)
+    made = 0
+    while made < policy.PROPOSALS_BLOCK and outlook.may_propose(beside=len(references)):
+        asks = proposals_at_once(outlook, insight, sampler, count, explores=False)
+        if not asks:
+            return
+        yield from in_step(outlook, [*references, *map(_lone, asks)])
+        insight.look(test=False)
+        made, references, count = made + len(asks), [], at_once
+
+
+def _lone(ask: Ask) -> Strategy:
+    yield ask
+
+
 def _references(
     outlook: Outlook, insight: Insight, only: Source | None = None, *, runs: int | None = None
 ) -> Strategy:
-    for source, configuration in reference_configurations(outlook.scenario).items():
-        at = insight.place(configuration)
-        if at is not None and only in (None, source) and _is_affordable(outlook, configuration):
-            yield from _located(
-                outlook, insight, at, source, _REASONS[source], runs=runs or policy.REFERENCE_RUNS
-            )
-            insight.believe()
+    sources = reference_configurations(outlook.scenario)
+    asked = [_reference(outlook, insight, source, runs=runs) for source in sources if only in (None, source)]
+    yield from in_step(outlook, asked)
+
+
+def _reference(outlook: Outlook, insight: Insight, source: Source, *, runs: int | None) -> Strategy:
+    """One reference point, where it is among the cells and there is time for it."""
+    configuration = reference_configurations(outlook.scenario)[source]
+    at = insight.place(configuration)
+    if at is not None and is_affordable(outlook, configuration):
+        runs = runs or policy.REFERENCE_RUNS
+        yield from _located(outlook, insight, at, source, _REASONS[source], runs=runs)
+        insight.believe()
 
 
 def _located(
@@ -133,7 +163,7 @@ def _located(
 ) -> Strategy:
     """One trial; of a capacity a few rates around where the twin expects it, until they are near each other."""
     scenario = outlook.scenario
-    ask = _ask(insight, at, source, reason)
+    ask = ask_of(insight, at, source, reason)
     if scenario.objective != "capacity" or not insight.predicts or insight.hopeless(at):
         yield ask
         return
@@ -141,7 +171,7 @@ def _located(
     near = insight.expected(at) > float(insight.believed.expected.max()) - policy.FAR_BEHIND
     runs_made: list[Trial] = []
     for _ in range(runs):
-        runs_made.append((yield _one_rate(outlook, ask, rate_rps)))
+        runs_made.append((yield at_one_rate(outlook, ask, rate_rps)))
         located = locate(rungs_of([trial for trial in runs_made if trial.state == "complete"], scenario.slo))
         if located is None or (located.bracketed and located.sd <= policy.REFERENCE_SD[near]):
             return
@@ -152,17 +182,27 @@ def _located(
 def _seeds(outlook: Outlook, insight: Insight) -> Strategy:
     """The rule's answer, its size without waiting, where TF Serving's guide begins, all clients in one batch; also when
     the twin has no hope for them, as they put it to the test."""
-    asks = [rule_ask(outlook)]
+    asks: list[Ask | None] = [rule_ask(outlook)]
     unwaiting = rule_without_waiting(outlook)
     if unwaiting is not None:
         why = "nearest to the rule's size, without waiting"
         asks.append(Ask(configuration=unwaiting[0], source="rule", reason=why, point=unwaiting[1]))
     asks += [_guides_answer(outlook), whole_crowd(outlook, insight.twin)]
-    for ask in asks:
-        if ask is None or insight.is_measured(ask.configuration) or not outlook.may_propose():
-            continue
-        if _is_affordable(outlook, ask.configuration):
-            yield _at_rate(outlook, insight, ask)
+    seeds: dict[Configuration, Ask] = {}
+    for ask in filter(None, asks):
+        seeds.setdefault(ask.configuration, ask)
+    asking = [
+        _seed(outlook, insight, ask, beside=turn if outlook.nodes else 0)
+        for turn, ask in enumerate(seeds.values())
+    ]
+    yield from in_step(outlook, asking)
+
+
+def _seed(outlook: Outlook, insight: Insight, ask: Ask, *, beside: int) -> Strategy:
+    if insight.is_measured(ask.configuration) or not outlook.may_propose(beside=beside):
+        return
+    if is_affordable(outlook, ask.configuration):
+        yield at_hoped_rate(outlook, insight, ask)
 
 
 def _guides_answer(outlook: Outlook) -> Ask | None:
@@ -180,27 +220,6 @@ def _guides_answer(outlook: Outlook) -> Ask | None:
     return Ask(configuration=configuration, source="guide", reason=why, point=point)
 
 
-def _proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
-    """Blocks of the twin's candidates and the sampler's own; returns why no more are made."""
-    sampler = _sampler(outlook)
-    ends_below_s = (1.0 - policy.SEARCH_SHARE) * outlook.remaining_s()
-    small = 0
-    while outlook.may_propose() and outlook.remaining_s() > max(ends_below_s, 0.0):
-        insight.look()
-        small = small + 1 if insight.believed.gain_left(insight.settled()) < policy.PROPOSAL_GAIN_MIN else 0
-        if small >= 2:
-            return f"another trial is expected to add less than {percentage(policy.PROPOSAL_GAIN_MIN, 1)}"
-        for turn, is_twins in enumerate(_turns(insight)):
-            if not outlook.may_propose() or (turn and outlook.remaining_s() <= ends_below_s):
-                break
-            ask = _proposal(outlook, insight, sampler, is_twins=is_twins)
-            if ask is None:
-                return "every point of the space was measured"
-            yield ask
-            insight.believe()
-    return "what is left of the time goes to the race and the confirmation"
-
-
 def _usual_run_s(outlook: Outlook) -> float:
     """What a proposal takes: of a capacity one rate is tried, for less long than a fresh run."""
     if outlook.scenario.objective != "capacity":
@@ -216,63 +235,6 @@ def _full_batch_s(outlook: Outlook) -> float:
     return outlook.pace.batch_s(full_rows(outlook.scenario, largest, outlook.pace))
 
 
-def _is_affordable(outlook: Outlook, configuration: Configuration) -> bool:
-    """Whether a run of it fits into what is left for the search; of a capacity the rate matters more than the size."""
-    if outlook.scenario.objective == "capacity":
-        return True
-    times = times_of(outlook.pace, outlook.scenario, configuration)
-    return times.run_s <= max(outlook.remaining_s(), 0.0)
-
-
-def _sampler(outlook: Outlook) -> Sampler:
-    search, maximise = outlook.scenario.search, outlook.scenario.objective != "latency"
-    return Sampler(outlook.space, maximise=maximise, seed=search.seed, kind=search.sampler)
-
-
-def _turns(insight: Insight) -> list[bool]:
-    """Which of a block's proposals are the twin's: four of five, half, or none."""
-    match insight.trust:
-        case "leads":
-            return [True] * (policy.PROPOSALS_BLOCK - 1) + [False]
-        case "shares":
-            return [True, False] * (policy.PROPOSALS_BLOCK // 2)
-        case "off":
-            return [False] * policy.PROPOSALS_BLOCK
-
-
-def _proposal(
-    outlook: Outlook, insight: Insight, sampler: Sampler, *, is_twins: bool, explores: bool = True
-) -> Ask | None:
-    """The twin's: the best of one draw, or unless it `explores` what is expected to be best; else the sampler's."""
-    trials = outlook.trials
-    failed = {trial.configuration: trial.point for trial in trials if trial.state == "failed"}
-    enqueue: list[dict[str, Any]] = []
-    if is_twins:
-        without = (
-            insight.settled()
-            | insight.barred()
-            | {
-                at
-                for at, cell in enumerate(insight.cells)
-                if cell.point is None or not _is_affordable(outlook, cell.configuration)
-            }
-        )
-        pick = insight.believed.top_two if explores else insight.believed.highest
-        enqueue = [dict(insight.cells[at].point or {}) for at in pick(1, without=without)]
-    proposal = sampler.propose(pool(trials, scenario=outlook.scenario), failed=failed, enqueue=enqueue)
-    if proposal is None:
-        return None
-    at = insight.place(proposal.configuration)
-    by_twin = proposal.proposer == "twin" and at is not None
-    ask = Ask(
-        configuration=proposal.configuration,
-        source=proposal.proposer,
-        reason=f"the twin expects {insight.words(at)}" if by_twin and at is not None else proposal.reason,
-        point=proposal.point,
-    )
-    return _at_rate(outlook, insight, ask)
-
-
 def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     """The leader and the few that may be better, side by side; returns why it ended."""
     believed = [insight.leader(), *insight.believed.contenders(policy.SURVIVORS)]
@@ -282,7 +244,7 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
     rivals = [rival(at) for at in simplest[:1] for rival in (insight.unwaiting, insight.fewest_threads)]
     racing = dict.fromkeys([*simplest[:1], *rivals, *simplest[1:]])
     survivors = [
-        Survivor(configuration=insight.cells[at].configuration, point=_point(insight, at))
+        Survivor(configuration=insight.cells[at].configuration, point=point_of(insight, at))
         for at in list(racing)[: policy.SURVIVORS]
     ]
     is_capacity = outlook.scenario.objective == "capacity"
@@ -296,35 +258,3 @@ def _race(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:
         most_rps = max(insight.most_rps(at) for at in racing)
         rate_rps = policy.RACE_START_SHARE * min(hoped_rps, most_rps)
     return (yield from race(outlook, survivors, rate_rps=rate_rps))
-
-
-def _ask(insight: Insight, at: int, source: Source, reason: str) -> Ask:
-    configuration = insight.cells[at].configuration
-    return Ask(configuration=configuration, source=source, reason=reason, point=_point(insight, at))
-
-
-def _point(insight: Insight, at: int) -> dict[str, Any] | None:
-    point = insight.cells[at].point
-    return None if point is None else dict(point)
-
-
-def _one_rate(outlook: Outlook, ask: Ask, rate_rps: float) -> Ask:
-    rate_rps, duration_s = rung_load(outlook.pace, outlook.scenario, ask.configuration, rate_rps)
-    return replace(ask, rate_rps=rate_rps, duration_s=duration_s)
-
-
-def _at_rate(outlook: Outlook, insight: Insight, ask: Ask) -> Ask:
-    """Of a capacity one rate is tried: what it, or the leader, is expected to take."""
-    if outlook.scenario.objective != "capacity":
-        return ask
-    leader, own = insight.leader(), insight.place(ask.configuration)
-    measured = insight.is_measured(insight.cells[leader].configuration)
-    if not insight.predicts and not measured:
-        return ask
-    most_rps = math.inf if own is None else insight.most_rps(own)
-    bar_rps = max(math.exp(insight.expected(leader)), min(insight.held_rps(), most_rps))
-    hoped_rps = bar_rps if own is None else math.exp(insight.expected(own))
-    if measured:
-        # A leader that is only believed in sets no bar: it may be wrong, and all would fail at its rate.
-        hoped_rps = max(bar_rps, min(hoped_rps, bar_rps * math.exp(policy.STEP_UP[insight.trust])))
-    return _one_rate(outlook, ask, policy.RATE_SHARE * min(hoped_rps, max(most_rps, bar_rps)))

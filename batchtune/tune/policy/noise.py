@@ -28,6 +28,17 @@ CAPACITY_STEP = 1.05
 CAPACITY_GIVEN_UP = 0.7
 """down to this share of what the search had found."""
 
+# Several nodes at once.
+
+NODE_RUNS = 2
+"""Runs of the same load on each node, all at once, after a lone request: from two on noise shows beside the nodes."""
+
+NODES_ALIKE = 0.002
+"""In logs: speeds that differ by less than this, once noise is taken off, are called alike."""
+
+NODES_UNLIKE = 0.25
+"""Nodes that differ by more than this may have different optima: it is said."""
+
 # Which leads.
 
 INDIFFERENCE = 0.05

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 
 from batchtune.tune.strategies.protocol import Outlook, Strategy
+from batchtune.tune.strategies.side_by_side import together
 from batchtune.tune.trials.ask import Ask
 
 
@@ -30,18 +31,25 @@ def grid_strategy(outlook: Outlook) -> Strategy:
     for block in range(1, search.repeats + 1):
         order.shuffle(left)
         failed = set()
-        for turn, (configuration, point) in enumerate(left, start=1):
-            if outlook.space.is_barred(configuration):
-                continue
-            if not outlook.may_propose():
-                return
-            trial = yield Ask(
+        asks = [
+            Ask(
                 configuration=configuration,
                 source="grid",
                 reason=f"the grid: block {block} of {search.repeats}, turn {turn} of {len(left)} in random order",
                 point=point,
                 block=block,
             )
-            if trial.state == "failed":
-                failed.add(configuration)
+            for turn, (configuration, point) in enumerate(left, start=1)
+        ]
+        while asks:
+            at_once: list[Ask] = []
+            while asks and len(at_once) < max(len(outlook.nodes), 1):
+                ask = asks.pop(0)
+                if outlook.space.is_barred(ask.configuration):
+                    continue
+                if not outlook.may_propose(beside=len(at_once)):
+                    return
+                at_once.append(ask)
+            trials = yield from together(outlook, at_once)
+            failed |= {trial.configuration for trial in trials if trial.state == "failed"}
         left = [(tried, point) for tried, point in left if tried not in failed]

@@ -20,6 +20,7 @@ from batchtune.tune.evidence.pooled import Pooled, pool
 from batchtune.tune.strategies.optuna_study import build_study, check_sampler, distributions, entries
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import rule_without_waiting
+from batchtune.tune.strategies.side_by_side import together
 from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.space import Space
 
@@ -69,16 +70,30 @@ def _proposals(outlook: Outlook, sampler: Sampler) -> Strategy:
             why = "nearest to the rule's size, without waiting"
             yield Ask(configuration=configuration, source="sampler", reason=why, point=point)
     while outlook.may_propose():
-        failed = {trial.configuration: trial.point for trial in outlook.trials if trial.state == "failed"}
-        proposal = sampler.propose(pool(outlook.trials, scenario=outlook.scenario), failed=failed)
-        if proposal is None:
+        asks = _at_once(outlook, sampler)
+        if not asks:
             return
-        yield Ask(
+        yield from together(outlook, asks)
+
+
+def _at_once(outlook: Outlook, sampler: Sampler) -> list[Ask]:
+    """A proposal for each node; those before count as bad as can be, so that the next lies elsewhere."""
+    failed = {trial.configuration: trial.point for trial in outlook.trials if trial.state == "failed"}
+    pooled = pool(outlook.trials, scenario=outlook.scenario)
+    asks: list[Ask] = []
+    while len(asks) < max(len(outlook.nodes), 1) and outlook.may_propose(beside=len(asks)):
+        proposal = sampler.propose(pooled, failed=failed)
+        if proposal is None:
+            break
+        failed[proposal.configuration] = proposal.point
+        ask = Ask(
             configuration=proposal.configuration,
             source="sampler",
             reason=proposal.reason,
             point=proposal.point,
         )
+        asks.append(ask)
+    return asks
 
 
 class Sampler:

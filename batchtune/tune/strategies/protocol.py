@@ -37,8 +37,20 @@ class Outlook(Protocol):
         """How fast the server is, by the trials so far."""
         ...
 
-    def may_propose(self, seconds: float | None = None) -> bool:
-        """Whether there is time for one more trial of so many seconds (None: a usual one) and for the confirmations."""
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The nodes that run trials at once, one each; empty where there is one server."""
+        ...
+
+    def may_propose(self, seconds: float | None = None, *, beside: int = 0) -> bool:
+        """Whether there is time for one more trial of so many seconds (None: a usual one) and for the confirmations.
+
+        `beside`: so many were decided on, and not asked for yet.
+        """
+        ...
+
+    def ahead(self, asks: Sequence[Ask]) -> None:
+        """Tell that all of these will be asked for in this order, whatever comes of each: nodes run them at once."""
         ...
 
     def remaining_s(self) -> float:
@@ -50,7 +62,7 @@ class Outlook(Protocol):
         ...
 
     def fresh_run_s(self) -> float:
-        """What one fresh run for confirmation takes."""
+        """What one fresh run for confirmation takes; of several that run at once its share of the time."""
         ...
 
     def at_end(self, conclude: Callable[[], None]) -> None:

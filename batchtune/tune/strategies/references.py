@@ -16,7 +16,7 @@ from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.rule_formula import RuleAnswer, throughput_interval_rule
 from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.trial import Source, Trial
+from batchtune.tune.trials.trial import RULE_PROBES, Source, Trial
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
@@ -79,7 +79,12 @@ def reference_points(outlook: Outlook) -> Strategy:
 
 
 def rule_probes(outlook: Outlook) -> Strategy:
-    """What the rule needs to know: the latency of a lone request and, in an open loop, the throughput unbatched."""
+    """What the rule needs to know: the latency of a lone request and, in an open loop, the throughput unbatched.
+
+    Where nodes were compared they were by just these loads.
+    """
+    if outlook.nodes:
+        return
     lone = one_by_one(outlook.scenario)
 
     def ask(clients: int, what: str) -> Ask:
@@ -93,10 +98,13 @@ def rule_probes(outlook: Outlook) -> Strategy:
 
     yield ask(1, "latency of a lone request")
     if outlook.scenario.load.open_loop:
-        lone_s = outlook.pace.lone_s
-        turns = policy.SATURATING_TURN_S / lone_s if lone_s > 0.0 else math.inf
-        clients = min(policy.SATURATING_CLIENTS, max(turns, policy.SATURATING_CLIENTS_MIN))
-        yield ask(int(clients), "throughput one by one")
+        yield ask(saturating_clients(outlook.pace.lone_s), "throughput one by one")
+
+
+def saturating_clients(lone_s: float) -> int:
+    """Clients that keep a device busy without batching, which answers one of them in so many seconds (NaN: unknown)."""
+    turns = policy.SATURATING_TURN_S / lone_s if lone_s > 0.0 else math.inf
+    return int(min(policy.SATURATING_CLIENTS, max(turns, policy.SATURATING_CLIENTS_MIN)))
 
 
 def rule_ask(outlook: Outlook) -> Ask | None:
@@ -150,7 +158,7 @@ def _overlaid(scenario: Scenario, wanted: dict[str, Any]) -> Configuration | Non
 
 
 def _probe(trials: Sequence[Trial], *, lone: bool) -> Trial | None:
-    probes = (trial for trial in trials if trial.source == "probe" and trial.state == "complete")
+    probes = (trial for trial in trials if trial.source in RULE_PROBES and trial.state == "complete")
     return next((probe for probe in probes if (probe.asked_concurrency == 1) is lone), None)
 
 

@@ -1,8 +1,9 @@
 """Which configurations deserve a fresh run in the next block of confirmations?
 
-A block runs each arm once, side by side and under one seed. The leader and the best configuration with batching are
-run until their spread is known; a rival that is too close to call, or ahead in everything, runs beside them; then the
-reference points, until the gain over them is known well enough, which is once where they are far behind.
+A block runs each arm once, side by side, under one seed and on one node; several nodes run a block each at once. The
+leader and the best configuration with batching are run until their spread is known; a rival that is too close to call,
+or ahead in everything, runs beside them; then the reference points, until the gain over them is known well enough,
+which is once where they are far behind.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import Pooled, is_inside, pool, run_noise
 from batchtune.tune.evidence.ranking import indistinct, leaders, merit
 from batchtune.tune.strategies.protocol import Outlook, Strategy
+from batchtune.tune.strategies.side_by_side import blocks_at_once, together
 from batchtune.tune.trials.ask import Ask
 
 
@@ -24,7 +26,8 @@ def confirmations(outlook: Outlook) -> Strategy:
     """Blocks of fresh runs, each arm once a block, until what would be recommended has been confirmed."""
     scenario = outlook.scenario
     searched = max((trial.block or 0 for trial in outlook.trials if trial.source != "confirm"), default=0)
-    for block in range(1 + searched, 1 + searched + policy.CONFIRMATION_BLOCKS_MAX):
+    at_once = blocks_at_once(outlook)
+    for first in range(1 + searched, 1 + searched + policy.CONFIRMATION_BLOCKS_MAX, at_once):
         pooled = pool(outlook.trials, scenario=scenario)
         runs_affordable = outlook.left_s() / outlook.fresh_run_s()
         arms = confirmation_arms(
@@ -36,17 +39,23 @@ def confirmations(outlook: Outlook) -> Strategy:
         if not arms:
             return
         claims = {candidate.configuration: candidate.value for candidate in hopeful(pooled)}
-        # Turns rotate; in the first block, and when time is short, what is to be recommended goes first.
-        turn = block - searched - 1
-        shift = turn % len(arms) if runs_affordable >= len(arms) else 0
-        for configuration in [*arms[shift:], *arms[:shift]]:
-            yield Ask(
-                configuration=configuration,
-                source="confirm",
-                reason=f"fresh run, block {block - searched}",
-                block=block,
-                rate_rps=claims[configuration] if scenario.objective == "capacity" else None,
-            )
+        asks = []
+        for block in range(first, first + at_once):
+            # Turns rotate; in the first block, and when time is short, what is to be recommended goes first.
+            turn = block - searched - 1
+            shift = turn % len(arms) if runs_affordable >= len(arms) else 0
+            asks += [
+                Ask(
+                    configuration=configuration,
+                    source="confirm",
+                    reason=f"fresh run, block {block - searched}",
+                    block=block,
+                    rate_rps=claims[configuration] if scenario.objective == "capacity" else None,
+                    node=outlook.nodes[turn % len(outlook.nodes)] if outlook.nodes else None,
+                )
+                for configuration in [*arms[shift:], *arms[:shift]]
+            ]
+        yield from together(outlook, asks)
 
 
 def hopeful(pooled: Sequence[Pooled]) -> list[Pooled]:

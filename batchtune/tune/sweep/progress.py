@@ -15,6 +15,7 @@ _PHASES: dict[Source, str] = {
     "no_batching": "reference points",
     "defaults": "reference points",
     "probe": "reference points",
+    "node": "reference points",
     "calibration": "calibration",
     "race": "race",
     "confirm": "confirmation",

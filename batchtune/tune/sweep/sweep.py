@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
@@ -23,27 +21,24 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.evidence.pooled import is_inside, pool, run_noise
-from batchtune.tune.evidence.ranking import leaders
 from batchtune.tune.loader import Fleet, Target
+from batchtune.tune.strategies.node_comparison import node_comparison
 from batchtune.tune.strategies.protocol import Strategy
+from batchtune.tune.strategies.side_by_side import after, blocks_at_once
 from batchtune.tune.sweep import time_budget
+from batchtune.tune.sweep.account import account_of, budget_spent, leading
 from batchtune.tune.sweep.confirmation import confirmations, references_to_confirm
 from batchtune.tune.sweep.dispatch import strategy_of
+from batchtune.tune.sweep.nodes import Nodes, OneServer, TrialBench, compared
+from batchtune.tune.sweep.plans import at_usual_speed, plan_of
 from batchtune.tune.sweep.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.trials.ask import Ask, run_s
 from batchtune.tune.trials.ledger import Ledger, is_spoilt
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, out_of_memory
-from batchtune.tune.trials.pace import Pace, pace_of, times_of
+from batchtune.tune.trials.pace import Pace, pace_of
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import FinishedTrial, Trial
-
-
-class TrialBench(Protocol):
-    """Whatever can run a trial: a server under load, a recorded table, a simulator."""
-
-    def run(self, plan: Plan) -> FinishedTrial: ...
 
 
 def sweep(
@@ -68,16 +63,11 @@ def sweep(
         MeasurementInvalidError: the load generators failed.
     """
     search = _Sweep(scenario, finished, watcher, now_s)
+    report = search.report
     bench = Bench(
-        scenario,
-        target,
-        fleet,
-        on_live=search.report,
-        now_s=now_s,
-        guard=guard,
-        client_max_rps=client_max_rps,
+        scenario, target, fleet, on_live=report, now_s=now_s, guard=guard, client_max_rps=client_max_rps
     )
-    yield from search.run(bench)
+    yield from search.run(OneServer(bench))
 
 
 def run_sweep(
@@ -89,18 +79,27 @@ def run_sweep(
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
     """The same on any bench, with any clock: a recorded table is swept in virtual time."""
-    yield from _Sweep(scenario, finished, watcher, now_s).run(bench)
+    yield from _Sweep(scenario, finished, watcher, now_s).run(OneServer(bench))
+
+
+def sweep_nodes(
+    scenario: Scenario,
+    nodes: Callable[[Callable[[Plan, LiveAggregate | None], None]], Nodes],
+    *,
+    finished: Sequence[Trial] = (),
+    watcher: Watcher = NOBODY,
+    now_s: Callable[[], float] = time.monotonic,
+) -> Iterator[FinishedTrial]:
+    """The same on several nodes at once, compared first; `nodes` is called with whom to tell of a live load."""
+    search = _Sweep(scenario, finished, watcher, now_s)
+    yield from search.run(nodes(search.report))
 
 
 class _Sweep:
     """One sweep under way; it is the `Outlook` of its strategies."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        finished: Sequence[Trial],
-        watcher: Watcher,
-        now_s: Callable[[], float],
+        self, scenario: Scenario, finished: Sequence[Trial], watcher: Watcher, now_s: Callable[[], float]
     ) -> None:
         self.scenario = scenario
         self.space = Space(scenario)
@@ -113,15 +112,27 @@ class _Sweep:
         self._failures = 0
         self._best: Trial | None = None
         self._told_budget_s: float | None = None
-        self._bench: TrialBench
+        self._ahead: Sequence[Ask] = ()
+        self._speeds: Mapping[str, float] = {}
+        self._nodes: Nodes
 
     @property
     def trials(self) -> Sequence[Trial]:
         return self._ledger.trials
 
-    def run(self, bench: TrialBench) -> Iterator[FinishedTrial]:
-        self._bench = bench
+    @property
+    def nodes(self) -> Sequence[str]:
+        return self._nodes.names
+
+    def ahead(self, asks: Sequence[Ask]) -> None:
+        """Remember what will be asked for, where it can be run at once."""
+        self._ahead = tuple(asks) if self.nodes else ()
+
+    def run(self, nodes: Nodes) -> Iterator[FinishedTrial]:
+        self._nodes = nodes
         try:
+            yield from self._drive(node_comparison(self))
+            self._tell_nodes()
             yield from self._drive(strategy_of(self, self._findings))
             self._failures = 0
             yield from self._drive(confirmations(self))
@@ -138,12 +149,13 @@ class _Sweep:
     def pace(self) -> Pace:
         return pace_of(self.trials, self.scenario)
 
-    def may_propose(self, seconds: float | None = None) -> bool:
+    def may_propose(self, seconds: float | None = None, *, beside: int = 0) -> bool:
         """Whether trials and time are left for one more of so many seconds (None: a usual one)."""
         search = self.scenario.search
-        if search.trials is not None and time_budget.searched_trials(self.trials) >= search.trials:
+        if search.trials is not None and time_budget.searched_trials(self.trials) + beside >= search.trials:
             return False
-        takes_s = self._trial_s() if seconds is None else seconds
+        usual_s = time_budget.usual_trial_s(self.trials, self.scenario, self.pace)
+        takes_s = usual_s if seconds is None else seconds
         return takes_s <= self.remaining_s()
 
     def remaining_s(self) -> float:
@@ -166,11 +178,10 @@ class _Sweep:
 
     def fresh_run_s(self) -> float:
         """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
-        if self.scenario.objective != "capacity":
-            return self._trial_s()
-        best = self._best
-        rate_rps = None if best is None or best.objective is None else best.objective.value
-        return self._run_s(best.configuration if best is not None else None, rate_rps=rate_rps) + 0.5
+        run_s = time_budget.fresh_run_s(
+            self.scenario, self.trials, self.pace, best=self._best, budget_s=self.budget_s
+        )
+        return run_s / blocks_at_once(self)
 
     def thinking(self, text: str) -> None:
         """Tell the watcher what goes on before the next trial."""
@@ -183,10 +194,12 @@ class _Sweep:
             while True:
                 trial = self._ledger.answer(ask)
                 if trial is None:
-                    if not self._has_time_for(ask):
+                    asks = self._affordable(ask)
+                    if not asks:
                         return
-                    trial = yield from self._measure(ask)
-                self._update_best()
+                    last = yield from self._measure(asks)
+                    trial = self._ledger.answer(ask) or last
+                self._best = leading(self.trials, scenario=self.scenario)
                 self.space.bar(memory_ceiling_rows(self.trials))
                 self._tell_plan()
                 if self._failures >= policy.FAILURES_TO_END:
@@ -198,63 +211,83 @@ class _Sweep:
         finally:
             asking.close()
 
-    def _has_time_for(self, ask: Ask) -> bool:
-        """A trial may end a little after the time is up."""
+    def _affordable(self, ask: Ask) -> list[Ask]:
+        """This ask and what is told to come with it, as far as there is time; none where there is none for this."""
+        later = [later for later in after(ask, self._ahead) if not self._ledger.holds(later)]
+        self._ahead = ()
+        at_once = max(len(self.nodes), 1)
+        asks = enumerate((ask, *later))
+        return [due for turn, due in asks if self._has_time_for(due, rounds=1 + turn // at_once)]
+
+    def _has_time_for(self, ask: Ask, *, rounds: int) -> bool:
+        """Whether so many such trials, one after another, end no more than a little after the time is up."""
         if self.left_s() <= 0.0:
             return False
-        takes_s = run_s(ask, self.pace, self.scenario)
+        takes_s = rounds * run_s(ask, self.pace, self.scenario)
         return not self.pace.is_known or takes_s <= self.left_s() + policy.OVERRUN_SHARE * self.budget_s
+
+    def _tell_nodes(self) -> None:
+        likeness = compared(self._nodes, self.trials, tell=self._watcher.on_plan)
+        if likeness is not None:
+            self._speeds, self._findings.nodes = likeness.speeds, likeness.text()
 
     def _tell_plan(self) -> None:
         """Once, when the first batch was seen: what the budget can do."""
         if self._findings.plan or not self.pace.is_known:
             return
         self._told_budget_s = time_budget.budget_s(self.scenario, self.pace)
-        self._findings.plan = time_budget.plan_text(self.scenario, self.pace)
+        self._findings.plan = time_budget.plan_text(self.scenario, self.pace, at_once=max(len(self.nodes), 1))
         self._watcher.on_plan(self._findings.plan)
 
-    def _measure(self, ask: Ask) -> Generator[FinishedTrial, None, Trial]:
-        """Run and yield one trial, again where the host or the client spoilt it; the last attempt counts."""
-        repeat_of: int | None = None
-        attempt = 0
-        while True:
-            done = self._attempt(ask, repeat_of=repeat_of)
-            yield done
+    def _measure(self, asks: Sequence[Ask]) -> Generator[FinishedTrial, None, Trial]:
+        """Run and yield trials, again where the host or the client spoilt one; return the last."""
+        plans = [self._plan(ask, turn, repeat_of=None) for turn, ask in enumerate(asks)]
+        trials: list[Trial] = []
+        for attempt in range(policy.REPEATS_MAX + 1):
+            trials.clear()
+            for done in self._attempts(plans):
+                trials.append(done.trial)
+                yield done
             if self._failures >= policy.FAILURES_MAX and not self._worked():
                 raise TargetError(
-                    f"{policy.FAILURES_MAX} trials in a row failed; the last: {done.trial.failure}",
+                    f"{policy.FAILURES_MAX} trials in a row failed; the last: {trials[-1].failure}",
                     hint="the failed trials are in the ledger; see whether the server works by hand",
                 )
-            if attempt == policy.REPEATS_MAX or not is_spoilt(done.trial) or not self._may_repeat(done.trial):
-                return done.trial
-            attempt, repeat_of = attempt + 1, done.trial.number
+            spoilt = [trial.number for trial in trials if is_spoilt(trial) and self._may_repeat(trial)]
+            again = [plan for plan in plans if plan.number in spoilt]
+            if attempt == policy.REPEATS_MAX or not again:
+                break
+            plans = [self._plan(plan, turn, repeat_of=plan.number) for turn, plan in enumerate(again)]
+        return trials[-1]
 
-    def _attempt(self, ask: Ask, *, repeat_of: int | None) -> FinishedTrial:
-        plan = Plan(
-            number=self._ledger.next_number(),
-            configuration=ask.configuration,
-            source=ask.source,
-            reason=ask.reason,
-            expected=ask.expected,
-            seed=self.scenario.load.seed + policy.SEED_STRIDE * (ask.block or 0),
-            point=ask.point if ask.point is not None else self.space.locate(ask.configuration),
-            block=ask.block,
-            concurrency=ask.concurrency,
-            duration_s=ask.duration_s,
-            rate_rps=ask.rate_rps,
-            hint_rps=self._hint_rps(ask),
+    def _plan(self, ask: Ask, turn: int, *, repeat_of: int | None) -> Plan:
+        return plan_of(
+            ask,
+            number=self._ledger.next_number() + turn,
             repeat_of=repeat_of,
+            scenario=self.scenario,
+            space=self.space,
             pace=self.pace,
             budget_s=self.budget_s,
+            best=self._best,
         )
-        self.report(plan, None)
-        started_s = self._now_s()
-        done = self._bench.run(plan)
-        done = replace(done, trial=replace(done.trial, elapsed_s=self._ledger.elapsed_s()))
-        self._phase_s[phase_of(ask.source)] += self._now_s() - started_s
-        self._ledger.append(done.trial)
-        self._failures = 0 if self._tells_something(done.trial) else self._failures + 1
-        return done
+
+    def _attempts(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """Run plans and take in each trial as it ends."""
+        self.report(plans[0], None)
+        attempts = self._nodes.run_all(plans)
+        while True:
+            started_s = self._now_s()
+            done = next(attempts, None)
+            self._phase_s[phase_of(plans[0].source)] += self._now_s() - started_s
+            if done is None:
+                return
+            trial = replace(done.trial, elapsed_s=self._ledger.elapsed_s())
+            if trial.node is not None:
+                trial = at_usual_speed(trial, self._speeds, scenario=self.scenario)
+            self._ledger.append(trial)
+            self._failures = 0 if self._tells_something(trial) else self._failures + 1
+            yield replace(done, trial=trial)
 
     def _tells_something(self, trial: Trial) -> bool:
         """Whether it worked, or was out of memory where others were not: a size too large is the configuration's."""
@@ -265,14 +298,6 @@ class _Sweep:
 
     def _may_repeat(self, spoilt: Trial) -> bool:
         return time_budget.may_repeat(self.trials, spoilt, budget_s=self.budget_s, left_s=self.left_s())
-
-    def _hint_rps(self, ask: Ask) -> float | None:
-        """Where the search for a capacity begins: at the incumbent's, but for the reference points."""
-        if ask.hint_rps is not None or self.scenario.objective != "capacity":
-            return ask.hint_rps
-        if ask.source in ("no_batching", "defaults") or self._best is None or self._best.objective is None:
-            return None
-        return self._best.objective.value
 
     def report(self, plan: Plan, live: LiveAggregate | None) -> None:
         """Tell the watcher where the sweep stands."""
@@ -289,41 +314,15 @@ class _Sweep:
             )
         )
 
-    def _update_best(self) -> None:
-        pooled = pool(self.trials, scenario=self.scenario)
-        inside = [one for one in pooled if is_inside(one, self.scenario)]
-        ranked = leaders(inside, scenario=self.scenario)
-        self._best = ranked[0].runs[-1].trial if ranked else None
-
-    def _trial_s(self) -> float:
-        return time_budget.usual_trial_s(self.trials, self.scenario, self.pace)
-
-    def _run_s(self, configuration: Configuration | None, *, rate_rps: float | None) -> float:
-        if configuration is None:
-            return time_budget.usual_run_s(self.scenario, self.pace)
-        times = times_of(
-            self.pace, self.scenario, configuration, rate_rps=rate_rps, fresh=True, budget_s=self.budget_s
-        )
-        return times.run_s
-
     def _summary(self) -> SearchSummary:
         self._conclude()
-        pooled = pool(self.trials, scenario=self.scenario)
-        return replace(
+        spent = budget_spent(self.trials, scenario=self.scenario, left_s=self.left_s())
+        usual = "" if self.may_propose() else "what is left of the time goes to confirmation"
+        return account_of(
             self._findings,
-            stop_reason=self._findings.stop_reason or self._stop_reason(),
+            self.trials,
+            scenario=self.scenario,
             space_size=self.space.size,
-            proposals=dict(Counter(one.source for one in self.trials if one.source in ("twin", "sampler"))),
-            noise_ratio=run_noise(pooled, scenario=self.scenario).sd,
-            repeated_trials=sum(one.repeat_of is not None for one in self.trials),
-            seconds_by_phase=dict(self._phase_s),
-            trials_by_phase=dict(Counter(phase_of(one.source) for one in self.trials)),
+            stop_reason=spent or usual,
+            seconds_by_phase=self._phase_s,
         )
-
-    def _stop_reason(self) -> str:
-        search = self.scenario.search
-        if self.left_s() <= 0.0:
-            return "the time is spent"
-        if search.trials is not None and time_budget.searched_trials(self.trials) >= search.trials:
-            return "the budget of trials is spent"
-        return "" if self.may_propose() else "what is left of the time goes to confirmation"

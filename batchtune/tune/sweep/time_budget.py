@@ -50,6 +50,19 @@ def usual_trial_s(trials: Sequence[Trial], scenario: Scenario, pace: Pace) -> fl
     return statistics.median(seconds) if seconds else usual_run_s(scenario, pace)
 
 
+def fresh_run_s(
+    scenario: Scenario, trials: Sequence[Trial], pace: Pace, *, best: Trial | None, budget_s: float
+) -> float:
+    """What a confirmation takes: as long as a trial, but for a capacity, which is then one load at one rate."""
+    if scenario.objective != "capacity":
+        return usual_trial_s(trials, scenario, pace)
+    if best is None:
+        return usual_run_s(scenario, pace) + 0.5
+    rate_rps = None if best.objective is None else best.objective.value
+    times = times_of(pace, scenario, best.configuration, rate_rps=rate_rps, fresh=True, budget_s=budget_s)
+    return times.run_s + 0.5
+
+
 def searched_trials(trials: Sequence[Trial]) -> int:
     """What counts against the budget of trials; several rates of one configuration count once."""
     tried = [trial for trial in trials if trial.source not in NO_CANDIDATES | REPEATS]
@@ -66,18 +79,21 @@ def may_repeat(trials: Sequence[Trial], spoilt: Trial, *, budget_s: float, left_
     return spent_s <= policy.REPEATS_SHARE * budget_s and spoilt.seconds <= left_s
 
 
-def plan_text(scenario: Scenario, pace: Pace) -> str:
-    """What a full batch takes, how many trials there is time for, and what to give where that is too little."""
+def plan_text(scenario: Scenario, pace: Pace, *, at_once: int = 1) -> str:
+    """What a full batch takes, how many trials there is time for, and what to give where that is too little.
+
+    `at_once`: trials that run at the same time, each on a node of its own.
+    """
     sizes = searched_sizes(scenario)
     rows = full_rows(scenario, sizes[-1], pace)
     batch_s, run_s, time_s = pace.batch_s(rows), usual_run_s(scenario, pace), budget_s(scenario, pace)
     about = "" if rows in pace.batch_s_by_rows else "about "
     text = f"a full batch ({counted(rows, 'row')}) takes {about}{rounded_duration(batch_s)}"
     if math.isfinite(time_s):
-        runs = max(int(time_s / run_s), 1)
+        runs = max(int(time_s / run_s), 1) * at_once
         text = f"{text}: {_minutes(time_s)} are enough for about {counted(runs, 'trial')}"
         if runs < policy.SURE_RUNS // 2:
-            sure = _minutes(sure_s(scenario, pace))
+            sure = _minutes(sure_s(scenario, pace) / at_once)
             text = f"{text}; for a sure answer give {sure} (--set search.budget.time={sure})"
     load, request = scenario.load, scenario.request
     if "duration_s" in load.model_fields_set and load.duration_s < policy.PROBE_BATCHES * batch_s:

@@ -18,7 +18,7 @@ class Ask:
     `rate_rps`, `concurrency` (a closed loop of so many clients) and `duration_s` (the measured part) replace the
     scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `hint_rps` is where a search for
     the capacity begins. `block` numbers runs made side by side under one seed. `expected` says in words what it is
-    believed to give before it is run; "": nothing is.
+    believed to give before it is run; "": nothing is. `node` is that of several on which it is to run; None: on any.
     """
 
     configuration: Configuration
@@ -31,6 +31,7 @@ class Ask:
     duration_s: float | None = None
     hint_rps: float | None = None
     expected: str = ""
+    node: str | None = None
 
 
 def run_s(ask: Ask, pace: Pace, scenario: Scenario) -> float:

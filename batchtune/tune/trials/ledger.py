@@ -7,6 +7,7 @@ sweep did not measure, it sees the trials that it saw then and the time that had
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Callable, Sequence
 
 from batchtune.measure.validity.caveats import HOST_CODES
@@ -18,11 +19,12 @@ SAME_RATE = 1e-3
 
 
 class Ledger:
-    """The trials in order, and the clock: seconds spent, those of the interrupted sweep included."""
+    """The trials in the order in which they were asked for, and the clock: seconds spent, also by the interrupted
+    sweep."""
 
     def __init__(self, finished: Sequence[Trial], now_s: Callable[[], float]) -> None:
-        self._finished = list(finished)
-        self._unused = list(finished)
+        self._finished = sorted(finished, key=_number)
+        self._unused = list(self._finished)
         self._replaying = bool(finished)
         self._now_s = now_s
         self._resumed_s = now_s()
@@ -31,11 +33,14 @@ class Ledger:
     def elapsed_s(self) -> float:
         """Seconds spent: while answering from the interrupted sweep, those that it had spent by then."""
         if self._replaying:
-            return _spent_s(self.trials)
-        return _spent_s(self._finished) + self._now_s() - self._resumed_s
+            return spent_s(self.trials)
+        return spent_s(self._finished) + self._now_s() - self._resumed_s
 
     def answer(self, ask: Ask) -> Trial | None:
-        """The trial of the interrupted sweep that answers this ask, each at most once; None ends the replay."""
+        """The trial that answers this ask, of those run ahead or by the interrupted sweep, each at most once.
+
+        None ends the replay.
+        """
         found = next((one for one in self._unused if is_answer(one, ask)), None)
         if found is None:
             self.end_replay()
@@ -43,7 +48,7 @@ class Ledger:
         attempts = [found, *self._repeats_of(found)]
         self._unused = [one for one in self._unused if one not in attempts]
         if self._replaying:
-            self.trials += attempts
+            self.trials = sorted([*self.trials, *attempts], key=_number)
         return attempts[-1]
 
     def end_replay(self) -> None:
@@ -54,8 +59,14 @@ class Ledger:
             self.trials = list(self._finished)
 
     def append(self, trial: Trial) -> None:
+        """Take in a trial that was run; it waits for the ask that it answers."""
         self.end_replay()
-        self.trials.append(trial)
+        insort(self.trials, trial, key=_number)
+        self._unused.append(trial)
+
+    def holds(self, ask: Ask) -> bool:
+        """Whether there is a trial that answers this ask, and no other has taken it."""
+        return any(is_answer(trial, ask) for trial in self._unused)
 
     def next_number(self) -> int:
         return 1 + max((one.number for one in (*self._finished, *self.trials)), default=0)
@@ -68,14 +79,23 @@ class Ledger:
         return chain[1:]
 
 
-def _spent_s(trials: Sequence[Trial]) -> float:
+def _number(trial: Trial) -> int:
+    return trial.number
+
+
+def spent_s(trials: Sequence[Trial]) -> float:
     """What a sweep had spent after these; of a ledger that does not say it what the trials took."""
     known = [trial.elapsed_s for trial in trials if trial.elapsed_s is not None]
     return max(known) if known else sum(trial.seconds for trial in trials)
 
 
+def measuring_s(trials: Sequence[Trial]) -> float:
+    """What these took: on one server their sum, on several nodes at once the time until the last had ended."""
+    return spent_s(trials) if any(trial.node for trial in trials) else sum(trial.seconds for trial in trials)
+
+
 def is_answer(trial: Trial, ask: Ask) -> bool:
-    """Whether this trial was run for such an ask: same configuration, source, block, rate, clients and length."""
+    """Whether this trial was run for such an ask: same configuration, source, block, rate, clients, length and node."""
     return (
         trial.repeat_of is None
         and trial.configuration == ask.configuration
@@ -84,6 +104,7 @@ def is_answer(trial: Trial, ask: Ask) -> bool:
         and trial.asked_concurrency == ask.concurrency
         and trial.asked_duration_s == ask.duration_s
         and _same(trial.asked_rate_rps, ask.rate_rps)
+        and ask.node in (None, trial.node)
     )
 
 

@@ -15,7 +15,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import RULE_PROBES, Trial
 
 _LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
 
@@ -85,7 +85,7 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
         measured = trial.measurement
         if measured is None:
             continue
-        if trial.source == "probe" and trial.asked_concurrency == 1:
+        if trial.source in RULE_PROBES and trial.asked_concurrency == 1:
             lone_s = measured.latency_s["p50"].value
         if measured.server is None or trial.configuration.batching is None:
             continue

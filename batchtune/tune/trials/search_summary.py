@@ -31,6 +31,7 @@ class SearchSummary:
     what was not measured. `cannot_pay` is the finding that batching cannot pay here, in words. `plan`: what the
     budget was said to be enough for, before it was spent. `noise_ratio` is the standard deviation between runs of
     one configuration, relative. `repeated_trials` counts those repeated because the host or the client spoilt them.
+    `nodes` says how alike the nodes are that ran trials at once; "": there was one server.
     """
 
     strategy: str
@@ -47,6 +48,7 @@ class SearchSummary:
     plan: str = ""
     noise_ratio: float | None = None
     repeated_trials: int = 0
+    nodes: str = ""
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     trials_by_phase: Mapping[str, int] = field(default_factory=dict)
 

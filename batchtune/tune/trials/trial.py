@@ -27,19 +27,23 @@ Source = Literal[
     "twin",
     "race",
     "probe",
+    "node",
     "calibration",
     "confirm",
     "variant",
     "load",
 ]
 """Who proposed it: a reference point, the rule, TF Serving's guide, the grid, the sampler or the twin; the `race`
-measures survivors again. A `probe` feeds the rule and a `calibration` the twin; both are no candidates. A `confirm` is
-a fresh run, made after the choice, of a configuration that was measured before. A `variant` of a comparison proposes
-nothing: its `reason` is the variant's name, its `block` the round in which it ran. A `load` is a point of a load test,
-which chooses nothing."""
+measures survivors again. A `probe` feeds the rule and a `calibration` the twin; a `node` is the same load on each of
+several nodes, and feeds the rule there. These are no candidates. A `confirm` is a fresh run, made after the choice, of
+a configuration that was measured before. A `variant` of a comparison proposes nothing: its `reason` is the variant's
+name, its `block` the round in which it ran. A `load` is a point of a load test, which chooses nothing."""
 
-NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "calibration", "load"))
+NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "load"))
 """Trials that feed the rule or the twin, under loads of their own: they say nothing of the objective."""
+
+RULE_PROBES: frozenset[Source] = frozenset(("probe", "node"))
+"""Trials that the rule reads: a lone request, and the throughput one by one."""
 
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
@@ -85,7 +89,9 @@ class Trial:
     words, one for each class of error. `startup_s` is what a server launched for this trial took until its model was
     AVAILABLE; None: none was launched, or it does not tell. `elapsed_s` is what its sweep had spent of the budget
     when it ended, thinking included; None: a ledger of before, or no sweep. `company` is its part in a load of several
-    models.
+    models. `node` is where it ran, of several; None: there was one. `node_speed` is that node's speed over the
+    geometric mean of all, as they were compared before; the `objective` of a trial of the search is divided by it (a
+    latency: multiplied), that of a fresh run is not. `measurement` is what was measured there.
     """
 
     number: int
@@ -114,6 +120,8 @@ class Trial:
     startup_s: float | None = None
     elapsed_s: float | None = None
     company: Company | None = None
+    node: str | None = None
+    node_speed: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""

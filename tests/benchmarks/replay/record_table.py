@@ -17,7 +17,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from batchtune.batching.parameters import Configuration
@@ -31,6 +31,7 @@ from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.guided.calibration import calibration_probes
 from batchtune.tune.strategies.protocol import Strategy
 from batchtune.tune.strategies.references import reference_configurations, rule_probes
+from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.zoo.zoo_table import TARGETS
@@ -170,7 +171,14 @@ class _NoLimit:
         self.space = Space(scenario)
         self.trials: tuple[Trial, ...] = ()
 
-    def may_propose(self, seconds: float | None = None) -> bool:
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return ()
+
+    def ahead(self, asks: Sequence[Ask]) -> None:
+        pass
+
+    def may_propose(self, seconds: float | None = None, *, beside: int = 0) -> bool:
         return seconds is None or math.isfinite(seconds)
 
     def remaining_s(self) -> float:

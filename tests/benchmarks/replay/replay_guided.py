@@ -27,6 +27,8 @@ from batchtune.tune.trials.trial import FinishedTrial, Trial
 if TYPE_CHECKING:
     from tests.benchmarks.replay.replay import Table
 
+SHORTEST_S = 0.1
+"""Of a run."""
 KNOBS = ("max_batch_size", "batch_timeout_micros", "num_batch_threads")
 
 
@@ -75,9 +77,10 @@ def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequ
 
 
 class RecordedBench:
-    """Runs trials by looking them up; time passes only here."""
+    """Runs trials by looking them up; time passes only here. `exact`: one that is asked to be short also costs less."""
 
-    def __init__(self, table: Table, *, seed: int, error: float) -> None:
+    def __init__(self, table: Table, *, seed: int, error: float, exact: bool = False) -> None:
+        self._exact = exact
         self._chance = random.Random(seed)
         self._error = error
         self._elapsed_s = 0.0
@@ -95,7 +98,7 @@ class RecordedBench:
         measured = trial.measurement
         recorded_s = self._recorded_s if trial.asked_duration_s is None else trial.asked_duration_s
         asked_s = 0.0 if plan.duration_s is None else plan.duration_s - recorded_s
-        seconds = trial.seconds + max(asked_s, 0.0)
+        seconds = max(trial.seconds + (asked_s if self._exact else max(asked_s, 0.0)), SHORTEST_S)
         self._elapsed_s += seconds
         if measured is not None and measured.server is not None and self._error != 1.0:
             measured = replace(measured, server=_mistaken(measured.server, self._error))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from batchtune.archive.samples_file import read_parquet, to_parquet
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
-from batchtune.load.cluster import ray_hosts
+from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.choice import client_max_rps, fleet_of
 from batchtune.load.cluster.clocks import ClockAccount, ClockReading, read_clock
 from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
@@ -474,19 +474,19 @@ def test_a_launched_server_is_told_of_workers_beside_it() -> None:
 
 def test_a_cluster_that_nobody_answers_for_is_told_at_once() -> None:
     with pytest.raises(UsageError, match=r"nobody answers at ray://127\.0\.0\.1:1"):
-        ray_hosts._require_listener("ray://127.0.0.1:1")
+        ray_actors._require_listener("ray://127.0.0.1:1", key="load.fleet")
 
 
 def test_a_cluster_whose_name_no_host_can_have_is_told_at_once() -> None:
     with pytest.raises(UsageError, match=r"nobody answers at ray://a\.\.b:1: "):
-        ray_hosts._require_listener("ray://a..b:1")
+        ray_actors._require_listener("ray://a..b:1", key="load.fleet")
 
 
 def test_a_node_has_room_for_as_many_workers_as_its_scarcest_resource() -> None:
     bundle = {"CPU": 0.1, "load_generator": 1.0}
-    assert ray_hosts._room({"CPU": 0.3, "load_generator": 9.0}, bundle) == 3
-    assert ray_hosts._room({"CPU": 8.0, "load_generator": 2.0}, bundle) == 2
-    assert ray_hosts._room({"CPU": 8.0}, bundle) == 0
+    assert ray_actors._room({"CPU": 0.3, "load_generator": 9.0}, bundle) == 3
+    assert ray_actors._room({"CPU": 8.0, "load_generator": 2.0}, bundle) == 2
+    assert ray_actors._room({"CPU": 8.0}, bundle) == 0
 
 
 def test_without_a_fleet_the_workers_are_processes_of_this_machine() -> None:

@@ -35,6 +35,7 @@ class Outlook:
         self.scenario, self.space, self.trials = scenario, Space(scenario), []
         self.seconds = seconds
         self.pace = Pace()
+        self.nodes = ()
 
     def remaining_s(self) -> float:
         return self.seconds - 2.0 * len(self.trials)
@@ -45,8 +46,11 @@ class Outlook:
     def fresh_run_s(self) -> float:
         return 2.0
 
-    def may_propose(self, seconds=None) -> bool:
+    def may_propose(self, seconds=None, *, beside=0) -> bool:
         return True
+
+    def ahead(self, asks) -> None:
+        pass
 
 
 def run_race(outlook, racing, answer, *, rate_rps=None) -> tuple[list[Trial], str]:

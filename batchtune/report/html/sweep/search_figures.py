@@ -26,6 +26,7 @@ from batchtune.report.units import interval, milliseconds
 from batchtune.scenario.units import counted
 from batchtune.tune.evidence.pooled import Pooled
 from batchtune.tune.evidence.run_noise import geometric_mean
+from batchtune.tune.trials.trial import NO_CANDIDATES
 
 
 def pareto(account: Account) -> Section:
@@ -89,7 +90,7 @@ def history(account: Account) -> Section:
         for trial in account.trials
         if trial.objective is not None
         and math.isfinite(trial.objective.value)
-        and trial.source not in ("probe", "calibration")
+        and trial.source not in NO_CANDIDATES
     ]
     if not tried:
         return replace(section, missing="no trial has a figure")

@@ -1,0 +1,66 @@
+"""Where does a sweep go as it is made: its trials, what it says of itself, and who watches?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchtune.archive.run import Run, create_run
+from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.report.live import View
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.sweep.progress import Watcher
+
+if TYPE_CHECKING:
+    from batchtune.tune.trials.search_summary import SearchSummary
+    from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a sweep ended: the run (None: before there was one), the scenario as it ran, and what ended it early.
+
+    `restored` False: a server that is not ours could not be put back, which was told.
+    """
+
+    run: Run | None
+    scenario: Scenario
+    fault: BatchtuneError | KeyboardInterrupt | None
+    restored: bool
+
+
+def held(run: Run | None, scenario: Scenario, results: Path) -> Run:
+    """The run, a new one unless there is one, measured for by this process alone."""
+    run = run or create_run(scenario, format_scenario(scenario), root=results)
+    run.hold()
+    return run
+
+
+def watcher_of(run: Run, trials: list[Trial], view: View) -> Watcher:
+    """Who is told of a sweep: the view, and at its end the run, beside what it says of a sweep of before."""
+    earlier = run.search() if trials else None
+
+    def keep(summary: SearchSummary) -> None:
+        keep_account(run, summary if earlier is None else summary.continuing(earlier))
+
+    return Watcher(on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep)
+
+
+def keep_trials(finished_trials: Iterable[FinishedTrial], run: Run, trials: list[Trial], view: View) -> None:
+    """Each trial goes to the run, to the others and to the view, as it ends."""
+    for finished in finished_trials:
+        run.append(finished.trial, finished.samples)
+        trials.append(finished.trial)
+        view.trial(finished.trial)
+
+
+def keep_account(run: Run, summary: SearchSummary) -> None:
+    """What the search says of itself; that it cannot be kept costs no recommendation: the trials are what counts."""
+    try:
+        run.write_search(summary)
+    except ArchiveError as error:
+        print(f"note: {error.message}", file=sys.stderr)

@@ -1,0 +1,259 @@
+"""How are actors started on the nodes of a Ray cluster, asked, and ended?
+
+`ray` is imported here only, when a cluster is entered: the extra `batchtune[ray]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from batchtune.errors import BatchtuneError, UsageError
+from batchtune.interrupts import INTERRUPTS
+from batchtune.load.cluster.host import HostLostError
+from batchtune.scenario.units import counted
+
+CALL_LIMIT_S: Final = 10.0
+"""A call that only hands over a message; an idle actor answers in 1 ms."""
+PLACE_LIMIT_S: Final = 60.0
+SOON_S: Final = 1.0
+REACH_LIMIT_S: Final = 5.0
+NAMESPACE: Final = "batchtune"
+_REASON_MAX_CHARS: Final = 300
+
+
+def require_ray(key: str) -> None:
+    """Raise UsageError where Ray is not installed; `key` is the scenario's that asks for it."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(f"{key} needs Ray, which is not installed", hint="pip install 'batchtune[ray]'")
+
+
+class RayActors:
+    """A context manager: connects to a cluster, where actors are then started; all of it ends with it.
+
+    `key` is the scenario's that asks for it, as errors name it; `thing` is what each actor is to people.
+    """
+
+    def __init__(
+        self, address: str, *, key: str, thing: str, on_event: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        require_ray(key)
+        self._address = address
+        self._key = key
+        self._thing = thing
+        self._on_event = on_event
+        self._ray: Any = None
+        self._connected = False
+        self._group: Any = None
+
+    def __enter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            UsageError: no cluster at that address.
+        """
+        import ray
+
+        self._ray = ray
+        if not ray.is_initialized():
+            _connect(ray, self._address, key=self._key)
+            _keep_stdout_clean()
+            self._connected = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):
+                remove_placement_group(self._group)
+            self._group = None
+        if self._connected:
+            with _signals_kept():
+                self._ray.shutdown()
+            self._connected = False
+
+    def total(self, resource: str) -> float:
+        """How much of a resource the cluster has in all."""
+        total: float = self._ray.cluster_resources().get(resource, 0.0)
+        return total
+
+    def start(
+        self, make: Callable[[], Any], bundle: Mapping[str, float], count: int | None, *, placement: str
+    ) -> Iterator[RayActor]:
+        """An actor with what `make` makes there, for each bundle of resources; `count` None: one a node with room.
+
+        Raises:
+            UsageError: no room in the cluster.
+        """
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        needs = {name: amount for name, amount in bundle.items() if amount > 0.0}
+        rooms = [_room(node["Resources"], needs) for node in self._ray.nodes() if node["Alive"]]
+        count = count or sum(room > 0 for room in rooms) or 1
+        if count > sum(rooms):
+            raise UsageError(
+                f"{self._key}: the cluster's {counted(len(rooms), 'node')} can take "
+                f"{counted(sum(rooms), self._thing)} with {listed(needs)} each, not {count}",
+                hint=f"lower {self._key}.{self._thing}s, or what each of them needs",
+            )
+        self._group = placement_group([needs] * count, strategy=placement.upper())
+        if not self._group.wait(SOON_S):
+            self._on_event(f"waiting up to {PLACE_LIMIT_S:g} s until others leave room on the cluster")
+            if not self._group.wait(PLACE_LIMIT_S):
+                raise UsageError(
+                    f"{self._key}: no room for {count} {self._thing}s with {listed(needs)} each; free are "
+                    f"{listed(self._ray.available_resources())}",
+                    hint=f"wait until others are done, or lower {self._key}.{self._thing}s",
+                )
+        remote = self._ray.remote(_Actor)
+        own = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU")}
+        for number in range(count):
+            strategy = PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=number
+            )
+            actor = remote.options(
+                num_cpus=needs.get("CPU", 0.0),
+                num_gpus=needs.get("GPU", 0.0),
+                resources=own,
+                scheduling_strategy=strategy,
+            ).remote(make)
+            yield RayActor(self._ray, actor)
+
+
+class RayActor:
+    """An actor's calls, each with a limit of time."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+
+    def ask(self, method: str, *arguments: Any, limit_s: float = CALL_LIMIT_S) -> Any:
+        """What the method answers there.
+
+        Raises:
+            HostLostError: the actor is gone, or silent for so long.
+            BatchtuneError: as the method raised it.
+        """
+        try:
+            answer = self._ray.get(self._actor.ask.remote(method, *arguments), timeout=limit_s)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise HostLostError(f"it has not answered for {limit_s:g} s") from error
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            raise HostLostError(_reason(error)) from error
+        if isinstance(answer, BatchtuneError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Let it close what it holds, and end it; never raises."""
+        with contextlib.suppress(BatchtuneError):
+            self.ask("close")
+        with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):
+            self._ray.kill(self._actor)
+
+
+class _Actor:
+    """What runs in the actor's process; expected errors are answers, as they are between a fleet and its processes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        # A spawned process first runs the main file of its parent: Ray's, and so all of Ray.
+        vars(sys.modules["__main__"]).pop("__file__", None)
+        self._made = make()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._made, method)(*arguments)
+        except BatchtuneError as error:
+            return error
+
+
+def _connect(ray: Any, address: str, *, key: str) -> None:
+    _require_listener(address, key=key)
+    try:
+        with _signals_kept():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if address == "auto":
+            raise UsageError(
+                f"{key}: this machine belongs to no running Ray cluster",
+                hint=f"start one (ray start --head), or name one: --set {key}.ray=ray://HOST:10001",
+            ) from error
+        raise UsageError(
+            f"{key}: no connection to the Ray cluster at {address}: {_reason(error)}",
+            hint="Ray and Python must be of the same versions here and there",
+        ) from error
+
+
+def _keep_stdout_clean() -> None:
+    """Ray tells a driver of a lost node on stdout, which is for our own answer; send that to stderr."""
+    from ray._private import worker
+
+    print_lines = getattr(worker, "print_to_stdstream", None)
+    if print_lines is None or hasattr(print_lines, "on_stderr"):
+        return
+
+    def on_stderr(lines: Mapping[str, Any], *rest: Any, **more: Any) -> None:
+        print_lines({**lines, "is_err": True}, *rest, **more)
+
+    vars(on_stderr)["on_stderr"] = True
+    worker.print_to_stdstream = on_stderr
+
+
+def _require_listener(address: str, *, key: str) -> None:
+    """Ray itself waits for a minute for a cluster that is not there."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_LIMIT_S).close()
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
+        raise UsageError(
+            f"{key}: nobody answers at {address}: {error}",
+            hint="`ray start --head` says its address; ray://HOST:10001 is that of its client server",
+        ) from error
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray sets handlers of its own; ours come back."""
+    before = {number: signal.getsignal(number) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # off the main thread neither can be set
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _room(resources: Mapping[str, float], bundle: Mapping[str, float]) -> int:
+    """How many workers a node can take when nothing else runs on it."""
+    return min(int(resources.get(name, 0.0) / need + 1e-9) for name, need in bundle.items())
+
+
+def _reason(error: Exception) -> str:
+    """The first line that tells something, shortened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:_REASON_MAX_CHARS]
+
+
+def listed(resources: Mapping[str, float]) -> str:
+    """Amounts of resources, in words."""
+    shown = {name: amount for name, amount in resources.items() if not name.startswith("node:")}
+    return ", ".join(f"{amount:g} {name}" for name, amount in shown.items()) or "none"

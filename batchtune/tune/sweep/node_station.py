@@ -1,0 +1,117 @@
+"""How does a node run trials for a head elsewhere? A server of its own, its load beside it, and a bench.
+
+The process of the station (a Ray actor's) only waits and answers the head; a trial runs on a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from batchtune.errors import BatchtuneError
+from batchtune.load.cluster.choice import client_max_rps, fleet_of
+from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual_priority, this_place
+from batchtune.load.live import LiveAggregate
+from batchtune.measure.validity.host import HostGuard
+from batchtune.scenario.placement import placed
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import target_of
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.trial import FinishedTrial
+
+ENDING_S = 5.0
+"""How long a trial in flight may take to end once its server is gone."""
+
+
+class NodeStation:
+    """A node's server under test; `open` before anything else runs, `close` ends everything."""
+
+    def __init__(self) -> None:
+        at_usual_priority()
+        self._stack = ExitStack()
+        self._bench: Bench | None = None
+        self._running: _RunningTrial | None = None
+
+    def place(self) -> Place:
+        return this_place()
+
+    def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
+        """Make ready to launch the server on its share of these CPUs; the scenario as it is run here.
+
+        Unless it is `alone` on its machine, the host is not watched: what the others do would look like noise.
+        """
+        here, _ = placed(scenario, cpus=cpus)
+        target, fleet = target_of(here), fleet_of(here.load)
+        self._stack.enter_context(target)
+        self._stack.enter_context(fleet)
+        self._bench = Bench(
+            here,
+            target,
+            fleet,
+            on_live=self._note,
+            guard=HostGuard() if alone else None,
+            client_max_rps=lambda requests: client_max_rps(fleet, requests, server_cpus=here.target.cpus),
+        )
+        return here
+
+    def begin(self, plan: Plan) -> None:
+        """Start a trial."""
+        if self._bench is None:
+            raise HostLostError("it was not opened")
+        self._running = _RunningTrial(self._bench, plan)
+
+    def look(self) -> Progress:
+        """How far the trial is."""
+        running = self._trial()
+        return Progress(live=running.live, ended=running.ended)
+
+    def result(self) -> FinishedTrial:
+        """The trial that has ended; raises what it raised."""
+        return self._trial().result()
+
+    def close(self) -> None:
+        """Stop the server and the load; a trial in flight fails by that."""
+        self._stack.close()
+        if self._running is not None:
+            self._running.join(ENDING_S)
+
+    def _note(self, _plan: Plan, live: LiveAggregate) -> None:
+        if self._running is not None:
+            self._running.live = live
+
+    def _trial(self) -> _RunningTrial:
+        if self._running is None:
+            raise HostLostError("it runs no trial")
+        return self._running
+
+
+class _RunningTrial:
+    """A trial on its thread."""
+
+    def __init__(self, bench: Bench, plan: Plan) -> None:
+        self.live: LiveAggregate | None = None
+        self._done: FinishedTrial | None = None
+        self._fault: BatchtuneError | None = None
+        self._thread = threading.Thread(target=self._run, args=(bench, plan), daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+
+    def result(self) -> FinishedTrial:
+        if self._fault is not None:
+            raise self._fault
+        if self._done is None:
+            raise HostLostError("its trial ended without a result")
+        return self._done
+
+    def _run(self, bench: Bench, plan: Plan) -> None:
+        try:
+            self._done = bench.run(plan)
+        except BatchtuneError as error:
+            self._fault = error

@@ -1,0 +1,176 @@
+"""Where do the trials of a sweep run: on one server, or on several nodes at once?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from batchtune.errors import MeasurementInvalidError
+from batchtune.tune.bench import Plan
+from batchtune.tune.evidence.node_speeds import NodeSpeeds, node_speeds
+from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+WAIT_S: Final = 0.25
+
+
+class TrialBench(Protocol):
+    """Whatever can run a trial: a server under load, a recorded table, a simulator."""
+
+    def run(self, plan: Plan) -> FinishedTrial: ...
+
+
+class Nodes(Protocol):
+    """Whatever can run several trials at once, one on each node."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The nodes that are left; empty: one server, which has no name."""
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """Run these, in this order as nodes become free, and yield each as it ends, with its node.
+
+        A plan with a node runs there, unless that node is gone.
+
+        Raises:
+            MeasurementInvalidError: no node is left.
+        """
+
+    def leave_out(self, name: str) -> None:
+        """Run nothing more on this node, as it cannot run the model."""
+
+
+class OneServer:
+    """Nodes where there is one server: one trial after another."""
+
+    names: Sequence[str] = ()
+
+    def __init__(self, bench: TrialBench) -> None:
+        self._bench = bench
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        for plan in plans:
+            yield self._bench.run(plan)
+
+    def leave_out(self, name: str) -> None:
+        """There is no node of a name."""
+
+
+class NodeBenches:
+    """Nodes with a bench each, on a thread each; a bench that raises MeasurementInvalidError has lost its node.
+
+    What it was running, and what was to run there, is run on another. `on_wait` is called a few times a second.
+    """
+
+    def __init__(
+        self,
+        benches: Mapping[str, TrialBench],
+        *,
+        on_event: Callable[[str], None] = lambda _text: None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._benches = dict(benches)
+        self._on_event = on_event
+        self._on_wait = on_wait
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self._benches)
+
+    def leave_out(self, name: str) -> None:
+        self._benches.pop(name, None)
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        waiting = list(plans)
+        running: dict[Future[FinishedTrial], tuple[str, Plan]] = {}
+        threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))
+        try:
+            while waiting or running:
+                yield from self._void(waiting)
+                self._start(waiting, running, threads)
+                ended, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
+                if not ended:
+                    self._on_wait()
+                for future in ended:
+                    name, plan = running.pop(future)
+                    try:
+                        done = future.result()
+                    except MeasurementInvalidError as error:
+                        self._lose(name, error)
+                        waiting.insert(0, plan)
+                    else:
+                        yield replace(done, trial=replace(done.trial, node=name))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _start(
+        self,
+        waiting: list[Plan],
+        running: dict[Future[FinishedTrial], tuple[str, Plan]],
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        busy = {name for name, _ in running.values()}
+        for name, bench in self._benches.items():
+            if name in busy:
+                continue
+            plan = next((plan for plan in waiting if self._place(plan) in (None, name)), None)
+            if plan is not None:
+                waiting.remove(plan)
+                running[threads.submit(bench.run, plan)] = (name, plan)
+
+    def _place(self, plan: Plan) -> str | None:
+        """The node that a plan must have; of those that were to run on a node that is gone, all the same one."""
+        if plan.node is None or plan.node in self._benches:
+            return plan.node
+        return self.names[0]
+
+    def _void(self, waiting: list[Plan]) -> Iterator[FinishedTrial]:
+        """What compares nodes says nothing of one that is gone."""
+        for plan in [plan for plan in waiting if plan.source == "node" and plan.node not in self._benches]:
+            waiting.remove(plan)
+            yield FinishedTrial(trial=_failed(plan, f"{plan.node} was lost"), samples=None)
+
+    def _lose(self, name: str, error: MeasurementInvalidError) -> None:
+        self._benches.pop(name, None)
+        if not self._benches:
+            last = f"{name}, the last node, was lost: {error.message}"
+            raise MeasurementInvalidError(last, hint=error.hint) from error
+        self._on_event(f"{name} is lost: {error.message}; its trial is run again on another node")
+
+
+def compared(nodes: Nodes, trials: Sequence[Trial], *, tell: Callable[[str], None]) -> NodeSpeeds | None:
+    """How alike the nodes are by these trials; what failed on some alone is their fault, and they are left out.
+
+    None where there are no two to compare.
+    """
+    compared_trials = [trial for trial in trials if trial.source == "node"]
+    some_worked = any(trial.state == "complete" for trial in trials)
+    for trial in compared_trials:
+        node = trial.node
+        if trial.state == "failed" and node is not None and node in nodes.names and some_worked:
+            nodes.leave_out(node)
+            tell(f"{node} is left out: {trial.failure}")
+    likeness = node_speeds([trial for trial in compared_trials if trial.node in nodes.names])
+    if likeness is not None:
+        tell(likeness.text())
+    return likeness
+
+
+def _failed(plan: Plan, failure: str) -> Trial:
+    return Trial(
+        number=plan.number,
+        configuration=plan.configuration,
+        source=plan.source,
+        reason=plan.reason,
+        state="failed",
+        failure=failure,
+        seconds=0.0,
+        started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        seed=plan.seed,
+        block=plan.block,
+        asked_concurrency=plan.concurrency,
+        asked_duration_s=plan.duration_s,
+        node=plan.node,
+    )

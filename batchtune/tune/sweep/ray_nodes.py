@@ -1,0 +1,204 @@
+"""Which nodes of a Ray cluster run the trials of a sweep: a server under test and its load on each?"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Protocol
+
+from batchtune.load.cluster.host import HostLostError, Place, Progress
+from batchtune.load.cluster.ray_actors import RayActor, RayActors
+from batchtune.load.live import LiveAggregate
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted
+from batchtune.tune.bench import Plan
+from batchtune.tune.sweep.node_station import NodeStation
+from batchtune.tune.sweep.nodes import NodeBenches
+from batchtune.tune.trials.trial import FinishedTrial
+
+LOOK_STEP_S: Final = 0.25
+LONG_CALL_LIMIT_S: Final = 120.0
+"""Starting a node's load process, and moving the samples of a trial: 49 bytes a request."""
+
+KEY: Final = "search.parallel"
+
+
+class Station(Protocol):
+    """What a head asks of a node: the methods of `NodeStation`."""
+
+    def place(self) -> Place: ...
+    def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario: ...
+    def begin(self, plan: Plan) -> None: ...
+    def look(self) -> Progress: ...
+    def result(self) -> FinishedTrial: ...
+    def close(self) -> None: ...
+
+
+class RayNodes:
+    """A context manager: an actor with a station for each server that the scenario wants; all of it ends with it."""
+
+    def __init__(self, scenario: Scenario, *, on_event: Callable[[str], None] = lambda _text: None) -> None:
+        self._scenario = scenario
+        self._on_event = on_event
+        self._actors = RayActors(scenario.search.parallel.ray, key=KEY, thing="server", on_event=on_event)
+        self._stations: list[_RayStation] = []
+        self.nodes: ServerNodes
+
+    def __enter__(self) -> ServerNodes:
+        """The nodes, ready.
+
+        Raises:
+            UsageError: no cluster at that address, or no room in it.
+            HostLostError: a node was lost before anything was measured.
+        """
+        spec = self._scenario.search.parallel
+        self._on_event(f"starting {spec.servers} servers on the Ray cluster: {spec.ray}")
+        self._actors.__enter__()
+        try:
+            gpus = spec.gpus_per_server
+            if gpus is None:
+                gpus = 1.0 if self._actors.total("GPU") >= spec.servers else 0.0
+            bundle = {"CPU": spec.cpus_per_server, "GPU": gpus, **spec.resources}
+            for actor in self._actors.start(NodeStation, bundle, spec.servers, placement="spread"):
+                self._stations.append(_RayStation(actor))
+            self.nodes = ServerNodes(self._scenario, self._stations, gpus=gpus, on_event=self._on_event)
+            return self.nodes
+        except BaseException:
+            self._close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.nodes.close()
+        self._close()
+
+    def _close(self) -> None:
+        for station in self._stations:
+            station.close()
+        self._actors.__exit__(None, None, None)
+
+
+class _RayStation:
+    """A Station by way of an actor's calls."""
+
+    def __init__(self, actor: RayActor) -> None:
+        self._actor = actor
+
+    def place(self) -> Place:
+        place: Place = self._actor.ask("place", limit_s=LONG_CALL_LIMIT_S)
+        return place
+
+    def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
+        here: Scenario = self._actor.ask("open", scenario, cpus, alone, limit_s=LONG_CALL_LIMIT_S)
+        return here
+
+    def begin(self, plan: Plan) -> None:
+        self._actor.ask("begin", plan)
+
+    def look(self) -> Progress:
+        progress: Progress = self._actor.ask("look")
+        return progress
+
+    def result(self) -> FinishedTrial:
+        done: FinishedTrial = self._actor.ask("result", limit_s=LONG_CALL_LIMIT_S)
+        return done
+
+    def close(self) -> None:
+        self._actor.close()
+
+
+class ServerNodes(NodeBenches):
+    """Nodes with a station each; servers on one machine share its CPUs out among themselves.
+
+    `scenario` is the given one with the CPUs of the first node, `report` is told of the load of one trial in flight.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        stations: Sequence[Station],
+        *,
+        gpus: float = 0.0,
+        on_event: Callable[[str], None] = lambda _text: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        places = [station.place() for station in stations]
+        names = _names(places)
+        on_machine = Counter(place.machine for place in places)
+        opened: list[Scenario] = []
+        self._trials: list[_NodeTrials] = []
+        for at, (station, place) in enumerate(zip(stations, places, strict=True)):
+            cpus = _share(place, [other.machine for other in places[:at]].count(place.machine), on_machine)
+            opened.append(station.open(scenario, cpus, on_machine[place.machine] == 1))
+            self._trials.append(_NodeTrials(station, sleep=sleep))
+        self.scenario = opened[0]
+        self.report: Callable[[Plan, LiveAggregate | None], None] = lambda _plan, _live: None
+        super().__init__(dict(zip(names, self._trials, strict=True)), on_event=on_event, on_wait=self._report)
+        on_event(_words(names, places, on_machine, gpus=gpus))
+
+    def close(self) -> None:
+        """Wait for no trial any more."""
+        for trials in self._trials:
+            trials.closed = True
+
+    def _report(self) -> None:
+        """One load stands for those in flight: that of the trial begun first."""
+        lives = [trials.live for trials in self._trials if trials.live is not None]
+        if lives:
+            self.report(*min(lives, key=lambda live: live[0].number))
+
+
+class _NodeTrials:
+    """The trials of one node, waited for."""
+
+    def __init__(self, station: Station, *, sleep: Callable[[float], None]) -> None:
+        self._station = station
+        self._sleep = sleep
+        self.live: tuple[Plan, LiveAggregate] | None = None
+        self.closed = False
+
+    def run(self, plan: Plan) -> FinishedTrial:
+        self._station.begin(plan)
+        while not self.closed:
+            progress = self._station.look()
+            if progress.ended:
+                self.live = None
+                return self._station.result()
+            if progress.live is not None:
+                self.live = plan, progress.live
+            self._sleep(LOOK_STEP_S)
+        raise HostLostError("the sweep has ended")
+
+
+def _names(places: Sequence[Place]) -> list[str]:
+    """The names of the nodes, numbered where one has several servers."""
+    often = Counter(place.node for place in places)
+    turns: Counter[str] = Counter()
+    names = []
+    for place in places:
+        turns[place.node] += 1
+        names.append(f"{place.node} #{turns[place.node]}" if often[place.node] > 1 else place.node)
+    return names
+
+
+def _share(place: Place, turn: int, on_machine: Counter[str]) -> tuple[int, ...]:
+    """The CPUs of a machine dealt out to its servers in equal runs; all to each where there are fewer than servers."""
+    count = len(place.cpus) // on_machine[place.machine]
+    return place.cpus[turn * count : (turn + 1) * count] if count else place.cpus
+
+
+def _words(names: Sequence[str], places: Sequence[Place], on_machine: Counter[str], *, gpus: float) -> str:
+    own = f", {gpus:g} GPU each" if gpus else ""
+    text = f"servers under test: {counted(len(names), 'node')} ({', '.join(names)}){own}"
+    shared = [place for place in places if on_machine[place.machine] > 1]
+    if shared:
+        text = f"{text}; {len(shared)} of them share a machine, whose CPUs are dealt out, and may disturb each other"
+    nice = max(place.niceness for place in places)
+    if nice:
+        text = (
+            f"{text}; niceness {nice}, behind whatever else runs there: start Ray with RAY_worker_niceness=0"
+        )
+    return text

@@ -1,0 +1,62 @@
+"""Nodes on fake clocks: a fake server and client on each, all started by one head whose time is that of the last end."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.trial import FinishedTrial
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
+
+
+class FakeNodes:
+    """One node for each law; `begun` lists what ran where, with the head's time."""
+
+    def __init__(self, scenario: Scenario, laws: Mapping[str, Law], **target: object) -> None:
+        self.names = list(laws)
+        self.begun: list[tuple[float, str, Plan]] = []
+        self.ended_s: dict[int, float] = {}
+        self._clocks = {name: FakeClock() for name in laws}
+        self._benches = {}
+        for seed, (name, law) in enumerate(laws.items(), start=1):
+            clock = self._clocks[name]
+            fake = FakeTarget(clock, law=law, **target)  # type: ignore[arg-type]
+            self._benches[name] = Bench(
+                scenario,
+                fake,
+                FakeFleet(fake, seed=seed),
+                on_live=lambda _plan, _live: None,
+                now_s=clock,
+                sleep=clock.sleep,
+            )
+        self._now_s = 1000.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def leave_out(self, name: str) -> None:
+        self.names.remove(name)
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        waiting, free = list(plans), list(self.names)
+        ends: list[tuple[float, int, str, FinishedTrial]] = []
+        while waiting or ends:
+            for name in list(free):
+                plan = next((plan for plan in waiting if plan.node in (None, name)), None)
+                if plan is not None:
+                    waiting.remove(plan)
+                    free.remove(name)
+                    heapq.heappush(ends, self._run(plan, name))
+            self._now_s, number, name, done = heapq.heappop(ends)
+            self.ended_s[number] = self._now_s
+            free.append(name)
+            yield replace(done, trial=replace(done.trial, node=name))
+
+    def _run(self, plan: Plan, name: str) -> tuple[float, int, str, FinishedTrial]:
+        self.begun.append((self._now_s, name, plan))
+        self._clocks[name].now_s = self._now_s
+        done = self._benches[name].run(plan)
+        return self._clocks[name].now_s, plan.number, name, done

@@ -1,0 +1,136 @@
+"""A sweep on a Ray cluster of two nodes on this machine, with emulated devices; prints what came of it as JSON.
+
+    python tests/tune/sweep/ray_sweep.py FOLDER
+
+Twice: as it is, and with the second node killed under a trial. In a process of its own: Ray keeps threads and handlers
+until its process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+from batchtune.archive.run import open_run
+from batchtune.cli.commands.sweep import run_sweep
+from batchtune.tune.trials.trial import Trial
+
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+QUICK_DEATH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 20,
+}
+MODEL = """\
+service_time: {base_ms: 8.0, per_row_ms: 1.0}
+inputs: {x: {dtype: float32, shape: [8]}}
+outputs: {y: {dtype: float32, shape: [2]}}
+"""
+SCENARIO = """\
+name: parallel
+target: {kind: tfserving, model: MODEL}
+load: {arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 400ms}
+objective: throughput
+search:
+  budget: {time: 25s}
+  parallel: {servers: 2, ray: "ADDRESS", cpus_per_server: 1}
+  space: {max_batch_size: [1, 2, 4, 8], batch_timeout_micros: [0, 2000], num_batch_threads: [1]}
+"""
+
+
+def main(folder: Path) -> dict[str, Any]:
+    version = folder / "emulated" / "1"
+    version.mkdir(parents=True)
+    (version / "emulated.yaml").write_text(MODEL)
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": QUICK_DEATH})
+    other = cluster.add_node(**NODE)
+    scenario = folder / "scenario.yaml"
+    text = SCENARIO.replace("MODEL", str(folder / "emulated")).replace("ADDRESS", cluster.address)
+    scenario.write_text(text)
+    try:
+        found = _swept(scenario, folder / "results")
+        found["left"] = _left()
+        killer = threading.Timer(9.0, cluster.remove_node, args=(other, False))
+        killer.start()
+        killed = _swept(scenario, folder / "killed")
+        killer.join()
+        times = killed["numbers_by_node"]
+        found["killed"] = {
+            "lost": "is lost: " in killed["said"],
+            "exit_code": killed["exit_code"],
+            "trials_after": max(max(numbers) for numbers in times.values())
+            - min(max(numbers) for numbers in times.values()),
+            "said": killed["said"][-600:],
+        }
+        return found
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _swept(scenario: Path, results: Path) -> dict[str, Any]:
+    said, answer, begun_s = io.StringIO(), io.StringIO(), time.monotonic()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(answer):
+        code = run_sweep(scenario, [], results=results, resume=None, json=True, quiet=False)
+    took_s = time.monotonic() - begun_s
+    (path,) = (results / "parallel").iterdir() if (results / "parallel").exists() else []
+    trials = open_run(path).ledger()
+    nodes: dict[str, list[int]] = {}
+    for trial in trials:
+        nodes.setdefault(str(trial.node), []).append(trial.number)
+    assert answer.getvalue().startswith("{"), answer.getvalue()[:500] + said.getvalue()
+    chosen = json.loads(answer.getvalue())
+    return {
+        "exit_code": code,
+        "said": said.getvalue(),
+        "nodes": sorted(nodes),
+        "numbers_by_node": nodes,
+        "overlapping": _overlapping(trials),
+        "trials": len(trials),
+        "trial_s": round(sum(trial.seconds for trial in trials), 1),
+        "took_s": round(took_s, 1),
+        "max_batch_size": chosen["configuration"]["batching"]["max_batch_size"],
+    }
+
+
+def _overlapping(trials: list[Trial]) -> int:
+    """Pairs of trials on different nodes that ran at the same moment."""
+    spans = []
+    for trial in trials:
+        start_s = datetime.fromisoformat(trial.started_utc).timestamp()
+        spans.append((start_s, start_s + trial.seconds, trial.node))
+    return sum(
+        one[0] < other[1] and other[0] < one[1] and one[2] != other[2]
+        for at, one in enumerate(spans)
+        for other in spans[:at]
+    )
+
+
+def _left() -> list[str]:
+    """What a sweep leaves behind: servers, load processes and actors."""
+    give_up_s = time.monotonic() + 20.0
+    while True:
+        lines = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+        marks = ("ray::_Actor", "spawn_main", "batchtune.server")
+        left = [line[:100] for line in lines if any(mark in line for mark in marks)]
+        if not left or time.monotonic() > give_up_s:
+            return left
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

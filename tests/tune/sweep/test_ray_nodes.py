@@ -1,0 +1,166 @@
+"""The head of several servers under test: stations as a cluster would hold them, and a real sweep on two Ray nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchtune.load.cluster.host import HostLostError, Place, Progress
+from batchtune.load.live import LiveAggregate
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.bench import Plan
+from batchtune.tune.strategies.references import one_by_one
+from batchtune.tune.sweep.ray_nodes import ServerNodes
+from batchtune.tune.trials.trial import FinishedTrial
+from tests.tune.tune_fakes import planted, scenario_of
+
+SCRIPT = Path(__file__).with_name("ray_sweep.py")
+ROOT = Path(__file__).parents[3]
+NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'batchtune[ray]'")
+
+
+class FakeStation:
+    """A station whose trials end at the second look, but for those that it is lost under."""
+
+    def __init__(self, node: str, machine: str, *, cpus: int = 4, lost: bool = False) -> None:
+        self._place = Place(node=node, machine=machine, cpus=tuple(range(cpus)))
+        self._lost = lost
+        self._looks = 0
+        self._plan: Plan | None = None
+        self.opened: tuple[tuple[int, ...], bool] | None = None
+
+    def place(self) -> Place:
+        return self._place
+
+    def open(self, scenario: Scenario, cpus: Any, alone: bool) -> Scenario:
+        self.opened = tuple(cpus), alone
+        return scenario
+
+    def begin(self, plan: Plan) -> None:
+        self._plan, self._looks = plan, 0
+
+    def look(self) -> Progress:
+        if self._lost:
+            raise HostLostError("the actor died")
+        self._looks += 1
+        return Progress(live=None, ended=self._looks > 1)
+
+    def result(self) -> FinishedTrial:
+        assert self._plan is not None
+        return FinishedTrial(trial=planted(self._plan.number, throughput=1.0, p95_s=0.01), samples=None)
+
+    def close(self) -> None:
+        pass
+
+
+def nodes_of(*stations: FakeStation, told: list[str] | None = None) -> ServerNodes:
+    events = [] if told is None else told
+    return ServerNodes(scenario_of(), stations, on_event=events.append, sleep=lambda _seconds: None)
+
+
+def plans(count: int) -> list[Plan]:
+    configuration = one_by_one(scenario_of())
+    return [
+        Plan(number=number, configuration=configuration, source="grid", reason="", seed=1)
+        for number in range(1, count + 1)
+    ]
+
+
+def test_servers_on_one_machine_share_its_cpus_out_and_do_not_watch_each_other() -> None:
+    told: list[str] = []
+    stations = [FakeStation("a", "m1"), FakeStation("a", "m1"), FakeStation("b", "m2")]
+    nodes = nodes_of(*stations, told=told)
+    assert [station.opened for station in stations] == [
+        ((0, 1), False),
+        ((2, 3), False),
+        ((0, 1, 2, 3), True),
+    ]
+    assert nodes.names == ("a #1", "a #2", "b")
+    assert "2 of them share a machine" in told[-1]
+
+
+def test_more_servers_than_cpus_all_have_all_of_them() -> None:
+    stations = [FakeStation("a", "m", cpus=1), FakeStation("a", "m", cpus=1)]
+    nodes_of(*stations)
+    assert [station.opened for station in stations] == [((0,), False), ((0,), False)]
+
+
+def test_trials_run_on_every_station_and_say_where() -> None:
+    nodes = nodes_of(FakeStation("a", "m1"), FakeStation("b", "m2"))
+    done = list(nodes.run_all(plans(4)))
+    assert {one.trial.node for one in done} == {"a", "b"}
+    assert sorted(one.trial.number for one in done) == [1, 2, 3, 4]
+
+
+def test_a_station_that_is_lost_leaves_its_trial_to_another() -> None:
+    told: list[str] = []
+    nodes = nodes_of(FakeStation("a", "m1", lost=True), FakeStation("b", "m2"), told=told)
+    done = list(nodes.run_all(plans(2)))
+    assert {one.trial.node for one in done} == {"b"}
+    assert told[-1] == "a is lost: the actor died; its trial is run again on another node"
+
+
+def test_one_live_load_is_told_while_trials_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchtune.tune.sweep.nodes.WAIT_S", 0.0)
+    nodes = nodes_of(FakeStation("a", "m1"))
+    told: list[int] = []
+    nodes.report = lambda plan, _live: told.append(plan.number)
+    (trials,) = nodes._trials
+    trials.live = plans(1)[0], LiveAggregate.__new__(LiveAggregate)
+    nodes._report()
+    assert told == [1]
+
+
+@pytest.fixture(scope="module")
+def swept() -> Iterator[dict[str, Any]]:
+    folder = tempfile.mkdtemp(prefix="bt-ray-")  # sockets lie in it, whose paths have 107 characters at most
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "RAY_TMPDIR": folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), folder],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        yield json.loads(done.stdout.splitlines()[-1])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+@NEEDS_RAY
+def test_a_sweep_on_two_ray_nodes_recommends_and_leaves_nothing(swept: dict[str, Any]) -> None:
+    assert swept["exit_code"] in (0, 5)
+    assert swept["max_batch_size"] == 8
+    assert len(swept["nodes"]) == 2
+    assert swept["overlapping"] > 0
+    assert "nodes under the same load, 2 runs on each" in swept["said"]
+    assert swept["left"] == []
+
+
+@pytest.mark.slow
+@NEEDS_RAY
+def test_a_node_killed_under_its_trial_is_gone_on_without(swept: dict[str, Any]) -> None:
+    assert swept["killed"]["lost"]
+    assert swept["killed"]["exit_code"] in (0, 5)
+    assert swept["killed"]["trials_after"] > 0

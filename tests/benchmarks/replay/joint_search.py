@@ -28,6 +28,7 @@ from batchtune.tune.joint.standing import answer_of, standings
 from batchtune.tune.joint.sweep import joint_sweep
 from tests.tune.joint.pool_simulator import Device, simulated_load
 
+LOAD_S = 5.0
 TRUE_RUNS = 3
 TRUE_S = 20.0
 NEAR = 1.02
@@ -132,26 +133,28 @@ def best_of_grid(case: Case, *, kind: Kind = "together", of: str = "") -> tuple[
     return best
 
 
-def searched(case: Case, seed: int, points: int) -> tuple[float, int, Configuration]:
+def searched(case: Case, seed: int, points: int, seconds: float = LOAD_S) -> tuple[float, int, Configuration]:
     """What the search's choice truly holds, how many loads it took, and the choice."""
     scenario = scenario_of(case, seed=seed, points=points)
 
     def run(ask: JointAsk, number: int, _first_trial: int) -> Finished:
-        return Finished(load=simulated_load(scenario, case.device, ask, number=number), trials=())
+        return Finished(
+            load=simulated_load(scenario, case.device, ask, number=number, duration_s=seconds), trials=()
+        )
 
     loads = [finished.load for finished in joint_sweep(scenario, run)]
     choice = answer_of(standings(loads, "capacity")).configuration
     return true_factor(case, choice), len(loads), choice
 
 
-def report(case: Case, seeds: int, points: int) -> str:
+def report(case: Case, seeds: int, points: int, seconds: float = LOAD_S) -> str:
     started_s = time.monotonic()
     best, best_configuration = best_of_grid(case)
     names = [own.name for own in scenario_of(case).target.models]
     alone = {name: best_of_grid(case, kind="alone", of=name) for name in names}
     together = side_by_side({name: configuration for name, (_, configuration) in alone.items()})
     apart = max(true_factor(case, configuration) for configuration in together)
-    answers = [searched(case, seed, points) for seed in range(1, seeds + 1)]
+    answers = [searched(case, seed, points, seconds) for seed in range(1, seeds + 1)]
     gaps = [1.0 - factor / best for factor, _, _ in answers]
     gains = [factor / apart - 1.0 for factor, _, _ in answers] if apart else []
     lines = [
@@ -176,12 +179,13 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--points", type=int, default=60, help="points that the search may try")
+    parser.add_argument("--seconds", type=float, default=LOAD_S, help="length of a load of the search")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     wanted = parser.parse_args()
     cases = [case for case in CASES if wanted.case in case.name]
     with ProcessPoolExecutor(max_workers=2) as pool:
         for text in pool.map(
-            report, cases, *([value] * len(cases) for value in (wanted.seeds, wanted.points))
+            report, cases, *([value] * len(cases) for value in (wanted.seeds, wanted.points, wanted.seconds))
         ):
             print(text, flush=True)
 

@@ -80,7 +80,7 @@ class StageFunction:
         """
         try:
             outputs = self._function(dict(inputs))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit and CancelledError would end a thread of the server
             code = "INVALID_ARGUMENT" if isinstance(error, ValueError) else "INTERNAL"
             raise StatusError(code, f"{self._key}: {_place(error, self._path)}") from error
         return self._checked(outputs, len(next(iter(inputs.values()))))
@@ -92,7 +92,10 @@ class StageFunction:
         for name in outputs if self._names is None else self._names:
             if name not in outputs:
                 raise self._fault(f"gave no {name!r}; it gave {', '.join(map(repr, outputs)) or 'nothing'}")
-            array = _as_tensor(outputs[name])
+            try:
+                array = _as_tensor(outputs[name])
+            except Exception as error:  # rows of different lengths, say
+                raise self._fault(f"gave {name!r}, which is no array: {_said(error)}") from error
             if not array.ndim or len(array) != rows:
                 raise self._fault(f"gave {name!r} of shape {list(array.shape)} for {rows} rows")
             tensors[str(name)] = array
@@ -128,7 +131,8 @@ def _run_file(path: Path) -> ModuleType:
         FunctionType(code, vars(module))()
     except OSError as error:
         raise StatusError("INVALID_ARGUMENT", f"{path}: {error.strerror or error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit and CancelledError would end the thread that looks for models
+        del sys.modules[str(path)]
         raise StatusError("INVALID_ARGUMENT", _place(error, str(path), full=True)) from error
     return module
 
@@ -141,4 +145,12 @@ def _place(error: BaseException, path: str, *, full: bool = False) -> str:
         shown += f", line {error.lineno}"
     elif frames:
         shown += f", line {frames[-1].lineno}, in {frames[-1].name}"
-    return f"{shown}: {type(error).__name__}: {error}"[:_TEXT_MAX]
+    return f"{shown}: {_said(error)}"[:_TEXT_MAX]
+
+
+def _said(error: BaseException) -> str:
+    """The error's type and text; an error of the user's own may fail to tell one."""
+    try:
+        return f"{type(error).__name__}: {error}"[:_TEXT_MAX]
+    except Exception:  # noqa: BLE001 the text is the user's
+        return type(error).__name__

@@ -9,6 +9,7 @@ is the end of that request.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
+
+_logger = logging.getLogger(__name__)
 
 _LATE = "Deadline passed while the request waited for a thread"
 
@@ -260,3 +263,6 @@ def _answer(stage: Stage, inputs: Tensors) -> tuple[Outputs | None, StatusError 
         return stage(inputs), None
     except StatusError as error:
         return None, StatusError(error.code, error.message)  # the error's frames hold the tensors
+    except BaseException as error:  # whatever it is, the request ends, and the thread serves on
+        _logger.exception("a stage of a request failed")
+        return None, StatusError("INTERNAL", f"{type(error).__name__}: {error}")

@@ -7,11 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.registry import load_model
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.server.stages.stages import BatchingStage, check_allowed
 from batchtune.wire.status import StatusError
@@ -179,6 +182,58 @@ def test_what_the_model_does_not_take_is_refused_before_it_runs(
     serve(write_stages(tmp_path, stages, code), ask, stage=stage, **ALONE)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "return {'x': [[1.0], [2.0, 3.0]]}",
+            r"pre: stages.py:preprocess gave 'x', which is no array: ValueError: .*inhomogeneous",
+        ),
+        (
+            "raise asyncio.CancelledError('by hand')",
+            r"pre: stages.py, line 5, in preprocess: CancelledError: by hand",
+        ),
+        ("raise Mute()", r"pre: stages.py, line 5, in preprocess: Mute$"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_whatever_the_code_gives_or_raises_is_the_end_of_that_request(
+    tmp_path: Path, stage: BatchingStage, body: str, message: str
+) -> None:
+    code = f"""
+        import asyncio
+        class Mute(Exception):
+            __str__ = None
+        def preprocess(tensors): {body}
+    """.lstrip("\n")
+    stages = "pre: stages.py:preprocess\ninputs: {text: {dtype: string}}\n"
+
+    async def ask(server: StagedServer) -> None:
+        for _ in range(3):  # more than there are threads
+            with pytest.raises(StatusError, match=message) as raised:
+                await asyncio.wait_for(server.text(b"a", b"b"), 5)
+            assert raised.value.code == "INTERNAL"
+
+    serve(write_stages(tmp_path, stages, code), ask, stage=stage, **ALONE)
+
+
+def test_what_the_model_of_a_stage_raises_is_the_end_of_that_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_inputs: Tensors) -> Tensors:
+        raise RuntimeError("index out of range in self")
+
+    counter = load_model_of_counts(tmp_path, fail)
+    monkeypatch.setattr("batchtune.server.stages.sub_model.load_model", lambda *_: counter)
+
+    async def ask(server: StagedServer) -> None:
+        with pytest.raises(StatusError, match="RuntimeError: index out of range"):
+            await asyncio.wait_for(server.text(b"a"), 5)
+        await server.end_version()
+
+    serve(write_stages(tmp_path, "pre: letters/\ninputs: {text: {dtype: string}}\n"), ask, **ALONE)
+
+
 def test_some_outputs_may_be_asked_for_and_another_signature_stays_as_it_is(tmp_path: Path) -> None:
     async def ask(server: StagedServer) -> None:
         assert list(await server.text(b"a", names=("label",))) == ["label"]
@@ -302,6 +357,13 @@ def test_code_that_does_not_run_is_refused_at_load_with_its_line(
         serve(write_stages(tmp_path, code=code), ask)
     assert raised.value.code == "INVALID_ARGUMENT"
     assert not (tmp_path / "__pycache__").exists()
+
+
+def load_model_of_counts(folder: Path, run: Runner) -> LoadedModel:
+    (folder / "letters").mkdir()
+    (folder / "letters" / "emulated.yaml").write_text(COUNTS)
+    model = load_model(folder / "letters", BackendOptions())
+    return replace(model, runs=dict.fromkeys(model.runs, run))
 
 
 COUNTS = "inputs: {text: {dtype: string}}\noutputs: {x: {shape: [1]}}\n"

@@ -30,8 +30,14 @@ def read_yaml(path: Path) -> Any:
 
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (
+        OSError,
+        ValueError,
+        yaml.YAMLError,
+    ) as error:  # ValueError: no UTF-8, or a date such as 2026-13-13
         raise StatusError("INVALID_ARGUMENT", f"{path}: cannot be read: {error}") from error
+    except RecursionError as error:
+        raise StatusError("INVALID_ARGUMENT", f"{path}: cannot be read: nested too deeply") from error
 
 
 def tensor_specs(

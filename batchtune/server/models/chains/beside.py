@@ -9,6 +9,8 @@ from batchtune.server.models.chains.pipeline_file import read_pipeline
 from batchtune.server.models.model_config import ModelConfig
 from batchtune.wire.status import StatusError
 
+_NAME_MAX_BYTES = 255  # NAME_MAX of Linux
+
 
 def models_beside(chain: ModelConfig) -> tuple[ModelConfig, ...]:
     """The models that its versions ask, each from the directory of its name beside the chain's own.
@@ -21,9 +23,14 @@ def models_beside(chain: ModelConfig) -> tuple[ModelConfig, ...]:
         version = file.parent.resolve()
         home = version.parent.parent if version.name.isdigit() else version.parent
         for name in _models_asked(file):
-            if name != chain.name and (home / name).is_dir():
+            if name != chain.name and _is_name(name) and (home / name).is_dir():
                 beside.setdefault(name, ModelConfig(name=name, base_path=home / name))
     return tuple(beside.values())
+
+
+def _is_name(model: str) -> bool:
+    """Whether it names a directory beside, and no other: `..` and `/etc` lead elsewhere."""
+    return model == Path(model).name != ".." and "\0" not in model and len(model.encode()) <= _NAME_MAX_BYTES
 
 
 def _models_asked(file: Path) -> list[str]:

@@ -116,7 +116,13 @@ def test_a_mistake_is_named_by_file_line_and_key(tmp_path: Path, old: str, new: 
     assert raised.value.message.startswith(f"{path}:{int(fault.split(':')[0])}:{fault.partition(':')[2]}")
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "inputs: {x: {}}\n", "inputs: {x: {}}\nsteps: {}\n", "a: [\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "- a\n", "inputs: {x: {}}\n", "inputs: {x: {}}\nsteps: {}\n", "a: [\n", "steps: 2026-13-13\n",
+        "[" * 5000,
+    ],
+)  # fmt: skip
 def test_what_is_no_pipeline_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "pipeline.yaml").write_text(text)
     with pytest.raises(StatusError) as raised:
@@ -245,6 +251,11 @@ def test_the_models_beside_a_chain_are_those_that_its_steps_ask_and_that_are_the
     assert beside == tuple(ModelConfig(name=name, base_path=tmp_path / name) for name in ("trigger", "later"))
     (tmp_path / "laid out").mkdir()
     (tmp_path / "laid out" / "1").symlink_to(tmp_path / "chain" / "1")
+    other = tmp_path / "other" / "1"
+    for name in ("../other", str(tmp_path / "other"), ".", "..", "chain/../other", "o" * 300, '"a\\0"'):
+        write(other, ("model: select", f"model: {name}"))
+        chain = ModelConfig(name="other", base_path=tmp_path / "other")
+        assert [model.name for model in models_beside(chain)] == ["trigger"], name
     linked = models_beside(ModelConfig(name="chain", base_path=tmp_path / "laid out"))
     assert linked == beside[:1]
     assert not models_beside(ModelConfig(name="m", base_path=tmp_path / "trigger"))

@@ -23,13 +23,12 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
     Raises:
         StatusError: the code cannot be loaded, or the package that speaks to the store is missing.
     """
-    names = [spec.name for spec in stage.outputs]
     if stage.redis is not None:
         return RedisLookup(stage.redis, stage.inputs[0].name, stage.outputs[0])
     if stage.emulated is not None:
         service_time = ServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
         return EmulatedDevice(service_time, rows_max=None, outputs=stage.outputs)
-    return code.function("lookup.code", stage.code, names)
+    return code.function("lookup.code", stage.code, stage.outputs)
 
 
 class RedisLookup:

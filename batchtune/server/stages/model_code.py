@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.model import Tensors
+from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype, shown
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
 _TEXT_MAX = 500
@@ -33,8 +35,8 @@ class ModelCode:
         self._folder = version_directory
         self._modules: dict[str, ModuleType] = {}
 
-    def function(self, key: str, reference: str, names: Sequence[str] | None) -> StageFunction:
-        """The function that `FILE.py:FUNCTION` names; `names` are the tensors that it must give, None: any.
+    def function(self, key: str, reference: str, gives: Sequence[TensorSpec]) -> StageFunction:
+        """The function that `FILE.py:FUNCTION` names; `gives` are the tensors that it must give, none: any.
 
         Raises:
             StatusError: INVALID_ARGUMENT: no such file or function, or the file does not run; with its line.
@@ -49,7 +51,7 @@ class ModelCode:
                 f"{self._folder / file_name}: no function {function_name}, which {key} of stages.yaml names"
             )
             raise StatusError("INVALID_ARGUMENT", message)
-        return StageFunction(key, reference, str(self._folder / file_name), function, names)
+        return StageFunction(key, reference, str(self._folder / file_name), function, gives)
 
     def close(self) -> None:
         """Forget the modules."""
@@ -63,13 +65,13 @@ class StageFunction:
     """One function of a model's code; called on any thread, several at a time."""
 
     def __init__(
-        self, key: str, reference: str, path: str, function: Function, names: Sequence[str] | None
+        self, key: str, reference: str, path: str, function: Function, gives: Sequence[TensorSpec]
     ) -> None:
         self.reference = reference
         self._key = key
         self._path = path
         self._function = function
-        self._names = names
+        self._specs = {spec.name: spec for spec in gives}
 
     def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
         """Its tensors, one row for each row that it was given.
@@ -89,7 +91,7 @@ class StageFunction:
         if not isinstance(outputs, Mapping):
             raise self._fault(f"gave a {type(outputs).__name__}; expected a table of arrays by name")
         tensors = {}
-        for name in outputs if self._names is None else self._names:
+        for name in self._specs or outputs:
             if name not in outputs:
                 raise self._fault(f"gave no {name!r}; it gave {', '.join(map(repr, outputs)) or 'nothing'}")
             try:
@@ -98,8 +100,23 @@ class StageFunction:
                 raise self._fault(f"gave {name!r}, which is no array: {_said(error)}") from error
             if not array.ndim or len(array) != rows:
                 raise self._fault(f"gave {name!r} of shape {list(array.shape)} for {rows} rows")
+            if name in self._specs:
+                self._check_type(array, self._specs[name])
             tensors[str(name)] = array
         return tensors
+
+    def _check_type(self, array: NDArray[Any], spec: TensorSpec) -> None:
+        """Whether it is what stages.yaml tells clients of."""
+        type_name = "string" if spec.dtype == "object" else spec.dtype
+        if array.dtype != (numpy_dtype(spec.dtype) or array.dtype):
+            raise self._fault(f"gave {spec.name!r} as {array.dtype.name}; stages.yaml says {type_name}")
+        if spec.dtype == "object" and not all(isinstance(text, bytes) for text in array.flat):
+            raise self._fault(f"gave {spec.name!r} with what is no text; stages.yaml says {type_name}")
+        try:
+            InputShape("", spec).check(array.shape)
+        except StatusError as error:
+            actual, expected = shown(array.shape), shown(spec.shape)
+            raise self._fault(f"gave {spec.name!r} of shape {actual}; stages.yaml says {expected}") from error
 
     def _fault(self, what: str) -> StatusError:
         return StatusError("INTERNAL", f"{self._key}: {self.reference} {what}")

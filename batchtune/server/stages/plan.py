@@ -130,7 +130,6 @@ def plan_of(
     )
     _check_takers(declared, device)
     code = ModelCode(declared.path.parent)
-    answers = [spec.name for spec in signature.outputs]
 
     def counted(name: str, run: Runner | StageFunction) -> Stage:
         def stage(inputs: Tensors) -> Named:
@@ -143,12 +142,12 @@ def plan_of(
 
         return stage
 
-    def opened_stage(key: str, reference: str, names: Sequence[str]) -> Stage | None:
+    def opened_stage(key: str, reference: str, gives: Sequence[TensorSpec]) -> Stage | None:
         if not reference:
             return None
         if not reference.endswith("/"):
-            return counted(key, code.function(key, reference, names or None))
-        sub_model = SubModel(key, declared.path.parent / reference, options, names)
+            return counted(key, code.function(key, reference, gives))
+        sub_model = SubModel(key, declared.path.parent / reference, options, gives)
         opened.callback(sub_model.close)
         return counted(key, sub_model)
 
@@ -161,7 +160,7 @@ def plan_of(
                 opened.callback(source.close)
             lookup = Lookup(declared=declared.lookup, ask=counted("lookup", source))
         pre = opened_stage("pre", declared.pre, ())
-        post = opened_stage("post", declared.post, answers)
+        post = opened_stage("post", declared.post, signature.outputs)
         kept = opened.pop_all()
     return StagePlan(
         signature=signature,

@@ -191,9 +191,9 @@ def test_what_the_model_does_not_take_is_refused_before_it_runs(
         ),
         (
             "raise asyncio.CancelledError('by hand')",
-            r"pre: stages.py, line 5, in preprocess: CancelledError: by hand",
+            r"pre: stages.py, line 4, in preprocess: CancelledError: by hand",
         ),
-        ("raise Mute()", r"pre: stages.py, line 5, in preprocess: Mute$"),
+        ("raise Mute()", r"pre: stages.py, line 4, in preprocess: Mute$"),
     ],
 )
 @pytest.mark.parametrize("stage", ["device", "unit", "early"])
@@ -215,6 +215,33 @@ def test_whatever_the_code_gives_or_raises_is_the_end_of_that_request(
             assert raised.value.code == "INTERNAL"
 
     serve(write_stages(tmp_path, stages, code), ask, stage=stage, **ALONE)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("tensors['y'].astype(np.float64)", "gave 'z' as float64; stages.yaml says float32"),
+        ("tensors['y'].ravel()", "gave 'z' of shape [1]; stages.yaml says [?,1]"),
+        ("np.array([[None]])", "gave 'z' as object; stages.yaml says float32"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["device", "unit"])
+def test_an_answer_is_what_the_declaration_tells_clients(
+    tmp_path: Path, stage: BatchingStage, given: str, message: str
+) -> None:
+    code = f"import numpy as np\ndef last(tensors):\n    return {{'z': {given}}}\n"
+
+    async def ask(server: StagedServer) -> None:
+        with pytest.raises(StatusError) as raised:
+            await server.request({"x": np.zeros((1, 1), np.float32)})
+        assert raised.value.message == f"post: stages.py:last {message}"
+
+    stages = "post: stages.py:last\noutputs: {z: {dtype: float32, shape: [1]}}\n"
+    serve(write_stages(tmp_path, stages, code), ask, stage=stage, **ALONE)
+    text = "post: stages.py:last\noutputs: {z: {dtype: string, shape: [1]}}\n"
+    if "None" in given:
+        message = "gave 'z' with what is no text; stages.yaml says string"
+        serve(write_stages(tmp_path, text, code), ask, stage=stage, **ALONE)
 
 
 def test_what_the_model_of_a_stage_raises_is_the_end_of_that_request(

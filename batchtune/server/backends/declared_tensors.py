@@ -101,10 +101,12 @@ def number(value: Any, key: str) -> float:
     return float(value)
 
 
-def whole_number(value: Any, key: str, *, least: int) -> int:
-    """A whole number of at least `least`; raises FaultError."""
+def whole_number(value: Any, key: str, *, least: int, most: int | None = None) -> int:
+    """A whole number of at least `least`, and of at most `most`; raises FaultError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise FaultError(f"{key}: {value!r}; expected a whole number ≥ {least}")
+    if most is not None and value > most:
+        raise FaultError(f"{key}: {value!r}; expected {most} at most")
     return value
 
 

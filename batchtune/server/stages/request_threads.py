@@ -42,6 +42,11 @@ class RequestThreads:
             self._new.append(job)
             self._changed.notify()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer last stages wait than first ones may."""
+        return len(self._begun) < self._waiting_max
+
     def put_last_stage(self, job: Job) -> None:
         """Queue the last stage of a request, before all first stages; never refused, since its room was given."""
         with self._changed:

@@ -144,6 +144,8 @@ class _StagedRequest:
             )
             self._session.enter()
             return
+        if not self._session.threads.has_room:  # no first stage holds requests back while the last ones wait
+            raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
         self._session.enter()
         self._after_pre(dict(inputs), None)
 

@@ -45,7 +45,6 @@ class ModelStages:
         observer: BatchObserver,
         deliver: Deliver,
     ) -> None:
-        self._plan = plan_of(declared, model, model_name=model_name, use=use, options=options)
         self._name = declared.signature
         self._is_early = stage == "early"
         if self._is_early and (declared.lookup is not None or not declared.pre):
@@ -56,6 +55,7 @@ class ModelStages:
             )
             message = f"{declared.path}: --batching_stage=early: {what}; give device or unit"
             raise StatusError("INVALID_ARGUMENT", message)
+        self._plan = plan_of(declared, model, model_name=model_name, use=use, options=options)
         self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
         self._threads: RequestThreads | None = None
         self._session: StagedSession | None = None

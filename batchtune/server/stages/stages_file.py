@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.backends.declared_tensors import (
@@ -51,6 +52,8 @@ _LOOKUP_KEYS = ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS)
 _CODE = re.compile(r"[A-Za-z_][\w-]*\.py:[A-Za-z_]\w*")
 _FOLDER = re.compile(r"[A-Za-z_][\w-]*/")
 _LOOKUP_ROWS, _LOOKUP_TIMEOUT_MICROS, _LOOKUP_BATCHES, _LOOKUP_THREADS = 64, 1000, 100, 2
+_THREADS_MAX, _INT64_MAX = 1024, 2**63 - 1
+"""Beyond some thousands of threads the system has no more, for the whole server."""
 REDIS_TIMEOUT_MS: Final = 1000.0
 """A store that has not answered by then is not answering: requests have deadlines of seconds."""
 
@@ -128,7 +131,7 @@ def _declared(path: Path, document: dict[str, Any]) -> DeclaredStages:
         inputs=_tensors(document, "inputs", ("pre", "lookup")),
         outputs=_tensors(document, "outputs", ("post",)),
         signature=signature,
-        request_threads=whole_number(threads, "request_threads", least=1),
+        request_threads=whole_number(threads, "request_threads", least=1, most=_THREADS_MAX),
     )
 
 
@@ -173,7 +176,12 @@ def _lookup(section: Any) -> LookupStage:
     if redis is not None and (len(inputs) != 1 or len(outputs) != 1):
         raise FaultError("lookup.redis: one key, one value; expected one tensor in inputs and one in outputs")
     counts = {
-        name: whole_number(section[name], f"lookup.{name}", least=0 if name == "batch_timeout_micros" else 1)
+        name: whole_number(
+            section[name],
+            f"lookup.{name}",
+            least=0 if name == "batch_timeout_micros" else 1,
+            most=_THREADS_MAX if name == "num_batch_threads" else _INT64_MAX,
+        )
         for name in _QUEUE_KEYS
         if name in section
     }
@@ -197,6 +205,12 @@ def _redis(section: Any) -> RedisSource:
     url, prefix = section.get("url"), section.get("prefix", "")
     if not isinstance(url, str) or not url.startswith(("redis://", "rediss://", "unix://")):
         raise FaultError(f"lookup.redis.url: {url!r}; expected redis://HOST:PORT/DATABASE")
+    try:
+        port = urlsplit(url).port
+    except ValueError as error:
+        raise FaultError(f"lookup.redis.url: {error}; expected redis://HOST:PORT/DATABASE") from error
+    if port == 0:
+        raise FaultError("lookup.redis.url: port 0; expected redis://HOST:PORT/DATABASE")
     if not isinstance(prefix, str):
         raise FaultError(
             f"lookup.redis.prefix: {prefix!r}; expected what stands before a key, such as 'user:'"

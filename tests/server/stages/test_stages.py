@@ -347,6 +347,43 @@ def test_no_more_wait_for_a_thread_than_may_and_last_stages_go_first() -> None:
     assert order == ["last stage", "first"]
 
 
+def test_no_more_wait_for_a_last_stage_alone_than_may(tmp_path: Path) -> None:
+    code = """
+        import threading
+        GATE = threading.Event()
+        def last(tensors):
+            GATE.wait(10)
+            return tensors
+    """
+    stages = "post: stages.py:last\noutputs: {y: {shape: [1]}}\nrequest_threads: 1\n"
+
+    async def ask(server: StagedServer) -> None:
+        threads = server.stages._threads
+        assert threads is not None
+        threads._waiting_max = 2
+        row = {"x": np.ones((1, 1), np.float32)}
+        asked = [server.request(row) for _ in range(3)]
+        while threads.has_room:  # noqa: ASYNC110 it is a batch thread that gets there
+            await asyncio.sleep(0.001)
+        with pytest.raises(StatusError) as raised:
+            server.request(row)
+        assert raised.value.code == "RESOURCE_EXHAUSTED"
+        server.code["GATE"].set()
+        assert [answer["y"].tolist() for answer in await asyncio.gather(*asked)] == [[[2.0]]] * 3
+
+    serve(write_stages(tmp_path, stages, code), ask, **ALONE)
+
+
+def test_what_early_work_refuses_has_not_run_any_code(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        raise AssertionError("loaded")
+
+    stages = "post: stages.py:last\noutputs: {y: {shape: [1]}}\n"
+    with pytest.raises(StatusError, match="there is no pre to run early"):
+        serve(write_stages(tmp_path, stages, "open(__file__ + '.ran', 'w')"), ask, stage="early", **ALONE)
+    assert not (tmp_path / "stages.py.ran").exists()
+
+
 def test_code_and_connections_of_a_model_are_refused_without_the_flag(tmp_path: Path) -> None:
     declared = declared_in(write_stages(tmp_path))
     with pytest.raises(

@@ -60,6 +60,19 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
             "{pre: stages.py:f, inputs: {x: {}}, request_threads: 0}",
             "request_threads: 0; expected a whole number",
         ),
+        (
+            "{pre: stages.py:f, inputs: {x: {}}, request_threads: 1000000}",
+            "request_threads: 1000000; expected 1024 at most",
+        ),
+        (
+            LOOKUP.replace("emulated:", "num_batch_threads: 100000, emulated:"),
+            "lookup.num_batch_threads: 100000; expected 1024 at most",
+        ),
+        (
+            LOOKUP.replace("emulated: {base_ms: 1}", "redis: {url: 'redis://h:port'}"),
+            "lookup.redis.url: Port could not be cast to integer value as 'port'; expected redis://HOST",
+        ),
+        ("{pre: 2026-13-13}", "cannot be read: month must be in 1..12"),
         ("{pre: stages.py:f, inputs: {x: {}}, signature: 3}", "signature: 3; expected a name"),
         (
             LOOKUP.replace("emulated: {base_ms: 1}", ""),

@@ -10,7 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from batchtune.archive.run import CHECK, COMPARISON, LEDGER, NOT_RUNS, RECOMMENDATION, RUN_NAME, Run
+from batchtune.archive.run import (
+    CHECK,
+    COMPARISON,
+    JOINT_RECOMMENDATION,
+    LEDGER,
+    NOT_RUNS,
+    RECOMMENDATION,
+    RUN_NAME,
+    Run,
+)
+from batchtune.archive.whole_files import json_object
+from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError, BatchtuneError
 
 Kind = Literal["sweep", "load", "compare", "noise", "check"]
@@ -78,7 +89,8 @@ def _entries(run: Run) -> Iterator[RunEntry]:
     try:
         trials = (run.path / LEDGER).read_bytes().count(b"\n")
         asked = run.scenario()
-        scenario, target = asked.name, asked.target.model
+        models = " + ".join(own.name for own in asked.target.models)
+        scenario, target = asked.name, models or asked.target.model
         verdict, recommended = _outcome(run, kind)
     except BatchtuneError as error:
         verdict = f"unreadable: {error.message}"
@@ -106,10 +118,22 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
         return "done" if (run.path / COMPARISON).is_file() else "unfinished", None
     if kind == "check":
         return _check_verdict(run), None
+    if (run.path / JOINT_RECOMMENDATION).is_file():
+        return _joint_outcome(run)
     if not (run.path / RECOMMENDATION).is_file():
         return "no recommendation", None
     chosen = run.recommendation()
     return "established" if chosen.established else "open", chosen.configuration.label()
+
+
+def _joint_outcome(run: Run) -> tuple[str, str]:
+    path = run.path / JOINT_RECOMMENDATION
+    document = json_object(path)
+    try:
+        label = Configuration.from_dict(document["configuration"]).label()
+        return "established" if document["established"] else "open", label
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{path}: not a recommendation: {error!r}") from error
 
 
 def _check_verdict(run: Run) -> str:

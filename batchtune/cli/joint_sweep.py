@@ -35,7 +35,7 @@ from batchtune.scenario.units import counted, percentage
 from batchtune.target.launch.demand import demand_of
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.joint.bench import JointBench
-from batchtune.tune.joint.load import loads_of
+from batchtune.tune.joint.load import loads_of, next_load
 from batchtune.tune.joint.space import JointSpace
 from batchtune.tune.joint.sweep import joint_sweep
 
@@ -72,7 +72,10 @@ def run_joint_sweep(
     `idle` are options that were given and have no meaning here.
     """
     if idle:
-        hints = {"--rate": "write rate at each of target.models"}
+        hints = {
+            "--rate": "write rate at each of target.models",
+            "--slo-…": "write slo at each of target.models",
+        }
         raise UsageError(f"{idle[0]}: not of several models", hint=hints.get(idle[0], "leave it out"))
     scenario = read_scenario(path, overrides=overrides)
     _refuse(scenario)
@@ -128,6 +131,10 @@ def _refuse(scenario: Scenario) -> None:
             f"search.strategy: {scenario.search.strategy} searches one model; several have a search of their own",
             hint="leave it out",
         )
+    if scenario.search.parallel.servers > 1:
+        raise UsageError(
+            "search.parallel: several models are searched on one server at a time", hint="leave it out"
+        )
     if JointSpace(scenario).size < 2:
         raise UsageError(
             "search.space: no parameter has two values to try", hint="add space: {max_batch_size: [1, 4, 16]}"
@@ -169,7 +176,8 @@ def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> No
         finished_loads = joint_sweep(
             scenario,
             lambda ask, number, first_trial: bench.run(ask, number=number, first_trial=first_trial),
-            earlier=loads_of(trials),
+            earlier=loads_of(trials, scenario.of_models()),
+            first_load=next_load(trials),
             first_trial=1 + max((trial.number for trial in trials), default=0),
             on_ask=on_ask,
         )
@@ -203,7 +211,7 @@ def _concluded(
 
 def _conclude(run: Run, scenario: Scenario, trials: Sequence[Trial], *, json: bool, keep: bool) -> int:
     try:
-        chosen = recommend_joint(loads_of(trials), scenario)
+        chosen = recommend_joint(loads_of(trials, scenario.of_models()), scenario)
     except BatchtuneError as error:
         if json:
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))

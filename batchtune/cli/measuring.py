@@ -107,7 +107,8 @@ def sweep(
     from batchtune.cli.joint_sweep import run_joint_sweep, several_models
 
     if several_models(asked.source):
-        given = {"--rate": rate, "--concurrency": concurrency, "--optuna-storage": optuna_storage}
+        given: dict[str, object] = {"--rate": rate, "--concurrency": concurrency, "--parallel": parallel}
+        given |= {"--optuna-storage": optuna_storage, "--slo-…": slo or None}
         raise typer.Exit(
             run_joint_sweep(
                 asked.source,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import BatchtuneError, InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.plain_values import fields_to_plain
+from batchtune.recommend.nothing_holds import nothing_holds
 from batchtune.scenario.spec.scenario import Objective, Scenario
 from batchtune.tune import policy
 from batchtune.tune.joint.load import JointLoad
@@ -61,7 +61,8 @@ class ModelShare:
 class Rival:
     """What is best for each model alone, put together and measured under the recommended rates.
 
-    `kept` None: never measured there. `factor` is what it held in the search, None where it held nothing.
+    `kept` None: nothing was measured there that tells of the server.
+    `factor` is what it held in the search, None where it held nothing.
     """
 
     configuration: Configuration
@@ -102,6 +103,8 @@ class Flood:
 class JointRecommendation:
     """What to deploy for all models; `established` where at least policy.CONFIRMATIONS fresh runs kept every SLO.
 
+    `unflooded` are models under whose stated flood these parameters were never measured: then nothing is established.
+
     `factor` is how many times the stated rates were sent. `rivals` are what is best for each alone, put together.
     `caveats` are those of the runs at these rates, by model.
     """
@@ -118,6 +121,7 @@ class JointRecommendation:
     rivals: tuple[Rival, ...]
     floods: tuple[Flood, ...]
     caveats: tuple[str, ...]
+    unflooded: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Plain types, safe for JSON."""
@@ -129,14 +133,16 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
 
     Raises:
         NoFeasibleConfigurationError: under no parameters tried did every model keep its SLO.
+        MeasurementInvalidError: the client was the limit in every load of all models.
         InconclusiveError: nothing was measured with all models loaded.
         TargetError: every load failed.
     """
     ranked = standings(loads, scenario.objective)
     if not ranked:
-        raise _nothing_holds(loads)
+        raise nothing_holds(loads)
     chosen = answer_of(ranked)
     at_rates = _at_rates(loads, chosen)
+    unflooded = _unflooded(loads, chosen.configuration, scenario)
     return JointRecommendation(
         configuration=chosen.configuration,
         objective=scenario.objective,
@@ -144,7 +150,7 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         factor=chosen.factor,
         fresh=chosen.fresh,
         held=chosen.held,
-        established=chosen.held >= policy.CONFIRMATIONS,
+        established=chosen.held >= policy.CONFIRMATIONS and not unflooded,
         loads=len(loads),
         models=tuple(
             _share(name, own, loads, at_rates, chosen) for name, own in scenario.of_models().items()
@@ -152,28 +158,14 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         rivals=tuple(_rivals(loads, scenario, chosen)),
         floods=tuple(_floods(loads, chosen.configuration, scenario)),
         caveats=_caveats(at_rates),
+        unflooded=unflooded,
     )
 
 
-def _nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
-    together = [load for load in loads if load.ask.kind == "together"]
-    if loads and all(load.failure is not None for load in loads):
-        return TargetError(f"every load failed; the last: {loads[-1].failure}")
-    if not together:
-        return InconclusiveError(
-            "nothing was measured with all models loaded", hint="give it more time: --budget 10m"
-        )
-    flooded = [load for load in loads if load.ask.kind == "flood" and not load.holds]
-    if flooded and any(load.holds for load in together):
-        return NoFeasibleConfigurationError(
-            f"under a flood of {flooded[-1].ask.of} the others never kept their SLOs",
-            hint="lower its flood, loosen an SLO, or give its space smaller values of max_batch_size",
-        )
-    tightest = min(together, key=lambda load: load.tightness)
-    return NoFeasibleConfigurationError(
-        f"all models never kept their SLOs together; the nearest used {tightest.tightness:.3g} times a limit at "
-        f"{tightest.ask.factor:.3g} times the stated rates",
-        hint="lower the rates, loosen an SLO, or widen search.space",
+def _unflooded(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenario) -> tuple[str, ...]:
+    stood = {load.ask.of for load in loads if load.ask.kind == "flood" and load.ask.configuration == chosen}
+    return tuple(
+        own.name for own in scenario.target.models if own.flood_rps is not None and own.name not in stood
     )
 
 
@@ -257,6 +249,7 @@ def _rivals(loads: Sequence[JointLoad], scenario: Scenario, chosen: Standing) ->
             for load in loads
             if (load.ask.kind, load.ask.configuration, load.ask.factor)
             == ("together", configuration, chosen.factor)
+            and load.tells
         ]
         rivals.append(
             Rival(

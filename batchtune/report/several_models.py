@@ -296,7 +296,12 @@ def _floods(floods: Sequence[Flood]) -> Iterator[str]:
 
 def _doubt(chosen: JointRecommendation) -> Iterator[str]:
     yield from (f"Mind: {caveat}" for caveat in chosen.caveats)
-    if not chosen.established:
+    if chosen.unflooded:
+        yield (
+            f"Not established: with these parameters no flood of {' and '.join(chosen.unflooded)} was measured; give "
+            "the sweep more time (--budget)."
+        )
+    elif not chosen.established:
         yield (
             f"Not established: that takes {policy.CONFIRMATIONS} fresh runs that keep every SLO; give the sweep more "
             "time (--budget)."

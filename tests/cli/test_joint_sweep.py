@@ -66,6 +66,23 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     )  # an emulated device is no SavedModel
     refused = answered("recommend", document["run"], "--slo-p95", "1ms", cwd=tmp_path)
     assert (refused.returncode, "--slo-…: not of a sweep of several models" in refused.stderr) == (2, True)
+    (listed,) = json.loads(answered("runs", "--json", cwd=tmp_path).stdout)["runs"]
+    assert (listed["target"], listed["verdict"]) == (
+        "quick + slow",
+        "established" if done.returncode == 0 else "open",
+    )
+    assert "max_batch_size=2" in listed["recommended"]
+    for words in (("simulate", "--rate", "5"), ("plan", "--rate", "5")):
+        twin = answered(words[0], document["run"], *words[1:], cwd=tmp_path)
+        assert (twin.returncode, "is of several models, which a twin does not know" in twin.stderr) == (
+            5,
+            True,
+        )
+    ledger = (run / "trials.jsonl").read_text().splitlines(keepends=True)
+    last = max(at for at, trial in enumerate(trials) if trial["company"]["kind"] == "together")
+    (run / "trials.jsonl").write_text("".join(ledger[:last]))  # killed between the two trials of a load
+    killed = answered("recommend", document["run"], cwd=tmp_path)
+    assert killed.returncode in (0, 5), killed.stderr
     page = answered("report", document["run"], cwd=tmp_path)
     assert (page.returncode, "a sweep of several models has no page yet" in page.stderr) == (2, True)
 
@@ -74,6 +91,7 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (("--rate", "5"), ("--rate: not of several models", "write rate at each of target.models")),
+        (("--slo-p95", "4ms"), ("--slo-…: not of several models", "write slo at each of target.models")),
         (("--set", "search.strategy=rule"), ("search.strategy: rule searches one model",)),
         (("--set", "objective=throughput"), ("objective",)),
         (("--set", "search.space.max_batch_size=[4]"), ("search.space: no parameter has two values to try",)),

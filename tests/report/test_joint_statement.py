@@ -100,6 +100,8 @@ def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does
     ):
         assert words in text.replace("\N{NO-BREAK SPACE}", " "), words
     assert "Not established" not in text
+    calm = told(replace(RECOMMENDATION, established=False, unflooded=("ranker",)))
+    assert "Not established: with these parameters no flood of ranker was measured" in calm
 
 
 def test_a_latency_claims_no_rates_that_were_not_searched() -> None:

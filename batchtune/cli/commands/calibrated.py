@@ -72,6 +72,11 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     """
     run = asked_run(path, results=results)
     scenario = run.scenario()
+    if scenario.target.models:
+        raise TwinError(
+            f"{run.path} is of several models, which a twin does not know",
+            hint="name the run of a sweep of one model",
+        )
     trials = kept_trials(run)
     measured = [
         trial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,6 +57,12 @@ class JointLoad:
         return next((trial.failure for trial in self.trials.values() if trial.failure), None)
 
     @property
+    def tells(self) -> bool:
+        """Whether it says anything of the server: it did not fail, and the client was the limit of no judged model."""
+        verdicts = {trial.measurement.verdict for trial in self.judged().values() if trial.measurement}
+        return self.failure is None and "INVALID" not in verdicts
+
+    @property
     def spoilt(self) -> bool:
         """Whether the client was the limit, or the host noisy, for some model: nothing is told of the server."""
         verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
@@ -67,13 +73,23 @@ class JointLoad:
         return {name: trial for name, trial in self.trials.items() if name != flooding}
 
 
-def loads_of(trials: Iterable[Trial]) -> list[JointLoad]:
-    """The loads of a ledger, in order; trials of another kind of run are passed over."""
+def loads_of(trials: Iterable[Trial], names: Collection[str]) -> list[JointLoad]:
+    """The loads of a ledger, in order; trials of another kind of run are passed over.
+
+    So is a load of which trials are missing, one for each model of `names` that it loaded: the sweep was killed between
+    the first of them and the last.
+    """
     grouped: dict[int, list[Trial]] = {}
     for trial in trials:
         if trial.company is not None:
             grouped.setdefault(trial.company.load, []).append(trial)
-    return [_load(number, members) for number, members in sorted(grouped.items())]
+    loads = [_load(number, members) for number, members in sorted(grouped.items())]
+    return [load for load in loads if load.ask.kind == "alone" or load.trials.keys() == set(names)]
+
+
+def next_load(trials: Iterable[Trial]) -> int:
+    """The number of the load after those of a ledger."""
+    return 1 + max((trial.company.load for trial in trials if trial.company is not None), default=0)
 
 
 def _load(number: int, members: list[Trial]) -> JointLoad:

@@ -56,6 +56,7 @@ def joint_sweep(
     run: Run,
     *,
     earlier: Sequence[JointLoad] = (),
+    first_load: int = 1,
     first_trial: int = 1,
     on_ask: Callable[[JointAsk, float], None] = lambda _ask, _spent: None,
     now_s: Callable[[], float] = time.monotonic,
@@ -70,7 +71,7 @@ def joint_sweep(
     budget = JointBudget(scenario, now_s=now_s)
     kept = _Kept(earlier)
     loads = JointSearch(JointSpace(scenario), scenario, spent=budget.spent).loads()
-    number = max((load.number for load in earlier), default=0)
+    number = max([first_load - 1, *(load.number for load in earlier)])
     failures, worked = 0, bool(earlier)
     load: JointLoad | None = None
     while True:

@@ -9,15 +9,22 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, ScenarioError, TargetError
+from batchtune.errors import (
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    ScenarioError,
+    TargetError,
+)
 from batchtune.recommend.joint import recommend_joint
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.joint.bench import Finished, model_scenario
-from batchtune.tune.joint.load import JointAsk, JointLoad, loads_of
+from batchtune.tune.joint.load import JointAsk, JointLoad, loads_of, next_load
 from batchtune.tune.joint.space import JointSpace, Moves, side_by_side
 from batchtune.tune.joint.standing import standings
 from batchtune.tune.joint.sweep import joint_sweep
+from batchtune.tune.policy import CONFIRMATIONS
 from batchtune.tune.trials.trial import Trial
 from tests.tune.joint.pool_simulator import Device, simulated_load
 
@@ -182,6 +189,33 @@ def test_slos_that_are_never_kept_together_are_told_as_such() -> None:
         recommend_joint(swept(scenario), scenario)
 
 
+def client_limited(load: JointLoad) -> JointLoad:
+    trials = {
+        name: replace(trial, measurement=replace(trial.measurement, verdict="INVALID"))
+        for name, trial in load.trials.items()
+        if trial.measurement is not None
+    }
+    return replace(load, trials=trials)
+
+
+def test_loads_that_the_client_limited_break_no_slo() -> None:
+    scenario = parse_scenario(TEXT)
+    loads = [client_limited(load) for load in swept(scenario)]
+    with pytest.raises(MeasurementInvalidError, match="the client was the limit"):
+        recommend_joint(loads, scenario)
+
+
+def test_what_was_never_flooded_is_not_established() -> None:
+    scenario = parse_scenario(FLOODED)
+    loads = swept(scenario)
+    chosen = recommend_joint(loads, scenario)
+    assert (chosen.established, chosen.unflooded) == (True, ())
+    calm = [load for load in loads if load.ask.kind != "flood"]
+    chosen = recommend_joint(calm, scenario)
+    assert chosen.held >= CONFIRMATIONS
+    assert (chosen.established, chosen.unflooded) == (False, ("ranker",))
+
+
 def test_no_load_of_all_models_is_no_answer() -> None:
     scenario = parse_scenario(TEXT)
     alone = [load for load in swept(scenario) if load.ask.kind == "alone"]
@@ -204,7 +238,15 @@ def test_a_server_that_never_works_ends_the_sweep() -> None:
 def test_loads_are_put_together_again_from_the_ledger() -> None:
     whole = swept(parse_scenario(TEXT))[:5]
     trials = [Trial.from_dict(trial.to_dict()) for load in whole for trial in load.trials.values()]
-    assert loads_of(trials) == whole
+    assert loads_of(trials, ("ranker", "reader")) == whole
+
+
+def test_a_load_that_was_killed_before_its_last_trial_was_kept_is_none() -> None:
+    *whole, last = (load for load in swept(parse_scenario(TEXT)) if load.ask.kind == "together")
+    trials = [trial for load in whole for trial in load.trials.values()]
+    trials.append(next(iter(last.trials.values())))
+    assert loads_of(trials, ("ranker", "reader")) == whole
+    assert next_load(trials) == last.number + 1
 
 
 def test_who_floods_has_its_flood_and_no_promise_and_the_others_their_rates() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,11 @@ from typing import Final
 
 from batchtune.errors import BatchingParametersError
 
-_RUN: Final = re.compile(r"^\s*(?:sudo\s+)?(?:docker|podman)\s+(?:container\s+)?run\s", re.MULTILINE)
+_RUN: Final = re.compile(
+    r"^[ \t]*(?:(?:sudo(?:[ \t]+-\w+)*|exec|nohup|time|if|\w+=\S*)[ \t]+)*(?:/\S*/)?(?:docker|podman)[ \t]+"
+    r"(?:container[ \t]+)?run\s",
+    re.MULTILINE,
+)
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 _SWITCHES: Final = frozenset(
     {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}
@@ -58,13 +63,15 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
         )
     command = re.split(r"(?<!\\)\n", text[starts[0].end() :], maxsplit=1)[0].replace("\\\n", " ")
     try:
-        words = shlex.split(_HERE.sub(".", command), comments=True)
+        words = list(_words(_HERE.sub(".", command)))
     except ValueError as error:
         raise BatchingParametersError(f"{source}:{line}: {error}") from error
     options, args = _split(words)
     if not args:
         raise BatchingParametersError(f"{source}:{line}: docker run names no image")
     mounts = _mounts(options)
+    if not any("tritonserver" in word for word in args):
+        _require_plain(args[1:], where=f"{source}:{line}")
     flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
     file = next((word.partition("=")[2] for word in flags if word.startswith(f"{_FILE_FLAG}=")), None)
     kept = shlex.join(word for word in flags if not word.startswith(_FILE_FLAG))
@@ -76,6 +83,29 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
             f"{source}:{line}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
         )
     return DockerRun(flags=kept, file=None if own is None else Path(source).parent / own, line=line)
+
+
+def _words(command: str) -> Iterator[str]:
+    """The words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    return itertools.takewhile(lambda word: not word or not set(word) <= set(";&|<>"), lexer)
+
+
+def _require_plain(args: Sequence[str], *, where: str) -> None:
+    """Refuse what would be passed over: a shell's command, an unknown variable, a flag that the server cannot read."""
+    hint = "give the file of parameters itself, or a docker run whose arguments are the server's own"
+    for word in args:
+        if re.match(r"-\w*c$", word) or " --" in word:
+            raise BatchingParametersError(f"{where}: a shell in the container starts the server", hint=hint)
+        if "$" in word and word not in ("$@", "$*") and not _OF_THE_MODEL.match(word):
+            raise BatchingParametersError(f"{where}: {word}: what it stands for is not known here", hint=hint)
+        if re.match(r"-\w", word) or word == _FILE_FLAG:
+            name = word.lstrip("-")
+            equals = "" if "=" in name or word != _FILE_FLAG else "=PATH"
+            raise BatchingParametersError(
+                f"{where}: {word}: the server takes flags as --name=value", hint=f"write --{name}{equals}"
+            )
 
 
 def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:

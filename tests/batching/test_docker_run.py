@@ -46,6 +46,20 @@ def test_the_mounted_file_and_the_flags_are_read(mount: str, tmp_path: Path) -> 
     assert file.knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
 
 
+@pytest.mark.parametrize("before", ["exec ", "sudo -E ", "DOCKER_HOST=unix:///x nohup ", "/usr/bin/"])
+@pytest.mark.parametrize("after", ["", " > log.txt 2>&1 &", "; echo --done", " && curl --retry 3 http://x"])
+def test_what_stands_around_a_command_is_not_the_servers(before: str, after: str, tmp_path: Path) -> None:
+    script = script_of(tmp_path, f"{before}docker run -v ./conf:/conf tf {FLAGS}{after}")
+    assert read_batching_file(script).knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
+
+
+def test_a_docker_and_a_run_on_two_lines_are_no_command(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("docker # first\nrun it\n")
+    with pytest.raises(BatchingParametersError):
+        read_batching_file(script)
+
+
 def test_without_the_switch_the_file_does_not_count(tmp_path: Path) -> None:
     script = script_of(tmp_path, "docker run -v ./conf:/conf tf --batching_parameters_file=/conf/b.txt")
     assert read_batching_file(script).enabled is False
@@ -88,6 +102,23 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ),
         (f"docker run -v ./gone:/conf tf {FLAGS}", "gone/b.txt: No such file", ""),
         ("docker run tf\ndocker run tf", "serve.sh:4: a second docker run", "keep one"),
+        (
+            f"docker run tf sh -c 'tensorflow_model_server {FLAGS}'",
+            "serve.sh:3: a shell in the container",
+            "file",
+        ),
+        (
+            f'docker run --entrypoint sh tf -lc "serve {FLAGS}"',
+            "serve.sh:3: a shell in the container",
+            "file",
+        ),
+        ("docker run tf $FLAGS", "serve.sh:3: $FLAGS: what it stands for is not known", "the server's own"),
+        ("docker run tf -enable_batching", "takes flags as --name=value", "write --enable_batching"),
+        (
+            "docker run tf --enable_batching --batching_parameters_file /conf/b.txt",
+            "takes flags as --name=value",
+            "write --batching_parameters_file=PATH",
+        ),
         ("docker run --rm", "serve.sh:3: docker run names no image", ""),
         ("docker run tf 'a", "serve.sh:3: No closing quotation", ""),
         (

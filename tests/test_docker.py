@@ -17,6 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
+from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,19 @@ def test_bases_are_pinned_and_images_run_as_a_user_of_their_own() -> None:
         base = text.split()[0]
         assert base in STAGES or re.search(r":\d+\.\d+\.\d+-", base), base
         assert text.rpartition("USER ")[2].startswith("10001") == (name not in ("wheel", "base"))
+
+
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
+def test_a_volume_is_mounted_where_the_image_s_user_owns_a_folder(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    mounts = [
+        mount.split(":") for service in document["services"].values() for mount in service.get("volumes", ())
+    ]
+    folders = {inside for host, inside, *_ in mounts if host in document["volumes"]}
+    owned = re.search(r"chown batchtune (.*)$", STAGES["base"], re.MULTILINE)
+    assert owned is not None
+    assert folders
+    assert folders <= set(owned[1].split())
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -94,7 +108,13 @@ def test_a_fleet_s_manifests_name_one_cluster_and_what_batchtune_takes() -> None
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
         asked = CliRunner().invoke(app, ["load", "--help"], env={"COLUMNS": "200"}).output
         assert all(flag in asked for flag in flags), flags
-    assert f"ray=={cluster['spec']['rayVersion']}" in DOCKERFILE
+    assert f"ray[default]=={cluster['spec']['rayVersion']}" in DOCKERFILE
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]) == (
+        "FailJob",
+        {"operator": "NotIn", "values": [UsageError.exit_code]},  # no cluster yet, or too few workers
+    )
+    assert job["spec"]["backoffLimit"] > 0
     assert (
         services(compose)["worker"]["deploy"]["replicas"]
         == cluster["spec"]["workerGroupSpecs"][0]["replicas"]

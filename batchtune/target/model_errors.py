@@ -30,6 +30,10 @@ _MEANINGS: Final = (
         "another program has that port: leave the port flags out, and free ones are taken",
     ),
     (
+        re.compile(r"only with --allow_model_code"),
+        "it runs in the server: where you trust the folder, add --set target.flags.allow_model_code=true",
+    ),
+    (
         re.compile(r"unsupported type (?:seq|map)\("),
         (
             "scikit-learn's ZipMap makes dictionaries, which no tensor holds: convert the model with "

@@ -24,6 +24,10 @@ from batchtune.target.model_errors import meaning_of
             "vocabulary",
         ),
         ("index out of range in self", "vocabulary"),
+        (
+            "/m/1/stages.yaml: pre: stages.py:f is code of the model's folder; it runs only with --allow_model_code",
+            "--set target.flags.allow_model_code=true",
+        ),
         ("RESOURCE_EXHAUSTED: out of memory", "max_batch_size"),
         ("OOM when allocating tensor with shape[1024,512]", "max_batch_size"),
     ],

@@ -111,12 +111,14 @@ def test_requests_that_do_not_fit_a_model_name_it_and_nothing_is_sent() -> None:
 
 
 def test_a_load_generator_that_dies_ends_the_others() -> None:
-    stopped = threading.Event()
+    running, stopped = threading.Event(), threading.Event()
 
     def die(_should_stop: Any) -> None:
+        assert running.wait(10.0)
         raise MeasurementInvalidError("load worker 0 died")
 
     def until_stopped(should_stop: Any) -> None:
+        running.set()
         while not should_stop(None):
             stopped.wait(0.001)
         stopped.set()

@@ -18,6 +18,9 @@ _RUN: Final = re.compile(
     re.MULTILINE,
 )
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
+_EXPANDED: Final = re.compile(r"[$`]|^~")
+"""What a shell makes another path of."""
+
 _SWITCHES: Final = frozenset(
     {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}
     | {"privileged", "publish-all", "quiet", "read-only", "rm", "sig-proxy", "tty"}
@@ -146,8 +149,14 @@ def _mount(name: str, value: str) -> Iterator[tuple[PurePosixPath, Path]]:
 def _on_the_host(named: str, mounts: Mapping[PurePosixPath, Path], *, source: str, line: int) -> Path:
     inside = PurePosixPath(named)
     for place in (inside, *inside.parents):
-        if place in mounts:
-            return Path(source).parent / mounts[place] / inside.relative_to(place)
+        if place not in mounts:
+            continue
+        if _EXPANDED.search(str(mounts[place])):
+            raise BatchingParametersError(
+                f"{source}:{line}: where {mounts[place]} lies, only the shell knows",
+                hint="write the path out, or give the file itself",
+            )
+        return Path(source).parent / mounts[place] / inside.relative_to(place)
     raise BatchingParametersError(
         f"{source}:{line}: no --mount or --volume holds {named}, which {_FILE_FLAG} names",
         hint="give the file itself, as it lies on this machine",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from batchtune.measure.statistics.distributions import t_quantile
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.choice import is_stricter
 from batchtune.recommend.prediction import Promise
@@ -21,7 +20,7 @@ from batchtune.scenario.units import counted, percentage, rounded, rounded_durat
 from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import Pooled, RunFigures
 from batchtune.tune.evidence.rates import Rung
-from batchtune.tune.evidence.run_noise import geometric_mean, spread
+from batchtune.tune.evidence.run_noise import mean_keeps
 from batchtune.tune.trials.trial import Trial
 
 
@@ -110,9 +109,7 @@ def _usually_keeps(chosen: Pooled, name: str, limit_s: float) -> bool:
     values = [run.latency_s[name].value for run in chosen.runs if name in run.latency_s]
     if len(values) < policy.ESTABLISHED_RUNS or not all(value <= limit_s for value in values):
         return False
-    noise = spread([values], prior_sd=policy.LATENCY_PRIOR_SD)
-    error = t_quantile(0.95, noise.degrees) * noise.sd / math.sqrt(len(values))
-    return geometric_mean(values) * math.exp(error) <= limit_s
+    return mean_keeps(values, limit_s)
 
 
 def _passed(runs: Sequence[RunFigures]) -> bool:

@@ -12,7 +12,6 @@ from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.plain_values import fields_to_plain
 from batchtune.recommend.nothing_holds import nothing_holds
 from batchtune.scenario.spec.scenario import Objective, Scenario
-from batchtune.tune import policy
 from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.joint.space import side_by_side
 from batchtune.tune.joint.standing import Standing, answer_of, standings
@@ -101,7 +100,8 @@ class Flood:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointRecommendation:
-    """What to deploy for all models; `established` where at least policy.CONFIRMATIONS fresh runs kept every SLO.
+    """What to deploy for all models; `established` where at least policy.CONFIRMATIONS fresh runs kept every SLO, and
+    their mean keeps every latency limit at 95 %: `unsure` are those of which it is open, such as `reader's p95`.
 
     `unflooded` are models under whose stated flood these parameters were never measured: then nothing is established.
 
@@ -122,6 +122,7 @@ class JointRecommendation:
     floods: tuple[Flood, ...]
     caveats: tuple[str, ...]
     unflooded: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Plain types, safe for JSON."""
@@ -150,7 +151,7 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         factor=chosen.factor,
         fresh=chosen.fresh,
         held=chosen.held,
-        established=chosen.held >= policy.CONFIRMATIONS and not unflooded,
+        established=chosen.is_confirmed and not unflooded,
         loads=len(loads),
         models=tuple(
             _share(name, own, loads, at_rates, chosen) for name, own in scenario.of_models().items()
@@ -159,6 +160,7 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
         floods=tuple(_floods(loads, chosen.configuration, scenario)),
         caveats=_caveats(at_rates),
         unflooded=unflooded,
+        unsure=chosen.unsure,
     )
 
 

@@ -301,6 +301,12 @@ def _doubt(chosen: JointRecommendation) -> Iterator[str]:
             f"Not established: with these parameters no flood of {' and '.join(chosen.unflooded)} was measured; give "
             "the sweep more time (--budget)."
         )
+    elif chosen.unsure:
+        limits = " and ".join(chosen.unsure)
+        yield (
+            f"Not established: the fresh runs leave open whether {limits} stays within its limit; give the sweep "
+            "longer runs (load.duration)."
+        )
     elif not chosen.established:
         yield (
             f"Not established: that takes {policy.CONFIRMATIONS} fresh runs that keep every SLO; give the sweep more "

@@ -100,6 +100,16 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
             "serve.sh:3: no --mount or --volume holds /conf/b.txt",
             "the file",
         ),
+        (
+            'docker run -v "$DIR:/conf" tf ' + FLAGS,
+            "serve.sh:3: where $DIR lies, only the shell knows",
+            "write the path",
+        ),
+        (
+            f"docker run -v ~/conf:/conf tf {FLAGS}",
+            "serve.sh:3: where ~/conf lies, only the shell knows",
+            "the path",
+        ),
         (f"docker run -v ./gone:/conf tf {FLAGS}", "gone/b.txt: No such file", ""),
         ("docker run tf\ndocker run tf", "serve.sh:4: a second docker run", "keep one"),
         (

@@ -110,3 +110,12 @@ def _logs(values: Iterable[float]) -> list[float]:
 
 def _usable(value: float) -> bool:
     return math.isfinite(value) and value > 0.0
+
+
+def mean_keeps(latencies: Sequence[float], limit: float) -> bool:
+    """Whether the mean latency of runs alike lies below a limit, at 95 %; False where one has no bound."""
+    if not all(math.isfinite(latency) for latency in latencies):
+        return False
+    noise = spread([latencies], prior_sd=policy.LATENCY_PRIOR_SD)
+    error = t_quantile(0.95, noise.degrees) * noise.sd / math.sqrt(len(latencies))
+    return geometric_mean(latencies) * math.exp(error) <= limit

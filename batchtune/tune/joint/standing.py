@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Objective
 from batchtune.tune import policy
+from batchtune.tune.evidence.run_noise import mean_keeps
 from batchtune.tune.joint.load import JointLoad, Kind
 
 
@@ -19,7 +20,7 @@ from batchtune.tune.joint.load import JointLoad, Kind
 class Standing:
     """A configuration that kept every SLO; `fresh` are the runs behind its score that were made after it was chosen.
 
-    `held` of them kept every SLO too.
+    `held` of them kept every SLO too; `unsure` are the limits, such as `reader's p95`, that their mean may not keep.
     """
 
     configuration: Configuration
@@ -27,6 +28,12 @@ class Standing:
     factor: float
     fresh: int = 0
     held: int = 0
+    unsure: tuple[str, ...] = ()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether enough fresh runs kept every SLO, and their mean keeps every latency limit at 95 %."""
+        return self.held >= policy.CONFIRMATIONS and not self.unsure
 
 
 def score_of(load: JointLoad, objective: Objective) -> float:
@@ -59,17 +66,34 @@ def standings(
 
 def answer_of(ranked: Sequence[Standing]) -> Standing:
     """The best that enough fresh runs held, else the best."""
-    return next((standing for standing in ranked if standing.held >= policy.CONFIRMATIONS), ranked[0])
+    return next((standing for standing in ranked if standing.is_confirmed), ranked[0])
+
+
+def unsure(loads: Sequence[JointLoad]) -> tuple[str, ...]:
+    """The latency limits that the mean of these loads does not keep at 95 %; a single load tells of none."""
+    shares: dict[str, list[float]] = {}
+    for load in loads:
+        for name, trial in load.judged().items():
+            for quantile, over in trial.constraints.items():
+                if quantile != "errors":
+                    shares.setdefault(f"{name}'s {quantile}", []).append(1.0 + over)
+    return tuple(name for name, used in shares.items() if not mean_keeps(used, 1.0))
 
 
 def _standing(loads: Sequence[JointLoad], objective: Objective) -> Standing | None:
-    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search."""
+    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search.
+
+    Of a capacity the mean of enough fresh runs must too: a lower factor is surer.
+    """
     for factor in sorted({load.ask.factor for load in loads}, reverse=True):
         here = [load for load in loads if load.ask.factor == factor]
         fresh = [load for load in here if load.ask.source == "confirm"]
         counted = fresh or here
         held = [load for load in counted if load.holds]
         if 2 * len(held) <= len(counted):
+            continue
+        doubted = unsure(fresh) if len(fresh) >= policy.CONFIRMATIONS else ()
+        if doubted and objective == "capacity":
             continue
         scores = sorted(score_of(load, objective) for load in held)
         return Standing(
@@ -78,6 +102,7 @@ def _standing(loads: Sequence[JointLoad], objective: Objective) -> Standing | No
             factor=factor,
             fresh=len(fresh),
             held=sum(load.holds for load in fresh),
+            unsure=doubted,
         )
     return None
 

@@ -205,6 +205,26 @@ def test_loads_that_the_client_limited_break_no_slo() -> None:
         recommend_joint(loads, scenario)
 
 
+@pytest.mark.parametrize("objective", ["capacity", "latency"])
+def test_fresh_runs_that_only_just_keep_a_limit_establish_nothing(objective: str) -> None:
+    scenario = parse_scenario(TEXT.replace("objective: capacity", f"objective: {objective}"))
+
+    def just_kept(load: JointLoad) -> JointLoad:
+        if load.ask.source != "confirm":
+            return load
+        trials = {
+            name: replace(trial, feasible=True, constraints={"p95": -0.01 if name == "reader" else -0.5})
+            for name, trial in load.trials.items()
+        }
+        return replace(load, trials=trials)
+
+    chosen = recommend_joint(swept(scenario, change=just_kept), scenario)
+    assert not chosen.established
+    if objective == "latency":
+        assert chosen.held >= CONFIRMATIONS
+        assert chosen.unsure == ("reader's p95",)
+
+
 def test_what_was_never_flooded_is_not_established() -> None:
     scenario = parse_scenario(FLOODED)
     loads = swept(scenario)

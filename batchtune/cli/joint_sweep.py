@@ -6,7 +6,7 @@ import json as json_text
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from batchtune.cli.attached import beginning
 from batchtune.cli.commands.recommend import kept_trials
 from batchtune.cli.deployment import server_of
 from batchtune.errors import (
+    BatchingParametersError,
     BatchtuneError,
     InconclusiveError,
     MeasurementInvalidError,
@@ -173,6 +174,9 @@ def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> No
             fleets,
             on_live=lambda name, live: view.live(f"{head}: {name}: {live_line(live)}"),
         )
+        space = JointSpace(scenario)
+        with suppress(BatchingParametersError):  # then the first load launches it
+            server.apply(space.configuration(space.middle()))  # before the budget begins
         finished_loads = joint_sweep(
             scenario,
             lambda ask, number, first_trial: bench.run(ask, number=number, first_trial=first_trial),

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.deployable import BATCHING_PARAMETERS
 from batchtune.archive.joint import own_file, write_joint
-from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, create_run, open_run
+from batchtune.archive.run import SERVER_LOG, Run, create_run, open_run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.recommend import kept_trials
 from batchtune.cli.deployment import server_of
+from batchtune.cli.kept_sweep import require_same
 from batchtune.errors import (
     BatchingParametersError,
     BatchtuneError,
@@ -247,16 +248,10 @@ def _deployment(run: Run, chosen: JointRecommendation, scenario: Scenario) -> li
 
 
 def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
-    """The run to go on with, and the scenario on the CPUs that it had; only its budget may differ."""
+    """The run to go on with, and the scenario on the CPUs that it had; see require_same."""
     run = open_run(path)
     before = run.scenario()
     scenario = placed_as(scenario, before)
-    asked, earlier = (version.model_dump(exclude={"search": {"budget"}}) for version in (scenario, before))
-    differing = sorted(key for key in asked if asked[key] != earlier[key])
-    if differing:
-        raise UsageError(
-            f"{path} was run with another scenario; it differs in: {', '.join(differing)}",
-            hint=f"resume with {run.path / SCENARIO}, or start a new run without --resume",
-        )
+    require_same(run, scenario, before)
     run.hold()
     return run, scenario

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.run import Run, create_run
-from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.archive.run import SCENARIO, Run, create_run
+from batchtune.errors import ArchiveError, BatchtuneError, UsageError
+from batchtune.provenance import collect, comparable
 from batchtune.report.live import View
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -64,3 +65,24 @@ def keep_account(run: Run, summary: SearchSummary) -> None:
         run.write_search(summary)
     except ArchiveError as error:
         print(f"note: {error.message}", file=sys.stderr)
+
+
+def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
+    """Only the budget may differ from what the run was asked before, and the machine must be the same.
+
+    Raises:
+        UsageError: something else differs.
+    """
+    asked, earlier = (side.model_dump(exclude={"search": {"budget"}}) for side in (scenario, before))
+    differing = sorted(key for key in asked if asked[key] != earlier[key])
+    if differing:
+        raise UsageError(
+            f"{run.path} was run with another scenario; it differs in: {', '.join(differing)}",
+            hint=f"resume with {run.path / SCENARIO}, or start a new run without --resume",
+        )
+    elsewhere = comparable(collect(scenario.load.seed), run.provenance())
+    if elsewhere:
+        raise UsageError(
+            f"{run.path} was run on another machine or system: {'; '.join(elsewhere)}",
+            hint="figures of two machines do not mix: start a new run without --resume",
+        )

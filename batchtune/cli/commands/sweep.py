@@ -12,12 +12,11 @@ from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
 from batchtune.cli.commands.recommend import conclude, kept_trials
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.kept_sweep import Ended, held, keep_trials, watcher_of
+from batchtune.cli.kept_sweep import Ended, held, keep_trials, require_same, watcher_of
 from batchtune.cli.sweep_on_nodes import sweep_on_nodes
 from batchtune.errors import BatchtuneError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
-from batchtune.provenance import collect, comparable
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, read_scenario
@@ -200,17 +199,5 @@ def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:
     before = run.scenario()
     scenario = placed_as(scenario, before)
     scenario = with_found(scenario, before.target.found)
-    asked, earlier = (side.model_dump(exclude={"search": {"budget"}}) for side in (scenario, before))
-    differing = sorted(key for key in asked if asked[key] != earlier[key])
-    if differing:
-        raise UsageError(
-            f"{path} was run with another scenario; it differs in: {', '.join(differing)}",
-            hint=f"resume with {run.path / SCENARIO}, or start a new run without --resume",
-        )
-    elsewhere = comparable(collect(scenario.load.seed), run.provenance())
-    if elsewhere:
-        raise UsageError(
-            f"{path} was run on another machine or system: {'; '.join(elsewhere)}",
-            hint="figures of two machines do not mix: start a new run without --resume",
-        )
+    require_same(run, scenario, before)
     return run, scenario

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -181,11 +182,20 @@ def test_recommending_without_a_run_says_what_to_do(tmp_path: Path) -> None:
     assert "sweep" in done.stderr
 
 
+def swept(scenario: Path) -> dict[str, Any]:
+    """What a sweep recommends; of the second one where the host was too noisy for the first to see any gain."""
+    for _ in range(2):
+        done = answered("sweep", scenario, "--json", cwd=scenario.parent)
+        assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
+        document: dict[str, Any] = json.loads(done.stdout)
+        if document["established"] or document["configuration"]["batching"] is not None:
+            return document
+    pytest.skip(f"this host was too noisy to say: {document['open_questions']}")
+
+
 @pytest.mark.slow
 def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Path) -> None:
-    done = answered("sweep", scenario, "--json", cwd=scenario.parent)
-    assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
-    document = json.loads(done.stdout)
+    document = swept(scenario)
     run = Path(scenario.parent / document["run"])
     assert {"scenario.yaml", "provenance.json", "trials.jsonl", "recommendation.json", "report.html"} <= {
         one.name for one in run.iterdir()

@@ -304,8 +304,8 @@ def _doubt(chosen: JointRecommendation) -> Iterator[str]:
     elif chosen.unsure:
         limits = " and ".join(chosen.unsure)
         yield (
-            f"Not established: the fresh runs leave open whether {limits} stays within its limit; give the sweep "
-            "longer runs (load.duration)."
+            f"Not established: the fresh runs leave open whether {limits} usually keeps its limit; plan for "
+            "lower rates, or give the sweep longer runs (load.duration)."
         )
     elif not chosen.established:
         yield (

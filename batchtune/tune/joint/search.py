@@ -24,7 +24,7 @@ from batchtune.tune import policy
 from batchtune.tune.joint.descent import Descent, Goal
 from batchtune.tune.joint.load import JointAsk, JointLoad
 from batchtune.tune.joint.space import Indices, JointSpace, Moves
-from batchtune.tune.joint.standing import Standing, answer_of, score_of, standings, unsure
+from batchtune.tune.joint.standing import Standing, answer_of, score_of, standings
 from batchtune.tune.trials.trial import Source
 
 MORE: Final = 1.015
@@ -102,7 +102,7 @@ class JointSearch:
 
     def _led_by_luck(self, answer: Standing, led: float) -> bool:
         """Whether fresh runs held less than what points had to beat, and time is left to ask them again."""
-        is_fresh = self._objective == "capacity" and answer.is_confirmed
+        is_fresh = self._objective == "capacity" and answer.held >= policy.CONFIRMATIONS
         return is_fresh and answer.score * MORE <= led and self._spent() < SEARCH_SHARE
 
     def _side_by_side(self) -> list[Indices]:
@@ -281,16 +281,14 @@ class JointSearch:
         return max(named.values(), key=lambda standing: standing.score, default=None)
 
     def _step_back(self, leader: Standing, claims: dict[Configuration, float]) -> None:
-        """Claim less where most fresh runs break an SLO, or the mean of enough of them may."""
         fresh = [
-            load
+            load.holds
             for load in self._loads
             if (load.ask.configuration, load.ask.factor, load.ask.source)
             == (leader.configuration, leader.factor, "confirm")
             and load.ask.kind == "together"
         ]
-        doubted = len(fresh) >= policy.CONFIRMATIONS and unsure(fresh)
-        if doubted or 2 * sum(load.holds for load in fresh) <= len(fresh):
+        if 2 * sum(fresh) <= len(fresh):
             claims[leader.configuration] = leader.factor * STEP_BACK
         else:
             claims.pop(leader.configuration, None)

@@ -66,7 +66,7 @@ def standings(
 
 def answer_of(ranked: Sequence[Standing]) -> Standing:
     """The best that enough fresh runs held, else the best."""
-    return next((standing for standing in ranked if standing.is_confirmed), ranked[0])
+    return next((standing for standing in ranked if standing.held >= policy.CONFIRMATIONS), ranked[0])
 
 
 def unsure(loads: Sequence[JointLoad]) -> tuple[str, ...]:
@@ -81,10 +81,7 @@ def unsure(loads: Sequence[JointLoad]) -> tuple[str, ...]:
 
 
 def _standing(loads: Sequence[JointLoad], objective: Objective) -> Standing | None:
-    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search.
-
-    Of a capacity the mean of enough fresh runs must too: a lower factor is surer.
-    """
+    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search."""
     for factor in sorted({load.ask.factor for load in loads}, reverse=True):
         here = [load for load in loads if load.ask.factor == factor]
         fresh = [load for load in here if load.ask.source == "confirm"]
@@ -93,8 +90,6 @@ def _standing(loads: Sequence[JointLoad], objective: Objective) -> Standing | No
         if 2 * len(held) <= len(counted):
             continue
         doubted = unsure(fresh) if len(fresh) >= policy.CONFIRMATIONS else ()
-        if doubted and objective == "capacity":
-            continue
         scores = sorted(score_of(load, objective) for load in held)
         return Standing(
             configuration=loads[0].ask.configuration,

@@ -24,6 +24,7 @@ _ALONE: Final = ("saved_model.pb", "emulated.yaml", CHAIN_FILE)
 """These stand for their directory wherever it is."""
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"
+_STAGES: Final = "stages.yaml"
 _FORMS: Final = "a SavedModel directory (its version directory or not), or a .onnx, .pt2 or .pt file"
 _EXPORTED: Final[dict[tuple[str, str | None], Path]] = {}
 """Sample models, by name and framework, that this process has prepared: a server that is launched again finds them."""
@@ -111,6 +112,7 @@ def _located(path: Path, given: str) -> Path:
         path = path.parent
     else:
         _check_file(path)
+        _check_stages(path)
         return path
     if path.name.isdigit() and path == max(_versions(path.parent), key=lambda version: int(version.name)):
         return path.parent
@@ -220,6 +222,22 @@ def _check_file(path: Path) -> None:
             hint=f"write {path.with_name(_SCRIPT_SIGNATURE)}, with the dimensions after the batch, such as: "
             "{inputs: {x: {dtype: float32, shape: [200]}}, outputs: {y: {dtype: float32, shape: [2]}}}",
         )
+
+
+def _check_stages(path: Path) -> None:
+    """A model's file is served alone, whatever lies beside it: stages.yaml is read in a version directory."""
+    stages = path.with_name(_STAGES)
+    if not stages.is_file():
+        return
+    name, version = _NAME_BY_SUFFIX[path.suffix], path.parent / path.stem / "1"
+    if path.name == name:
+        hint = f"give the folder, target.model: {path.parent}"
+    else:
+        hint = f"make a version directory of them, {version}/ with {name}, {_STAGES} and what that names"
+    raise UsageError(
+        f"target.model: {path} is served without {stages}, which is read only in a version directory",
+        hint=hint,
+    )
 
 
 def _sample_model(name: str, framework: str | None, on_event: Callable[[str], None]) -> Path:

@@ -89,6 +89,26 @@ def test_what_is_no_model_says_what_to_give(home: Path, given: str, what: str, h
     assert hint.replace("{}", str(home)) in raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        (
+            "net.onnx",
+            "make a version directory of them, {}/net/1/ with model.onnx, stages.yaml and what that names",
+        ),
+        ("model.onnx", "give the folder, target.model: {}"),
+    ],
+)
+def test_stages_beside_a_bare_file_are_refused_with_both_files(tmp_path: Path, file: str, hint: str) -> None:
+    touched(tmp_path / file, tmp_path / "stages.yaml")
+    with pytest.raises(UsageError, match="is served without") as raised:
+        located_model(str(tmp_path / file))
+    assert all(str(tmp_path / name) in raised.value.message for name in (file, "stages.yaml"))
+    assert raised.value.hint == hint.replace("{}", str(tmp_path))
+    if file == "model.onnx":
+        assert located_model(str(tmp_path)) == tmp_path
+
+
 def test_the_only_model_of_a_folder_is_meant_and_of_several_none(home: Path) -> None:
     assert only_model_below(home / "models") == home / "models/mnist"
     assert only_model_below(home) == home / "bare"

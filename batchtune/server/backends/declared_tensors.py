@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from batchtune.wire.signature import TensorSpec
-from batchtune.wire.status import StatusError
 
 _DTYPES = (
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
@@ -18,26 +16,6 @@ _DTYPES = (
 
 class FaultError(Exception):
     """`key: what; expected …`, before the path is known."""
-
-
-def read_yaml(path: Path) -> Any:
-    """The document in a file.
-
-    Raises:
-        StatusError: INVALID_ARGUMENT where it cannot be read.
-    """
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        yaml.YAMLError,
-    ) as error:  # ValueError: no UTF-8, or a date such as 2026-13-13
-        raise StatusError("INVALID_ARGUMENT", f"{path}: cannot be read: {error}") from error
-    except RecursionError as error:
-        raise StatusError("INVALID_ARGUMENT", f"{path}: cannot be read: nested too deeply") from error
 
 
 def tensor_specs(

@@ -1,4 +1,4 @@
-"""Does an `emulated.yaml` say what an emulated device needs to know? Every fault is named by file and key."""
+"""Does an `emulated.yaml` say what an emulated device needs to know? Every fault is named by file, line and key."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from batchtune.server.backends.declared_file import read_declared
 from batchtune.server.backends.declared_tensors import (
     FaultError,
     check_keys,
     number,
-    read_yaml,
     tensor_specs,
     whole_number,
 )
 from batchtune.wire.signature import TensorSpec
-from batchtune.wire.status import StatusError
 
 _SERVICE_TIME_KEYS = (
     "base_ms",
@@ -50,9 +49,10 @@ def read_emulated_file(path: Path) -> EmulatedFile:
     """Read and check the file.
 
     Raises:
-        StatusError: INVALID_ARGUMENT `<path>: <key>: <what>; expected …`.
+        StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
     """
-    document = read_yaml(path)
+    file = read_declared(path)
+    document = file.data
     try:
         check_keys(document, "", ("service_time", "memory", "inputs", "outputs"))
         memory = check_keys(document.get("memory", {}), "memory", ("rows_max",))
@@ -65,7 +65,7 @@ def read_emulated_file(path: Path) -> EmulatedFile:
             outputs=tensor_specs(document, "outputs", wildcard_allowed=False),
         )
     except FaultError as fault:
-        raise StatusError("INVALID_ARGUMENT", f"{path}: {fault}") from fault
+        raise file.fault(str(fault)) from fault
 
 
 def _service_time(section: Any) -> dict[str, Any]:

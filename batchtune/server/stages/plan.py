@@ -118,10 +118,9 @@ def plan_of(
     device = model.signatures.get(declared.signature)
     if device is None:
         known = ", ".join(sorted(model.signatures))
-        message = (
-            f"{declared.path}: signature: {declared.signature!r} is none of the model's; expected {known}"
+        raise declared.file.fault(
+            f"signature: {declared.signature!r} is none of the model's; expected {known}"
         )
-        raise StatusError("INVALID_ARGUMENT", message)
     signature = Signature(
         name=device.name,
         method_name=device.method_name,
@@ -129,7 +128,7 @@ def plan_of(
         outputs=device.outputs if declared.outputs is None else _by_name(declared.outputs),
     )
     _check_takers(declared, device)
-    code = ModelCode(declared.path.parent)
+    code = ModelCode(declared.folder)
 
     def counted(name: str, run: Runner | StageFunction) -> Stage:
         def stage(inputs: Tensors) -> Named:
@@ -147,7 +146,7 @@ def plan_of(
             return None
         if not reference.endswith("/"):
             return counted(key, code.function(key, reference, gives))
-        sub_model = SubModel(key, declared.path.parent / reference, options, gives)
+        sub_model = SubModel(key, declared.folder / reference, options, gives)
         opened.callback(sub_model.close)
         return counted(key, sub_model)
 
@@ -184,13 +183,13 @@ def _check_takers(declared: DeclaredStages, device: Signature) -> None:
     given = {spec.name for spec in declared.inputs}
     for spec in declared.lookup.inputs:
         if spec.name not in given:
-            message = f"{declared.path}: lookup.inputs.{spec.name}: not among inputs, and there is no pre to give it"
-            raise StatusError("INVALID_ARGUMENT", message)
+            raise declared.file.fault(
+                f"lookup.inputs.{spec.name}: not among inputs, and there is no pre to give it"
+            )
     given |= {spec.name for spec in declared.lookup.outputs}
     for spec in device.inputs:
         if spec.name not in given:
-            message = f"{declared.path}: inputs: the model takes {spec.name!r}, which nothing gives"
-            raise StatusError("INVALID_ARGUMENT", message)
+            raise declared.file.fault(f"inputs: the model takes {spec.name!r}, which nothing gives")
 
 
 def _by_name(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -53,7 +53,7 @@ class ModelStages:
                 if declared.lookup is not None
                 else "there is no pre to run early"
             )
-            message = f"{declared.path}: --batching_stage=early: {what}; give device or unit"
+            message = f"{declared.file.path}: --batching_stage=early: {what}; give device or unit"
             raise StatusError("INVALID_ARGUMENT", message)
         self._plan = plan_of(declared, model, model_name=model_name, use=use, options=options)
         self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
@@ -113,15 +113,14 @@ def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
     if allow_code:
         return
     for key, reference in declared.code.items():
-        raise StatusError(
-            "FAILED_PRECONDITION",
-            f"{declared.path}: {key}: {reference} is code of the model's folder; it runs only with --allow_model_code",
+        raise declared.file.fault(
+            f"{key}: {reference} is code of the model's folder; it runs only with --allow_model_code",
+            code="FAILED_PRECONDITION",
         )
     if declared.lookup is not None and declared.lookup.redis is not None:
-        raise StatusError(
-            "FAILED_PRECONDITION",
-            f"{declared.path}: lookup.redis: the model's folder says where to connect to; it is done only with "
-            "--allow_model_code",
+        raise declared.file.fault(
+            "lookup.redis: the model's folder says where to connect to; it is done only with --allow_model_code",
+            code="FAILED_PRECONDITION",
         )
 
 

@@ -32,17 +32,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from batchtune.batching.parameters import default_num_batch_threads
+from batchtune.server.backends.declared_file import DeclaredFile, read_declared
 from batchtune.server.backends.declared_tensors import (
     FaultError,
     check_keys,
     number,
-    read_yaml,
     tensor_specs,
     whole_number,
 )
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
-from batchtune.wire.status import StatusError
 
 STAGES_FILE: Final = "stages.yaml"
 _KEYS = ("pre", "post", "lookup", "inputs", "outputs", "signature", "request_threads")
@@ -84,7 +83,7 @@ class LookupStage:
 class DeclaredStages:
     """The checked content; "" where there is no such function. `inputs`, `outputs` None: those of the model."""
 
-    path: Path
+    file: DeclaredFile
     pre: str
     post: str
     lookup: LookupStage | None
@@ -92,6 +91,11 @@ class DeclaredStages:
     outputs: tuple[TensorSpec, ...] | None
     signature: str
     request_threads: int
+
+    @property
+    def folder(self) -> Path:
+        """That of the version, in which the file lies."""
+        return self.file.path.parent
 
     @property
     def code(self) -> dict[str, str]:
@@ -104,19 +108,20 @@ def read_stages_file(version_directory: Path) -> DeclaredStages | None:
     """What a version's stages.yaml declares; None where there is none.
 
     Raises:
-        StatusError: INVALID_ARGUMENT `<path>: <key>: <what>; expected …`.
+        StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
     """
     path = version_directory / STAGES_FILE
     if not path.is_file():
         return None
-    document = read_yaml(path)
+    file = read_declared(path)
     try:
-        return _declared(path, check_keys(document, "", _KEYS))
+        return _declared(file)
     except FaultError as fault:
-        raise StatusError("INVALID_ARGUMENT", f"{path}: {fault}") from fault
+        raise file.fault(str(fault)) from fault
 
 
-def _declared(path: Path, document: dict[str, Any]) -> DeclaredStages:
+def _declared(file: DeclaredFile) -> DeclaredStages:
+    document = check_keys(file.data, "", _KEYS)
     if not any(key in document for key in ("pre", "post", "lookup")):
         raise FaultError("the file: no stage; expected pre, post or lookup")
     signature = document.get("signature", DEFAULT_SIGNATURE)
@@ -124,7 +129,7 @@ def _declared(path: Path, document: dict[str, Any]) -> DeclaredStages:
         raise FaultError(f"signature: {signature!r}; expected a name")
     threads = document.get("request_threads", default_num_batch_threads())
     return DeclaredStages(
-        path=path,
+        file=file,
         pre=_stage(document, "pre"),
         post=_stage(document, "post"),
         lookup=_lookup(document["lookup"]) if "lookup" in document else None,

@@ -387,7 +387,7 @@ def test_what_early_work_refuses_has_not_run_any_code(tmp_path: Path) -> None:
 def test_code_and_connections_of_a_model_are_refused_without_the_flag(tmp_path: Path) -> None:
     declared = declared_in(write_stages(tmp_path))
     with pytest.raises(
-        StatusError, match=r"stages.yaml: pre: stages.py:preprocess .* --allow_model_code"
+        StatusError, match=r"stages.yaml:2: pre: stages.py:preprocess .* --allow_model_code"
     ) as raised:
         check_allowed(declared, allow_code=False)
     assert raised.value.code == "FAILED_PRECONDITION"

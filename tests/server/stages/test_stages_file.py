@@ -1,7 +1,9 @@
-"""A mistake in stages.yaml is named by file and key."""
+"""A mistake in stages.yaml is named by file, line and key."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -72,7 +74,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
             LOOKUP.replace("emulated: {base_ms: 1}", "redis: {url: 'redis://h:port'}"),
             "lookup.redis.url: Port could not be cast to integer value as 'port'; expected redis://HOST",
         ),
-        ("{pre: 2026-13-13}", "cannot be read: month must be in 1..12"),
+        ("{pre: 2026-13-13}", "pre: '2026-13-13' cannot be read: month must be in 1..12"),
         ("{pre: stages.py:f, inputs: {x: {}}, signature: 3}", "signature: 3; expected a name"),
         (
             LOOKUP.replace("emulated: {base_ms: 1}", ""),
@@ -95,7 +97,26 @@ def test_a_mistake_is_named_by_its_key(tmp_path: Path, stages: str, message: str
     with pytest.raises(StatusError) as raised:
         declared_in(write_stages(tmp_path, stages))
     assert raised.value.code == "INVALID_ARGUMENT"
-    assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}: {message}")
+    assert re.sub(r":\d+: ", ": ", raised.value.message, count=1).startswith(
+        f"{tmp_path / 'stages.yaml'}: {message}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("pre: stages.py:preprocess", "pre: stages.py", "2: pre: 'stages.py'; expected FILE.py:FUNCTION"),
+        ("text: {dtype: string}", "text: {dtype: text}", "4: inputs.text.dtype: 'text'"),
+        ("shape: [1]", "shape: [one]", "5: outputs.y.shape: 'one'; expected a whole number"),
+        ("outputs:", "outputs: {}\noutputs:", "5: outputs: given twice, in line 5 and in line 6"),
+        ("outputs:", "outputs", "5: cannot be read: "),
+    ],
+)
+def test_a_mistake_is_named_by_its_line(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    text = textwrap.dedent(STAGES).replace(old, new)
+    with pytest.raises(StatusError) as raised:
+        declared_in(write_stages(tmp_path, text))
+    assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}:{fault}")
 
 
 @pytest.mark.parametrize(
@@ -103,13 +124,16 @@ def test_a_mistake_is_named_by_its_key(tmp_path: Path, stages: str, message: str
     [
         (
             STAGES + "    signature: scores\n",
-            "signature: 'scores' is none of the model's; expected serving_default",
+            "6: signature: 'scores' is none of the model's; expected serving_default",
         ),
         (
             LOOKUP.replace("{user: {dtype: string}}\nl", "{name: {dtype: string}}\nl"),
-            "lookup.inputs.user: not among",
+            "3: lookup.inputs.user: not among",
         ),
-        (LOOKUP.replace("outputs: {x:", "outputs: {z:"), "inputs: the model takes 'x', which nothing gives"),
+        (
+            LOOKUP.replace("outputs: {x:", "outputs: {z:"),
+            "2: inputs: the model takes 'x', which nothing gives",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str, message: str) -> None:
@@ -118,4 +142,4 @@ def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str
     declared = declared_in(write_stages(tmp_path, stages))
     with pytest.raises(StatusError) as raised:
         plan_of(declared, model, model_name="m", use=StageUse(), options=BackendOptions())
-    assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}: {message}")
+    assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}:{message}")

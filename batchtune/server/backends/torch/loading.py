@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from batchtune.server.backends.declared_tensors import FaultError, check_keys, read_yaml, tensor_specs
+from batchtune.server.backends.declared_file import read_declared
+from batchtune.server.backends.declared_tensors import FaultError, check_keys, tensor_specs
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
     BackendOptions,
@@ -193,7 +194,8 @@ def _script_of(torch: Any, path: Path, device_name: Any) -> Any:
 def _declared(path: Path) -> tuple[Specs, Specs] | None:
     if not path.is_file():
         return None
-    document = read_yaml(path)
+    file = read_declared(path)
+    document = file.data
     try:
         check_keys(document, "", ("inputs", "outputs"))
         return (
@@ -201,7 +203,7 @@ def _declared(path: Path) -> tuple[Specs, Specs] | None:
             tensor_specs(document, "outputs", wildcard_allowed=True),
         )
     except FaultError as fault:
-        raise StatusError("INVALID_ARGUMENT", f"{path}: {fault}") from fault
+        raise file.fault(str(fault)) from fault
 
 
 def _derived(program: Any) -> tuple[Specs, Specs]:

@@ -13,7 +13,7 @@ from batchtune.server.backends.declared_tensors import did_you_mean
 from batchtune.server.backends.model import PREDICT_METHOD
 from batchtune.server.log import warn
 from batchtune.server.metrics.chain_use import ChainUse
-from batchtune.server.models.chains.pipeline import PIPELINE_FILE, Pipeline, fault_in
+from batchtune.server.models.chains.pipeline import PIPELINE_FILE, Pipeline
 from batchtune.server.models.chains.pipeline_file import read_pipeline
 from batchtune.server.models.chains.plan import MisfitError, PlannedStep, plan
 from batchtune.server.models.chains.run import ChainRequest, Route
@@ -22,6 +22,7 @@ from batchtune.server.models.servable import metadata_of
 from batchtune.server.sessions.input_shapes import InputShape, listed
 from batchtune.server.sessions.pool import Done
 from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.server.stages.stages_file import STAGES_FILE
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument
 
@@ -101,21 +102,19 @@ class Chain:
         Raises:
             StatusError: INVALID_ARGUMENT naming file, line and key.
         """
-        path, lines = self._pipeline.path, self._pipeline.lines
+        fault = self._pipeline.file.fault
         for step in self._pipeline.steps:
             key = f"steps.{step.name}.model"
             if step.model not in configured:
                 names = ", ".join(sorted(set(configured) - {self.name}))
                 guess = did_you_mean(step.model, configured)
-                raise fault_in(
-                    path, lines, f"{key}: this server has no model {step.model}{guess}; it has {names}"
-                )
+                raise fault(f"{key}: this server has no model {step.model}{guess}; it has {names}")
             if step.model == self.name:
-                raise fault_in(path, lines, f"{key}: {step.model} is this chain; expected a model")
+                raise fault(f"{key}: {step.model} is this chain; expected a model")
         try:
             self._planned(self._present_versions())
         except MisfitError as misfit:
-            raise fault_in(path, lines, str(misfit)) from misfit
+            raise fault(str(misfit)) from misfit
         except StatusError as error:
             warn(f"model {self.name} version {self.version} cannot answer yet: {error.message}")
 
@@ -189,9 +188,16 @@ def open_chain(
     """The chain that a version directory's `pipeline.yaml` declares, of the models that are `configured`.
 
     Raises:
-        StatusError: INVALID_ARGUMENT naming file, line and key.
+        StatusError: INVALID_ARGUMENT naming file, line and key, or a stages.yaml beside, which no chain reads.
     """
-    pipeline = read_pipeline(directory / PIPELINE_FILE)
+    path, stages = directory / PIPELINE_FILE, directory / STAGES_FILE
+    if stages.is_file():
+        message = (
+            f"{stages}: not read beside {path}, which declares a chain; "
+            "expected it in the version folder of a model that a step asks, or not at all"
+        )
+        raise StatusError("INVALID_ARGUMENT", message)
+    pipeline = read_pipeline(path)
     chain = Chain(pipeline, name=name, version=version, find=find, use=use, deliver=deliver)
     chain.check(configured)
     return chain

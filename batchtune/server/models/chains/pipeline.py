@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from batchtune.server.backends.declared_file import DeclaredFile
 from batchtune.wire.signature import TensorSpec
-from batchtune.wire.status import StatusError
 
 PIPELINE_FILE: Final = "pipeline.yaml"
 REQUEST: Final = "request"
@@ -70,14 +70,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The checked content of a `pipeline.yaml`; `lines` are those of its keys, such as steps.select.when."""
+    """The checked content of a `pipeline.yaml`."""
 
-    path: Path
+    file: DeclaredFile
     inputs: tuple[TensorSpec, ...]
     steps: tuple[Step, ...]
     outputs: tuple[TensorSpec, ...]
     sources: Mapping[str, Source]
-    lines: Mapping[str, int]
 
     def uses(self) -> list[tuple[str, Source]]:
         """Every key that names a tensor, and the tensor."""
@@ -92,10 +91,3 @@ class Pipeline:
                 if isinstance(given, Source)
             ]
         return uses
-
-
-def fault_in(path: Path, lines: Mapping[str, int], fault: str) -> StatusError:
-    """INVALID_ARGUMENT `<path>:<line>: <key>: <what>`; the line is that of the key, or of what it would lie in."""
-    named = [key for key in lines if fault.startswith(key) and fault[len(key) : len(key) + 1] in ".:["]
-    line = lines[max(named, key=len)] if named else 1
-    return StatusError("INVALID_ARGUMENT", f"{path}:{line}: {fault}")

@@ -20,15 +20,15 @@ outputs:                      # of an answer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from batchtune.server.backends.declared_file import DeclaredFile, read_declared
 from batchtune.server.backends.declared_tensors import (
     FaultError,
     check_keys,
     did_you_mean,
-    read_yaml,
     tensor_specs,
 )
 from batchtune.server.models.chains.pipeline import (
@@ -39,7 +39,6 @@ from batchtune.server.models.chains.pipeline import (
     Pipeline,
     Source,
     Step,
-    fault_in,
 )
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 
@@ -50,7 +49,6 @@ _CONDITION: Final = re.compile(
 )
 _STEP_KEYS: Final = ("model", "signature", "inputs", "when", "otherwise")
 _STEPS_MAX: Final = 64
-_DEPTH_MAX: Final = 8
 
 
 def read_pipeline(path: Path) -> Pipeline:
@@ -59,17 +57,15 @@ def read_pipeline(path: Path) -> Pipeline:
     Raises:
         StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.
     """
-    document = read_yaml(path)
-    lines: dict[str, int] = {}
+    file = read_declared(path)
     try:
-        _note_lines(path, lines)
-        return _pipeline(path, document, lines)
+        return _pipeline(file)
     except FaultError as fault:
-        raise fault_in(path, lines, str(fault)) from fault
+        raise file.fault(str(fault)) from fault
 
 
-def _pipeline(path: Path, document: Any, lines: Mapping[str, int]) -> Pipeline:
-    check_keys(document, "", ("inputs", "steps", "outputs"))
+def _pipeline(file: DeclaredFile) -> Pipeline:
+    document = check_keys(file.data, "", ("inputs", "steps", "outputs"))
     inputs = tensor_specs(document, "inputs", wildcard_allowed=True)
     known = {Source(REQUEST, spec.name) for spec in inputs}
     table = document.get("steps")
@@ -85,12 +81,11 @@ def _pipeline(path: Path, document: Any, lines: Mapping[str, int]) -> Pipeline:
     names = [step.name for step in steps]
     declared, sources = _outputs(document, names, known)
     pipeline = Pipeline(
-        path=path,
+        file=file,
         inputs=tuple(sorted(inputs, key=lambda spec: spec.name)),
         steps=tuple(steps),
         outputs=tuple(sorted(declared, key=lambda spec: spec.name)),
         sources=sources,
-        lines=lines,
     )
     _check_otherwise(pipeline)
     return pipeline
@@ -220,29 +215,3 @@ def _check_otherwise(pipeline: Pipeline) -> None:
                 f"steps.{step.name}.otherwise.{source.tensor}: missing; {key} uses it for rows that when leaves out: "
                 f"expected a value such as 0, or an earlier tensor"
             )
-
-
-def _note_lines(path: Path, lines: dict[str, int]) -> None:
-    """The line of each key, by its dotted path.
-
-    Raises:
-        FaultError: a key that is given twice; YAML takes the last without a word.
-    """
-    import yaml
-
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    for key, line in _keys(root, "", 0):
-        if key in lines:
-            raise FaultError(f"{key}: given twice, in line {lines[key]} and in line {line}")
-        lines[key] = line
-
-
-def _keys(node: Any, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
-    import yaml
-
-    if not isinstance(node, yaml.MappingNode) or depth > _DEPTH_MAX:
-        return
-    for name, value in node.value:
-        key = f"{prefix}{getattr(name, 'value', '?')}"
-        yield key, name.start_mark.line + 1
-        yield from _keys(value, f"{key}.", depth + 1)

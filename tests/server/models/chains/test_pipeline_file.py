@@ -227,6 +227,27 @@ def test_a_chain_that_asks_a_chain_is_refused(tmp_path: Path) -> None:
     serve(scenario)
 
 
+def test_stages_beside_a_chain_are_refused_with_both_files(tmp_path: Path) -> None:
+    async def scenario(server: ChainServer) -> None:
+        server.serve("trigger", trigger())
+        server.serve("select", select())
+        (tmp_path / "stages.yaml").write_text("pre: stages.py:f\n")
+        with pytest.raises(StatusError) as raised:
+            server.open(tmp_path)
+        assert raised.value.message.startswith(
+            f"{tmp_path / 'stages.yaml'}: not read beside {tmp_path / 'pipeline.yaml'}, which declares a chain"
+        )
+
+    serve(scenario)
+
+
+def test_many_aliases_in_a_pipeline_are_refused_unexpanded(tmp_path: Path) -> None:
+    bomb = "".join(f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]\n" for depth in range(1, 10))
+    (tmp_path / "pipeline.yaml").write_text(f"a0: &a0 x\n{bomb}inputs: *a9\n")
+    with pytest.raises(StatusError, match=r"pipeline\.yaml:6: more than 20,000 keys and values"):
+        read_pipeline(tmp_path / "pipeline.yaml")
+
+
 def test_a_model_that_has_no_version_yet_is_told_of(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

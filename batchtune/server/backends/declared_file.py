@@ -1,0 +1,146 @@
+"""What does a small YAML file beside a model say, and on which line does each key stand?
+
+Its size, and what its aliases stand for, are bounded before any of it is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from batchtune.wire.status import StatusError
+
+_BYTES_MAX: Final = 262_144
+"""A chain of 64 steps, each with a screenful of its own, takes a third of it; so much is parsed in 0.2 s."""
+_NODES_MAX: Final = 20_000
+"""Keys, values, lists and tables, each as often as it stands there or an alias stands for it: some times what those
+64 steps have. Ten aliases of ten aliases, nine deep, stand for 10⁹."""
+_TEXT_MAX: Final = 1_000
+"""Of a message, which may show a value."""
+_DEPTH_MAX: Final = 32
+"""The files nest five deep; each level takes some of the 1,000 frames that Python allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredFile:
+    """The document, and the line of each key by its dotted path, such as steps.select.when."""
+
+    path: Path
+    data: Any
+    lines: Mapping[str, int]
+
+    def fault(self, what: str, *, code: str = "INVALID_ARGUMENT") -> StatusError:
+        """`<path>:<line>: <key>: <what>`; the line is that of the key, or of what it would lie in."""
+        named = [key for key in self.lines if what.startswith(key) and what[len(key) : len(key) + 1] in ".:["]
+        line = self.lines[max(named, key=len)] if named else 1
+        return _fault(self.path, line, what, code)
+
+
+def read_declared(path: Path) -> DeclaredFile:
+    """The document in a file.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT: it cannot be read, has a key twice, or is too large; with the line.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        text = _text_of(path)
+        _check_size(path, yaml.parse(text, Loader=loader))
+        root = yaml.compose(text, Loader=loader)
+        lines = _lines_of(path, root)
+        data = None if root is None else yaml.SafeLoader("").construct_document(root)
+        return DeclaredFile(path=path, data=data, lines=lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise _fault(path, line, f"cannot be read: {error.problem or error.context}") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8
+        raise StatusError(
+            "INVALID_ARGUMENT", f"{path}: cannot be read: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_BYTES_MAX + 1)
+    if len(content) > _BYTES_MAX:
+        raise StatusError(
+            "INVALID_ARGUMENT", f"{path}: more than {_BYTES_MAX:,} bytes; expected a small file"
+        )
+    return content.decode("utf-8")
+
+
+def _check_size(path: Path, events: Iterable[Any]) -> None:
+    """Count what the events stand for, without putting it together; what is left open is the parser's to tell."""
+    import yaml
+
+    counts: dict[str, int] = {}
+    begun: list[
+        tuple[str | None, int]
+    ] = []  # of each list and table that is open: its anchor, the nodes before it
+    nodes = 0
+    for event in events:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in begun):
+                raise _fault(path, line, f"*{event.anchor}: an alias that contains itself")
+            nodes += counts.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            begun.append((event.anchor, nodes))
+            nodes += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = begun.pop()
+            if anchor is not None:
+                counts[anchor] = nodes - before
+        elif isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+            if event.anchor is not None:
+                counts[event.anchor] = 1
+        if len(begun) > _DEPTH_MAX:
+            raise _fault(path, line, "cannot be read: nested too deeply")
+        if nodes > _NODES_MAX:
+            what = f"more than {_NODES_MAX:,} keys and values, each alias counted as what it stands for"
+            raise _fault(path, line, f"{what}; expected a small file")
+
+
+def _lines_of(path: Path, root: Any) -> dict[str, int]:
+    """The line of each key; YAML takes the last of a key that is given twice without a word."""
+    import yaml
+
+    lines: dict[str, int] = {}
+    constructor = yaml.SafeLoader("")
+    for key, line, node in _keys(root, ""):
+        if key in lines:
+            raise _fault(path, lines[key], f"{key}: given twice, in line {lines[key]} and in line {line}")
+        lines[key] = line
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                constructor.construct_object(node)
+            except ValueError as error:  # such as the date 2026-13-13
+                raise _fault(path, line, f"{key}: {node.value!r} cannot be read: {error}") from error
+    return lines
+
+
+def _keys(node: Any, prefix: str) -> Iterator[tuple[str, int, Any]]:
+    """Each key and list item with its line and its value."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        below = [(f".{getattr(name, 'value', '?')}", name, value) for name, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        below = [(f"[{at}]", item, item) for at, item in enumerate(node.value)]
+    else:
+        return
+    for step, place, value in below:
+        key = f"{prefix}{step}".removeprefix(".")
+        yield key, place.start_mark.line + 1, value
+        yield from _keys(value, key)
+
+
+def _fault(path: Path, line: int, what: str, code: str = "INVALID_ARGUMENT") -> StatusError:
+    shown = what if len(what) <= _TEXT_MAX else f"{what[:_TEXT_MAX]}…"
+    return StatusError(code, f"{path}:{line}: {shown}")

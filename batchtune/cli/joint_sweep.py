@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.deployable import BATCHING_PARAMETERS
 from batchtune.archive.joint import own_file, write_joint
-from batchtune.archive.run import SERVER_LOG, Run, create_run, open_run
+from batchtune.archive.run import SERVER_LOG, Run, open_run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.recommend import kept_trials
 from batchtune.cli.deployment import server_of
-from batchtune.cli.kept_sweep import require_same
+from batchtune.cli.kept_sweep import Fault, ended_early, exit_code_of, held, keep_trials, require_same
 from batchtune.errors import (
     BatchingParametersError,
     BatchtuneError,
     InconclusiveError,
-    MeasurementInvalidError,
-    TargetError,
     UsageError,
 )
 from batchtune.load.fleet import LoadFleet
@@ -31,7 +29,7 @@ from batchtune.recommend.joint import JointRecommendation, recommend_joint
 from batchtune.report.live import live_line, sweep_view
 from batchtune.report.several_models import ask_text, load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, unchecked_scenario
+from batchtune.scenario.reader import ScenarioText, read_scenario, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage
 from batchtune.target.launch.demand import demand_of
@@ -87,22 +85,14 @@ def run_joint_sweep(
     else:
         run, scenario, placement = *_resumed(resume, scenario), ""
         trials = kept_trials(run)
-    fault: BatchtuneError | KeyboardInterrupt | None = None
     with sweep_view(quiet=quiet, scenario=scenario) as view:
         for note in filter(None, (placement, beginning(scenario))):
             view.event(note)
-        if run is None:
-            run = create_run(scenario, format_scenario(scenario), root=results)
-            run.hold()
+        run = held(run, scenario, results)
         view.event(f"results go to {run.path}")
-        try:
+        with ended_early(trials) as early:
             _search(scenario, run, trials, view)
-        except KeyboardInterrupt as interrupt:
-            fault = interrupt
-        except (TargetError, MeasurementInvalidError) as error:
-            if not any(trial.state == "complete" for trial in trials):
-                raise
-            fault = error
+    fault = early.fault
     if fault is not None:
         why = fault.message if isinstance(fault, BatchtuneError) else "interrupted"
         kept = f"{counted(len(trials), 'trial')} kept in {run.path}; --resume {run.path} goes on"
@@ -187,9 +177,7 @@ def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> No
             on_ask=on_ask,
         )
         for finished in finished_loads:
-            for trial in finished.trials:
-                run.append(trial.trial, trial.samples)
-                trials.append(trial.trial)
+            keep_trials(finished.trials, run, trials)
             view.event(load_line(finished.load))
 
 
@@ -197,7 +185,7 @@ def _concluded(
     run: Run,
     scenario: Scenario,
     trials: Sequence[Trial],
-    fault: BatchtuneError | KeyboardInterrupt | None,
+    fault: Fault | None,
     *,
     json: bool,
 ) -> int:
@@ -211,7 +199,7 @@ def _concluded(
         code = error.exit_code
     if fault is None:
         return code
-    return fault.exit_code if isinstance(fault, BatchtuneError) else 130
+    return exit_code_of(fault)
 
 
 def _conclude(run: Run, scenario: Scenario, trials: Sequence[Trial], *, json: bool, keep: bool) -> int:

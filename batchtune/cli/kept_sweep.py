@@ -1,15 +1,22 @@
-"""Where does a sweep go as it is made: its trials, what it says of itself, and who watches?"""
+"""Where does a sweep go as it is made: its trials, what it says of itself, what ended it, and who watches?"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, create_run
-from batchtune.errors import ArchiveError, BatchtuneError, UsageError
+from batchtune.errors import (
+    ArchiveError,
+    BatchtuneError,
+    MeasurementInvalidError,
+    TargetError,
+    UsageError,
+)
 from batchtune.provenance import collect, comparable
 from batchtune.report.live import View
 from batchtune.scenario.reader import format_scenario
@@ -21,6 +28,16 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import FinishedTrial, Trial
 
 
+Fault = BatchtuneError | KeyboardInterrupt
+
+
+@dataclass(slots=True)
+class Early:
+    """What ended a sweep before its time, None: nothing; its trials are kept all the same."""
+
+    fault: Fault | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How a sweep ended: the run (None: before there was one), the scenario as it ran, and what ended it early.
@@ -30,8 +47,30 @@ class Ended:
 
     run: Run | None
     scenario: Scenario
-    fault: BatchtuneError | KeyboardInterrupt | None
+    fault: Fault | None
     restored: bool
+
+
+@contextmanager
+def ended_early(trials: Sequence[Trial]) -> Iterator[Early]:
+    """Within it an interrupt, or an error after a trial that worked, ends the sweep and nothing more.
+
+    Raises:
+        TargetError, MeasurementInvalidError: none of `trials` worked.
+    """
+    early = Early()
+    try:
+        yield early
+    except KeyboardInterrupt as interrupt:
+        early.fault = interrupt
+    except (TargetError, MeasurementInvalidError) as error:
+        if not any(trial.state == "complete" for trial in trials):
+            raise
+        early.fault = error
+
+
+def exit_code_of(fault: Fault) -> int:
+    return fault.exit_code if isinstance(fault, BatchtuneError) else 130
 
 
 def held(run: Run | None, scenario: Scenario, results: Path) -> Run:
@@ -51,12 +90,15 @@ def watcher_of(run: Run, trials: list[Trial], view: View) -> Watcher:
     return Watcher(on_progress=view.progress, on_thinking=view.live, on_plan=view.event, on_summary=keep)
 
 
-def keep_trials(finished_trials: Iterable[FinishedTrial], run: Run, trials: list[Trial], view: View) -> None:
-    """Each trial goes to the run, to the others and to the view, as it ends."""
+def keep_trials(
+    finished_trials: Iterable[FinishedTrial], run: Run, trials: list[Trial], view: View | None = None
+) -> None:
+    """Each trial goes to the run, to the others and, where there is one, to the view, as it ends."""
     for finished in finished_trials:
         run.append(finished.trial, finished.samples)
         trials.append(finished.trial)
-        view.trial(finished.trial)
+        if view is not None:
+            view.trial(finished.trial)
 
 
 def keep_account(run: Run, summary: SearchSummary) -> None:

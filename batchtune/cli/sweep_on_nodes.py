@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import Run
-from batchtune.cli.kept_sweep import Ended, held, keep_trials, watcher_of
-from batchtune.errors import BatchtuneError, MeasurementInvalidError, TargetError
+from batchtune.cli.kept_sweep import Ended, ended_early, held, keep_trials, watcher_of
 from batchtune.load.live import LiveAggregate
 from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed_as
@@ -30,28 +29,21 @@ def sweep_on_nodes(
         UsageError: Ray is missing, no cluster, or no room in it.
         TargetError, MeasurementInvalidError: no trial worked.
     """
-    fault: BatchtuneError | KeyboardInterrupt | None = None
     with (
         sweep_view(quiet=quiet, scenario=scenario) as view,
         RayNodes(scenario, on_event=view.event) as nodes,
+        ended_early(trials) as early,
     ):
-        try:
-            scenario = placed_as(scenario, nodes.scenario)
-            run = held(run, scenario, results)
-            view.event(f"results go to {run.path}")
+        scenario = placed_as(scenario, nodes.scenario)
+        run = held(run, scenario, results)
+        view.event(f"results go to {run.path}")
 
-            def with_report(report: Callable[[Plan, LiveAggregate | None], None]) -> ServerNodes:
-                nodes.report = report
-                return nodes
+        def with_report(report: Callable[[Plan, LiveAggregate | None], None]) -> ServerNodes:
+            nodes.report = report
+            return nodes
 
-            finished_trials = sweep_nodes(
-                scenario, with_report, finished=tuple(trials), watcher=watcher_of(run, trials, view)
-            )
-            keep_trials(finished_trials, run, trials, view)
-        except KeyboardInterrupt as interrupt:
-            fault = interrupt
-        except (TargetError, MeasurementInvalidError) as error:
-            if not any(trial.state == "complete" for trial in trials):
-                raise
-            fault = error
-    return Ended(run=run, scenario=scenario, fault=fault, restored=True)
+        finished_trials = sweep_nodes(
+            scenario, with_report, finished=tuple(trials), watcher=watcher_of(run, trials, view)
+        )
+        keep_trials(finished_trials, run, trials, view)
+    return Ended(run=run, scenario=scenario, fault=early.fault, restored=True)

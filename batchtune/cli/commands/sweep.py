@@ -12,9 +12,17 @@ from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
 from batchtune.cli.commands.recommend import conclude, kept_trials
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.kept_sweep import Ended, held, keep_trials, require_same, watcher_of
+from batchtune.cli.kept_sweep import (
+    Ended,
+    ended_early,
+    exit_code_of,
+    held,
+    keep_trials,
+    require_same,
+    watcher_of,
+)
 from batchtune.cli.sweep_on_nodes import sweep_on_nodes
-from batchtune.errors import BatchtuneError, MeasurementInvalidError, TargetError, UsageError
+from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import View, sweep_view
@@ -79,34 +87,28 @@ def _sweep_here(
         scenario, placement = placed(scenario)
     else:
         original = not_put_back(run)
-    fault: BatchtuneError | KeyboardInterrupt | None = None
     with (
         sweep_view(quiet=quiet, scenario=scenario) as view,
         target_of(scenario, on_event=view.event, original=original) as target,
     ):
         try:
-            workers = fleet_of(scenario.load, on_event=view.event)
-            for note in filter(None, (placement, beginning(scenario), _left_out(scenario))):
-                view.event(note)
-            if isinstance(target, TritonTarget):
-                scenario = as_found(scenario, target, view)
+            with ended_early(trials) as early:
+                workers = fleet_of(scenario.load, on_event=view.event)
+                for note in filter(None, (placement, beginning(scenario), _left_out(scenario))):
+                    view.event(note)
+                if isinstance(target, TritonTarget):
+                    scenario = as_found(scenario, target, view)
+                    run = held(run, scenario, results)
+                    target.keep_original(partial(write_original, run.path))
+                target.apply(one_by_one(scenario))
                 run = held(run, scenario, results)
-                target.keep_original(partial(write_original, run.path))
-            target.apply(one_by_one(scenario))
-            run = held(run, scenario, results)
-            target.keep_log(run.path / SERVER_LOG)
-            view.event(f"results go to {run.path}")
-            with workers as fleet:
-                _search(scenario, target, fleet, run, trials, view)
-        except KeyboardInterrupt as interrupt:
-            fault = interrupt
-        except (TargetError, MeasurementInvalidError) as error:
-            if not any(trial.state == "complete" for trial in trials):
-                raise
-            fault = error
+                target.keep_log(run.path / SERVER_LOG)
+                view.event(f"results go to {run.path}")
+                with workers as fleet:
+                    _search(scenario, target, fleet, run, trials, view)
         finally:
             is_as_it_was = run is None or put_back(target, run)
-    return Ended(run=run, scenario=scenario, fault=fault, restored=is_as_it_was)
+    return Ended(run=run, scenario=scenario, fault=early.fault, restored=is_as_it_was)
 
 
 def _left_out(scenario: Scenario) -> str:
@@ -142,7 +144,7 @@ def _concluded(ended: Ended, trials: list[Trial], *, why: bool, json: bool) -> i
         return TargetError.exit_code
     if fault is None:
         return code
-    return fault.exit_code if isinstance(fault, BatchtuneError) else 130
+    return exit_code_of(fault)
 
 
 def _search(

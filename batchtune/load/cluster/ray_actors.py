@@ -248,8 +248,10 @@ def _room(resources: Mapping[str, float], bundle: Mapping[str, float]) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """The first line that tells something, shortened."""
+    """The first line that tells something, with the last where the first only announces a traceback; shortened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[-1]}"[:_REASON_MAX_CHARS]
     return (lines[0] if lines else type(error).__name__)[:_REASON_MAX_CHARS]
 
 

@@ -482,6 +482,14 @@ def test_a_cluster_whose_name_no_host_can_have_is_told_at_once() -> None:
         ray_actors._require_listener("ray://a..b:1", key="load.fleet")
 
 
+def test_of_a_traceback_that_a_cluster_sends_its_error_is_told() -> None:
+    sent = "Initialization failure from server:\nTraceback (most recent call last):\n  File x\nRuntimeError: not started\n\n"
+    assert (
+        ray_actors._reason(ConnectionError(sent))
+        == "Initialization failure from server: RuntimeError: not started"
+    )
+
+
 def test_a_node_has_room_for_as_many_workers_as_its_scarcest_resource() -> None:
     bundle = {"CPU": 0.1, "load_generator": 1.0}
     assert ray_actors._room({"CPU": 0.3, "load_generator": 9.0}, bundle) == 3

@@ -22,7 +22,7 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from batchtune.archive.run import open_run
+from batchtune.archive.run import LEDGER, open_run
 from batchtune.cli.commands.sweep import run_sweep
 from batchtune.tune.trials.trial import Trial
 
@@ -32,6 +32,8 @@ QUICK_DEATH = {
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 20,
 }
+SIGNS_OF_LIFE = 6
+"""Trials of both nodes, before one of them is ended."""
 MODEL = """\
 service_time: {base_ms: 8.0, per_row_ms: 1.0}
 inputs: {x: {dtype: float32, shape: [8]}}
@@ -61,7 +63,7 @@ def main(folder: Path) -> dict[str, Any]:
     try:
         found = _swept(scenario, folder / "results")
         found["left"] = _left()
-        killer = threading.Timer(9.0, cluster.remove_node, args=(other, False))
+        killer = threading.Thread(target=_kill, args=(cluster, other, folder / "killed"))
         killer.start()
         killed = _swept(scenario, folder / "killed")
         killer.join()
@@ -77,6 +79,17 @@ def main(folder: Path) -> dict[str, Any]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _kill(cluster: Cluster, node: Any, results: Path) -> None:
+    """End the node once trials have come from it and from the other."""
+    give_up_s = time.monotonic() + 60.0
+    while time.monotonic() < give_up_s:
+        ledgers = [path.read_bytes() for path in results.glob(f"*/*/{LEDGER}")]
+        if sum(ledger.count(b"\n") for ledger in ledgers) >= SIGNS_OF_LIFE:
+            break
+        time.sleep(0.05)
+    cluster.remove_node(node, False)
 
 
 def _swept(scenario: Path, results: Path) -> dict[str, Any]:

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +15,10 @@ from batchtune.tune.bench import Plan
 from batchtune.tune.strategies.references import one_by_one
 from batchtune.tune.sweep.ray_nodes import ServerNodes
 from batchtune.tune.trials.trial import FinishedTrial
+from tests.ray_script import answer_of
 from tests.tune.tune_fakes import planted, scenario_of
 
 SCRIPT = Path(__file__).with_name("ray_sweep.py")
-ROOT = Path(__file__).parents[3]
 NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'batchtune[ray]'")
 
 
@@ -122,29 +115,8 @@ def test_one_live_load_is_told_while_trials_run(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def swept() -> Iterator[dict[str, Any]]:
-    folder = tempfile.mkdtemp(prefix="bt-ray-")  # sockets lie in it, whose paths have 107 characters at most
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "RAY_TMPDIR": folder,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), folder],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        yield json.loads(done.stdout.splitlines()[-1])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return answer_of(SCRIPT, str(tmp_path_factory.mktemp("runs")), timeout_s=240)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from batchtune.batching.parameters import PARAMETER_NAMES, to_dict
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import QUANTILES, UNDEFINED, Estimate
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Company, Trial
 
 _HEAD: Final = ("number", "source", "reason", "state", "failure", "configuration", "batching")
 _ASKED: Final = ("concurrency", "rate_rps", "block", "seed", "repeat_of", "started_utc", "seconds")
@@ -44,6 +44,7 @@ _WHOLE: Final = (
     "block",
     "repeat_of",
     "requests",
+    "load",
 )
 """Whole numbers that may be missing."""
 
@@ -64,17 +65,28 @@ TRIAL_COLUMNS: Final = (
 latency p95 in seconds. `caveats` are codes, divided by spaces. A server flag has a column `--flag` behind these.
 """
 
+COMPANY_COLUMNS: Final = ("model", "load", "load_kind", "factor")
+"""Before `configuration`, which is then that of the model, in the trials of a sweep of several models.
+
+All trials of one `load` were sent at once, at `factor` times the stated rates; `load_kind` is together, alone, or
+`flood of` the model that was sent its flood.
+"""
+
 HIGHER_IS_BETTER: Final = frozenset(
     ("throughput_rps", "throughput_rows_per_s", "goodput_rps", "mean_batch_rows", "feasible", "requests")
 )
 
 
 def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
-    """A row a trial, in order, with TRIAL_COLUMNS."""
+    """A row a trial, in order, with TRIAL_COLUMNS, of several models with COMPANY_COLUMNS among them."""
     rows = [_trial_row(trial) for trial in trials]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
-    frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *flags])
-    whole = [name for name in _WHOLE if frame[name].notna().any()]
+    columns = [*TRIAL_COLUMNS, *flags]
+    if any(trial.company is not None for trial in trials):
+        at = columns.index("configuration")
+        columns[at:at] = COMPANY_COLUMNS
+    frame = pd.DataFrame(rows, columns=columns)
+    whole = [name for name in _WHOLE if name in frame and frame[name].notna().any()]
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
@@ -101,15 +113,22 @@ def samples_frame(samples: Samples) -> pd.DataFrame:
 
 
 def _trial_row(trial: Trial) -> dict[str, Any]:
-    batching = trial.configuration.batching
-    known = trial.configuration.known
+    company = trial.company
+    configuration = trial.configuration if company is None else trial.configuration.of_model(company.model)
+    batching, known = configuration.batching, configuration.known
     row: dict[str, Any] = {name: getattr(trial, name) for name in ("number", "source", "reason", "state")}
     row |= {name: getattr(trial, name) for name in ("failure", "feasible", *_ASKED)}
-    row |= {"configuration": trial.configuration.label(), "batching": batching is not None if known else None}
+    row |= {} if company is None else _company(company)
+    row |= {"configuration": configuration.label(), "batching": batching is not None if known else None}
     row |= {} if batching is None else _parameters(to_dict(batching))
-    row |= {f"--{name}": value for name, value in trial.configuration.flags}
+    row |= {f"--{name}": value for name, value in configuration.flags}
     row |= _bounded("objective", trial.objective, 1.0)
     return row if trial.measurement is None else row | _figures(trial.measurement)
+
+
+def _company(company: Company) -> dict[str, Any]:
+    kind = f"flood of {company.of}" if company.kind == "flood" else company.kind
+    return {"model": company.model, "load": company.load, "load_kind": kind, "factor": company.factor}
 
 
 def _parameters(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from batchtune.archive.listing import RunEntry
 from batchtune.errors import UsageError
 from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
 from batchtune.report.units import number
+from batchtune.scenario.units import rounded
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,6 +23,9 @@ _SHORT: Final = {"throughput": "throughput_rps", "capacity": "objective", "time"
 _SHOWN: Final = {
     "number": "trial",
     "source": "source",
+    "model": "model",
+    "load_kind": "load",
+    "factor": "rates",
     "configuration": "configuration",
     "concurrency": "clients",
     "rate_rps": "offered /s",
@@ -33,7 +37,7 @@ _SHOWN: Final = {
     "mean_batch_rows": "mean batch",
     "verdict": "SLO",
 }
-_DISPENSABLE: Final = ("p50 ms", "mean batch", "p99 ms", "errors", "source")
+_DISPENSABLE: Final = ("p50 ms", "mean batch", "p99 ms", "errors", "source", "offered /s")
 _NAMES: Final = {
     "max_batch_size": "size",
     "batch_timeout_micros": "µs",
@@ -139,7 +143,7 @@ def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:
 
 def _cells(frame: DataFrame) -> list[list[str]]:
     """Head and rows; columns without any value stay away."""
-    names = [name for name in _SHOWN if not frame[name].isna().all()]
+    names = [name for name in _SHOWN if name in frame and not frame[name].isna().all()]
     rows = [[_SHOWN[name] for name in names]]
     rows += [
         [_cell(name, value) for name, value in zip(names, values, strict=True)]
@@ -153,6 +157,8 @@ def _cell(name: str, value: object) -> str:
         return short_label(str(value))
     if value is None or value != value:
         return "–"
+    if name == "factor" and isinstance(value, float):
+        return f"×{rounded(value)}"
     if name == "error_ratio" and isinstance(value, float):
         return f"{number(100 * value)} %"
     if isinstance(value, float):

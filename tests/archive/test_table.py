@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from typer.testing import CliRunner
 
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import RECOMMENDATION, Run, create_run, open_run
-from batchtune.archive.table import TRIAL_COLUMNS, samples_frame
+from batchtune.archive.table import COMPANY_COLUMNS, TRIAL_COLUMNS, samples_frame
+from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.reader import format_scenario
+from batchtune.tune.trials.trial import Company
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +164,32 @@ def test_every_format_has_every_trial(run, tmp_path):
     done = CliRunner().invoke(app, ["trials", str(run.path), "--parquet"], catch_exceptions=False)
     assert len(pd.read_parquet(io.BytesIO(done.stdout_bytes))) == count
     assert "1" in invoke("trials", str(run.path))
+
+
+def test_of_several_models_each_trial_says_which_beside_whom_and_at_how_many_times_the_rates(tmp_path):
+    shared, own = BatchingParameters(num_batch_threads=2), BatchingParameters(max_batch_size=4)
+    configuration = Configuration(batching=shared, models=(("ranker", own), ("reader", own)))
+    first = helping_ledger()[0]
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    for number, (model, kind, of) in enumerate(
+        (("ranker", "together", ""), ("reader", "together", ""), ("reader", "flood", "ranker")), start=1
+    ):
+        company = Company(model=model, load=(number + 1) // 2, kind=kind, factor=1.5, of=of)
+        run.append(replace(first, number=number, configuration=configuration, company=company), None)
+    frame = run.trials()
+    assert tuple(frame.columns[frame.columns.get_loc("model") :][: len(COMPANY_COLUMNS)]) == COMPANY_COLUMNS
+    assert set(frame.columns) == {*TRIAL_COLUMNS, *COMPANY_COLUMNS}
+    assert frame[list(COMPANY_COLUMNS)].values.tolist() == [
+        ["ranker", 1, "together", 1.5],
+        ["reader", 1, "together", 1.5],
+        ["reader", 2, "flood of ranker", 1.5],
+    ]
+    assert frame.max_batch_size.tolist() == [4, 4, 4]
+    assert frame.configuration[0] == "max_batch_size=4 num_batch_threads=2"
+    head, _, row, *_ = invoke("trials", str(run.path), "--markdown").splitlines()
+    assert "| trial | source | model | load | rates | configuration |" in head
+    assert "| ranker | together | ×1.5 | size 4 · 2 threads |" in row
+    assert "reader" in invoke("trials", str(run.path))
 
 
 def test_two_formats_at_once_are_refused(run):

@@ -12,11 +12,14 @@ from typing import Final
 
 from batchtune.errors import BatchingParametersError
 
-_RUN: Final = re.compile(
-    r"^[ \t]*(?:(?:sudo(?:[ \t]+-\w+)*|exec|nohup|time|if|\w+=\S*)[ \t]+)*(?:/\S*/)?(?:docker|podman)[ \t]+"
-    r"(?:container[ \t]+)?run\s",
-    re.MULTILINE,
+_WORDS_BEFORE: Final = r"(?:sudo(?:[ \t]+-\w+)*|exec|nohup|time|if|then|\w+=[^\s$`]*)"
+_BEFORE: Final = rf"(?:^|(?<=[;&|({{`]))[ \t]*(?:{_WORDS_BEFORE}[ \t]+)*(?:/\S*/)?"
+"""What may stand before a command: the beginning of a line, of a list, of a substitution; words that run another."""
+_RUN: Final = re.compile(_BEFORE + r"(?:docker|podman)[ \t]+(?:container[ \t]+)?run\s", re.MULTILINE)
+_COMPOSE: Final = re.compile(
+    _BEFORE + r"(?:(?:docker|podman)[ \t]+compose|docker-compose|podman-compose)\s", re.MULTILINE
 )
+_COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 _EXPANDED: Final = re.compile(r"[$`]|^~")
 """What a shell makes another path of."""
@@ -45,8 +48,8 @@ class DockerRun:
 
 
 def is_docker_run(text: str) -> bool:
-    """Whether a text has such a command."""
-    return _RUN.search(text) is not None
+    """Whether a text has such a command, or one for a compose file."""
+    return _RUN.search(text) is not None or _COMPOSE.search(text) is not None
 
 
 def parse_docker_run(text: str, *, source: str) -> DockerRun:
@@ -55,9 +58,18 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
     A path with the working directory in it (`$PWD`, `$(pwd)`) or without a folder lies beside `source`.
 
     Raises:
-        BatchingParametersError: `source:line: …`: a second command, no command at all, a file that nothing mounts.
+        BatchingParametersError: `source:line: …`: a second command, one for a compose file, a command without an image,
+            a file that nothing mounts.
     """
+    text = _COMMENT.sub("", text)
     starts = list(_RUN.finditer(text))
+    if not starts:
+        compose = _COMPOSE.search(text)
+        line = text.count("\n", 0, compose.end() if compose else 0) + 1
+        raise BatchingParametersError(
+            f"{source}:{line}: the server's flags stand in a compose file, which is not read",
+            hint="give the file of parameters that its service mounts, or its command as a docker run",
+        )
     line = text.count("\n", 0, starts[0].end()) + 1
     if len(starts) > 1:
         second = text.count("\n", 0, starts[1].end()) + 1
@@ -66,7 +78,8 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
         )
     command = re.split(r"(?<!\\)\n", text[starts[0].end() :], maxsplit=1)[0].replace("\\\n", " ")
     try:
-        words = list(_words(_HERE.sub(".", command)))
+        opened = text[: starts[0].start()][-1:]
+        words = list(_words(_of_substitution(_HERE.sub(".", command), opened)))
     except ValueError as error:
         raise BatchingParametersError(f"{source}:{line}: {error}") from error
     options, args = _split(words)
@@ -86,6 +99,20 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
             f"{source}:{line}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
         )
     return DockerRun(flags=kept, file=None if own is None else Path(source).parent / own, line=line)
+
+
+def _of_substitution(command: str, opened: str) -> str:
+    """The command without what follows the parenthesis or the quote that ends its substitution."""
+    if opened == "`":
+        return command.partition("`")[0]
+    if opened != "(":
+        return command
+    depth = 0
+    for at, character in enumerate(command):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            return command[:at]
+    return command
 
 
 def _words(command: str) -> Iterator[str]:

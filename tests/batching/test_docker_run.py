@@ -53,6 +53,26 @@ def test_what_stands_around_a_command_is_not_the_servers(before: str, after: str
     assert read_batching_file(script).knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "docker pull tf && {}",
+        "docker rm -f tfs; {}",
+        "docker rm -f tfs || true\n# was: docker pull tf && docker run tf\n{}",
+        "ID=$({})",
+        "ID=$({}) && docker logs -f $(cat id)",
+        "ID=`{}`",
+        "if [ -z $X ]; then {}; fi",
+        "( {} )",
+    ],
+)
+def test_a_command_in_a_list_or_a_substitution_is_read(command: str, tmp_path: Path) -> None:
+    run = f"docker run -u $(id -u) -v $(pwd)/conf:/conf tf {FLAGS}"
+    run = run.replace("$(id -u)", "1") if "`" in command else run
+    script = script_of(tmp_path, command.format(run))
+    assert read_batching_file(script).knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
+
+
 def test_a_docker_and_a_run_on_two_lines_are_no_command(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("docker # first\nrun it\n")
@@ -129,6 +149,12 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
             "takes flags as --name=value",
             "write --batching_parameters_file=PATH",
         ),
+        (
+            "docker compose run --rm tfs",
+            "serve.sh:3: the server's flags stand in a compose file",
+            "its command as",
+        ),
+        ("cd x && docker-compose up", "serve.sh:3: the server's flags stand in a compose file", "mounts"),
         ("docker run --rm", "serve.sh:3: docker run names no image", ""),
         ("docker run tf 'a", "serve.sh:3: No closing quotation", ""),
         (

@@ -113,7 +113,7 @@ def _swept(scenario: Path, results: Path) -> dict[str, Any]:
         "trials": len(trials),
         "trial_s": round(sum(trial.seconds for trial in trials), 1),
         "took_s": round(took_s, 1),
-        "max_batch_size": chosen["configuration"]["batching"]["max_batch_size"],
+        "batching": chosen["configuration"]["batching"],
     }
 
 

@@ -123,7 +123,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @NEEDS_RAY
 def test_a_sweep_on_two_ray_nodes_recommends_and_leaves_nothing(swept: dict[str, Any]) -> None:
     assert swept["exit_code"] in (0, 5)
-    assert swept["max_batch_size"] == 8
+    if swept["exit_code"] == 0:
+        assert swept["batching"]["max_batch_size"] == 8
     assert len(swept["nodes"]) == 2
     assert swept["overlapping"] > 0
     assert "nodes under the same load, 2 runs on each" in swept["said"]

@@ -49,6 +49,8 @@ _PAUSE_S = 1.0
 """What was due during a longer pause of this process is not sent all at once."""
 _SAMPLE_S = 1.0
 _GRPC_CONNECTIONS = 4
+_REST_CONNECTIONS = 256
+"""Requests under way after half a second in which this machine did something else; one more has one for itself."""
 
 
 class Innocents:
@@ -58,7 +60,8 @@ class Innocents:
         grpc_port, self._rest_port = ports
         self._rate_rps = rate_rps
         self._random = random.Random(2)
-        self._free: deque[RestChannel] = deque()  # in turn: none idles until the server closes it
+        free = (RestChannel(self._rest_port) for _ in range(_REST_CONNECTIONS))
+        self._free = deque(free)  # in turn: none idles until the server closes it
         self._grpc = [GrpcChannel(grpc_port) for _ in range(_GRPC_CONNECTIONS)]
         self._under_way: set[asyncio.Task[None]] = set()
         self.tally = Tally()
@@ -91,7 +94,10 @@ class Innocents:
     async def _ask_rest(self, number: int) -> None:
         channel = self._free.popleft() if self._free else RestChannel(self._rest_port)
         await ask_once(channel, float(number), check, self.tally)
-        self._free.append(channel)
+        if len(self._free) < _REST_CONNECTIONS:
+            self._free.append(channel)
+        else:
+            channel.close()
 
 
 class Watch:

@@ -24,6 +24,7 @@ from ray.cluster_utils import Cluster
 
 from batchtune.archive.run import LEDGER, open_run
 from batchtune.cli.commands.sweep import run_sweep
+from batchtune.errors import BatchtuneError
 from batchtune.tune.trials.trial import Trial
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
@@ -94,8 +95,12 @@ def _kill(cluster: Cluster, node: Any, results: Path) -> None:
 
 def _swept(scenario: Path, results: Path) -> dict[str, Any]:
     said, answer, begun_s = io.StringIO(), io.StringIO(), time.monotonic()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(answer):
-        code = run_sweep(scenario, [], results=results, resume=None, json=True, quiet=False)
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(answer):
+            code = run_sweep(scenario, [], results=results, resume=None, json=True, quiet=False)
+    except BatchtuneError:
+        print(said.getvalue(), file=sys.stderr)
+        raise
     took_s = time.monotonic() - begun_s
     (path,) = (results / "parallel").iterdir() if (results / "parallel").exists() else []
     trials = open_run(path).ledger()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def answer_of(script: Path, *arguments: str, timeout_s: float) -> dict[str, Any]:
-    """What the script prints last, as JSON; where it fails or hangs, its stderr and what Ray's processes said."""
+    """What the script prints last, as JSON; where it fails, its stderr and what Ray's processes said."""
     folder = tempfile.mkdtemp(prefix="bt-ray-")  # sockets lie in it, whose paths have 107 characters at most
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
@@ -27,24 +26,20 @@ def answer_of(script: Path, *arguments: str, timeout_s: float) -> dict[str, Any]
         "PYTHONPATH": os.pathsep.join(paths),
     }
     try:
-        with subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(script), *arguments],
+        process = subprocess.run(
+            [sys.executable, str(script), *arguments],
             cwd=ROOT,
             env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGABRT)  # says on stderr where each thread is
-                stdout, stderr = process.communicate(timeout=20)
+            timeout=timeout_s,
+            check=False,
+        )
         if process.returncode != 0:
             raise AssertionError(
-                f"{script.name} ended with {process.returncode}\n{errors_in(folder)}\n{stderr[-4000:]}"
+                f"{script.name} ended with {process.returncode}\n{errors_in(folder)}\n{process.stderr[-6000:]}"
             )
-        answer: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         return answer
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,13 @@
 """How does a node run trials for a head elsewhere? A server of its own, its load beside it, and a bench.
 
-The process of the station (a Ray actor's) only waits and answers the head; a trial runs on a thread.
+The process of the station (a Ray actor's) only waits and answers the head; trials run on one thread. It is the same for
+all, since the kernel ends a server with the thread that launched it (`target.process.ending_with_us`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
 from batchtune.errors import BatchtuneError
@@ -30,6 +31,7 @@ class NodeStation:
     def __init__(self) -> None:
         at_usual_priority()
         self._stack = ExitStack()
+        self._thread = ThreadPoolExecutor(max_workers=1)
         self._bench: Bench | None = None
         self._running: _RunningTrial | None = None
 
@@ -59,7 +61,7 @@ class NodeStation:
         """Start a trial."""
         if self._bench is None:
             raise HostLostError("it was not opened")
-        self._running = _RunningTrial(self._bench, plan)
+        self._running = _RunningTrial(self._thread.submit(self._bench.run, plan))
 
     def look(self) -> Progress:
         """How far the trial is."""
@@ -73,8 +75,9 @@ class NodeStation:
     def close(self) -> None:
         """Stop the server and the load; a trial in flight fails by that."""
         self._stack.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._running is not None:
-            self._running.join(ENDING_S)
+            wait([self._running.trial], ENDING_S)
 
     def _note(self, _plan: Plan, live: LiveAggregate) -> None:
         if self._running is not None:
@@ -87,31 +90,18 @@ class NodeStation:
 
 
 class _RunningTrial:
-    """A trial on its thread."""
+    """A trial on the thread of trials, and how far it is."""
 
-    def __init__(self, bench: Bench, plan: Plan) -> None:
+    def __init__(self, trial: Future[FinishedTrial]) -> None:
+        self.trial = trial
         self.live: LiveAggregate | None = None
-        self._done: FinishedTrial | None = None
-        self._fault: BatchtuneError | None = None
-        self._thread = threading.Thread(target=self._run, args=(bench, plan), daemon=True)
-        self._thread.start()
 
     @property
     def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def join(self, limit_s: float) -> None:
-        self._thread.join(limit_s)
+        return self.trial.done()
 
     def result(self) -> FinishedTrial:
-        if self._fault is not None:
-            raise self._fault
-        if self._done is None:
-            raise HostLostError("its trial ended without a result")
-        return self._done
-
-    def _run(self, bench: Bench, plan: Plan) -> None:
-        try:
-            self._done = bench.run(plan)
-        except BatchtuneError as error:
-            self._fault = error
+        error = self.trial.exception(timeout=0.0)
+        if error is None or isinstance(error, BatchtuneError):
+            return self.trial.result()
+        raise HostLostError(f"its trial ended with {type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ second node is killed under its load. In a process of its own: Ray keeps threads
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -195,4 +196,5 @@ def _command(process: psutil.Process) -> str:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(270, exit=True)
     print(json.dumps(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)))

@@ -9,6 +9,7 @@ until its process ends.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import json
 import sys
@@ -151,4 +152,5 @@ def _left() -> list[str]:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(220, exit=True)
     print(json.dumps(main(Path(sys.argv[1]))))

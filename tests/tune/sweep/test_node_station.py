@@ -1,0 +1,64 @@
+"""Trials of a node under test: on which thread, and what becomes of their faults."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from batchtune.errors import TargetError
+from batchtune.load.cluster.host import HostLostError
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.sweep.node_station import NodeStation
+
+
+class FakeBench:
+    """Answers with the thread that ran it; raises what it is asked with, if that can be raised."""
+
+    def run(self, plan: Any) -> Any:
+        if isinstance(plan, Exception):
+            raise plan
+        return threading.current_thread()
+
+
+def station_of_fakes() -> NodeStation:
+    station = NodeStation()
+    station._bench = cast("Bench", FakeBench())
+    return station
+
+
+def result_of(station: NodeStation, plan: object) -> Any:
+    station.begin(cast("Plan", plan))
+    assert station._running is not None
+    station._running.trial.exception(timeout=30.0)
+    assert station.look().ended
+    return station.result()
+
+
+def test_the_thread_that_launches_a_server_outlives_the_trial() -> None:
+    """The kernel ends a server with the thread that launched it, and so between two trials."""
+    station = station_of_fakes()
+    first = result_of(station, "first")
+    assert first.is_alive()
+    assert result_of(station, "second") is first
+    station.close()
+    first.join(30.0)
+    assert not first.is_alive()
+
+
+def test_a_fault_of_a_trial_is_the_trials() -> None:
+    station = station_of_fakes()
+    with pytest.raises(TargetError, match="gone"):
+        result_of(station, TargetError("gone"))
+    with pytest.raises(HostLostError, match="its trial ended with ValueError: what"):
+        result_of(station, ValueError("what"))
+    station.close()
+
+
+def test_what_was_not_begun_is_lost() -> None:
+    station = NodeStation()
+    with pytest.raises(HostLostError, match="was not opened"):
+        station.begin(cast("Plan", "plan"))
+    with pytest.raises(HostLostError, match="runs no trial"):
+        station.look()

@@ -34,6 +34,13 @@ def nothing_holds(loads: Sequence[JointLoad]) -> BatchtuneError:
     telling = [load for load in together if load.tells]
     if not telling:
         return _nothing_told(together)
+    refuted = next((load for load in telling if load.holds), None)
+    if refuted is not None:
+        return NoFeasibleConfigurationError(
+            f"all models kept their SLOs together at {refuted.ask.factor:.3g} times the stated rates, but not in most "
+            "of the fresh runs",
+            hint="lower the rates, loosen an SLO, or give the sweep more time (--budget) to try others",
+        )
     tightest = min(telling, key=lambda load: load.tightness)
     if math.isinf(tightest.tightness):
         return NoFeasibleConfigurationError(

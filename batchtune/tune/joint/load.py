@@ -63,6 +63,11 @@ class JointLoad:
         return self.failure is None and "INVALID" not in verdicts
 
     @property
+    def counts(self) -> bool:
+        """Whether it speaks for or against its configuration: it tells of the server, or the server failed it."""
+        return self.tells or self.failure is not None
+
+    @property
     def spoilt(self) -> bool:
         """Whether the client was the limit, or the host noisy, for some model: nothing is told of the server."""
         verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}

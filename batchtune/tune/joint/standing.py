@@ -81,9 +81,12 @@ def unsure(loads: Sequence[JointLoad]) -> tuple[str, ...]:
 
 
 def _standing(loads: Sequence[JointLoad], objective: Objective) -> Standing | None:
-    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search."""
+    """By the highest factor that holds: of fresh runs at a factor most must, else the one run of the search.
+
+    A run that the client limited is neither for nor against it.
+    """
     for factor in sorted({load.ask.factor for load in loads}, reverse=True):
-        here = [load for load in loads if load.ask.factor == factor]
+        here = [load for load in loads if load.ask.factor == factor and load.counts]
         fresh = [load for load in here if load.ask.source == "confirm"]
         counted = fresh or here
         held = [load for load in counted if load.holds]
@@ -108,5 +111,6 @@ def _floods_break(load: JointLoad, loads: Sequence[JointLoad]) -> bool:
         for other in loads
         if (other.ask.kind, other.ask.of, other.ask.configuration)
         == ("flood", load.ask.of, load.ask.configuration)
+        and other.counts
     ]
-    return 2 * sum(alike) <= len(alike)
+    return bool(alike) and 2 * sum(alike) <= len(alike)

@@ -205,6 +205,23 @@ def test_loads_that_the_client_limited_break_no_slo() -> None:
         recommend_joint(loads, scenario)
 
 
+def test_fresh_runs_that_the_client_limited_refute_nothing() -> None:
+    scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
+    loads = [client_limited(load) if load.ask.source == "confirm" else load for load in swept(scenario)]
+    chosen = recommend_joint(loads, scenario)
+    assert (chosen.fresh, chosen.held, chosen.established) == (0, 0, False)
+
+
+def test_what_held_once_and_then_no_more_is_told_as_such() -> None:
+    scenario = parse_scenario(TEXT.replace("objective: capacity", "objective: latency"))
+    loads = swept(scenario)
+    (first, *_) = [load for load in loads if load.ask.kind == "together" and load.holds]
+    broken = {name: replace(trial, feasible=False) for name, trial in first.trials.items()}
+    again = replace(first, trials=broken, ask=replace(first.ask, source="confirm", block=1))
+    with pytest.raises(NoFeasibleConfigurationError, match="at 1 times the stated rates, but not in most"):
+        recommend_joint([first, again], scenario)
+
+
 @pytest.mark.parametrize("objective", ["capacity", "latency"])
 def test_fresh_runs_that_only_just_keep_a_limit_establish_nothing(objective: str) -> None:
     scenario = parse_scenario(TEXT.replace("objective: capacity", f"objective: {objective}"))

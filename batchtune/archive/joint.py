@@ -1,43 +1,94 @@
-"""What does a sweep of several models leave in its folder for a server: one file for all, and one for each model?"""
+"""What is deployed for several models of one server: which files, and what is in each?"""
 
 from __future__ import annotations
 
 import json
+import os.path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from batchtune.archive.deployable import BATCHING_PARAMETERS
 from batchtune.archive.run import JOINT_RECOMMENDATION, Run
 from batchtune.archive.whole_files import write_whole
-from batchtune.batching.tfserving import format_tfserving_text
+from batchtune.batching.dialects import parameters_file
+from batchtune.batching.parameters import Configuration
 from batchtune.recommend.joint import JointRecommendation
-from batchtune.target.launch.model_config import OWN_PARAMETERS, own_text
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.launch.model_config import OWN_PARAMETERS, model_config_text, own_text
+from batchtune.target.model_files import lies_bare
+
+MODELS_CONFIG: Final = "models.config"
+UNKNOWN: Final = "PATH"
+"""Stands before a model's name where its directory of versions is not known: a sample model, one that is gone."""
 
 
-def own_file(run: Run, model: str) -> Path:
-    """Where the parameters of one model lie, for each of its version directories."""
-    return run.path / "models" / model / OWN_PARAMETERS
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointFiles:
+    """`server`: for --batching_parameters_file; `models`: for --model_config_file; `own`: by model, for each of its
+    version directories, under the name batching_params.pbtxt."""
+
+    server: Path
+    models: Path
+    own: Mapping[str, Path]
 
 
-def write_joint(run: Run, recommendation: JointRecommendation) -> None:
-    """Keep the recommendation, and the files that the server takes: the threads in one, the rest with each model.
+def files_of_run(run: Run, names: Iterable[str]) -> JointFiles:
+    """Where a sweep leaves them."""
+    return JointFiles(
+        server=run.path / BATCHING_PARAMETERS,
+        models=run.path / MODELS_CONFIG,
+        own={name: run.path / "models" / name / OWN_PARAMETERS for name in names},
+    )
+
+
+def files_beside(file: Path, names: Iterable[str]) -> JointFiles:
+    """Where `recommend --write FILE` leaves them: the server's there, the others beside it, under its name."""
+    return JointFiles(
+        server=file,
+        models=file.with_name(f"{file.stem}.{MODELS_CONFIG}"),
+        own={name: file.with_name(f"{file.stem}.{name}.{OWN_PARAMETERS}") for name in names},
+    )
+
+
+def versions_of(model: str) -> list[Path]:
+    """The version directories of a model; none where its directory is not known."""
+    path = Path(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
+    if not path.is_dir() or lies_bare(path):
+        return []
+    return sorted(
+        (below for below in path.iterdir() if below.name.isdigit()), key=lambda below: int(below.name)
+    )
+
+
+def write_files(files: JointFiles, configuration: Configuration, scenario: Scenario) -> None:
+    """Write what the server takes; a model without parameters of its own has no file.
+
+    Raises:
+        ArchiveError: one cannot be written.
+    """
+    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
+    write_whole(files.server, parameters_file(shared).text.encode())
+    base_paths = {
+        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
+        for own in scenario.target.models
+    }
+    write_whole(files.models, model_config_text(base_paths).encode())
+    for name, own in configuration.models:
+        files.own[name].parent.mkdir(parents=True, exist_ok=True)
+        write_whole(files.own[name], own_text(own).encode())
+
+
+def write_joint(run: Run, recommendation: JointRecommendation, scenario: Scenario) -> None:
+    """Keep the recommendation, and its files in place of those of an earlier one.
 
     Raises:
         ArchiveError: the directory cannot be written.
     """
     document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
     write_whole(run.path / JOINT_RECOMMENDATION, document.encode())
-    remove_files(run)
-    configuration = recommendation.configuration
-    if configuration.batching is None:
-        return
-    write_whole(run.path / BATCHING_PARAMETERS, format_tfserving_text(configuration.batching).encode())
-    for name, own in configuration.models:
-        path = own_file(run, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, own_text(own).encode())
-
-
-def remove_files(run: Run) -> None:
-    """Drop the files of an earlier recommendation."""
-    for path in (run.path / BATCHING_PARAMETERS, *(run.path / "models").glob(f"*/{OWN_PARAMETERS}")):
+    for path in (run.path / "models").glob(f"*/{OWN_PARAMETERS}"):
         path.unlink(missing_ok=True)
+    names = [own.name for own in scenario.target.models]
+    write_files(files_of_run(run, names), recommendation.configuration, scenario)

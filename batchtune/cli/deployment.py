@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from batchtune.archive.joint import UNKNOWN, JointFiles, versions_of
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
@@ -18,6 +19,7 @@ from batchtune.target.launch.docker import (
     tfservings_container,
     tritons_container,
 )
+from batchtune.target.launch.model_config import OWN_PARAMETERS
 from batchtune.target.model_files import lies_bare, served_name, version_files
 
 PORTS = ("--port=8500", "--rest_api_port=8501")
@@ -59,6 +61,30 @@ def deployment(
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
     words += [f"--{name}={value}" for name, value in configuration.flags]
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
+
+
+def joint_deployment(configuration: Configuration, scenario: Scenario, files: JointFiles) -> list[str]:
+    """The commands for several models: a file of its own into each version directory, then the server.
+
+    Where a model lies is read from the scenario; PATH stands for what is not known, here and in the list of models.
+    """
+    models = {own.name: own.model for own in scenario.target.models}
+    words = [
+        server_of(configuration, map(Path, models.values())),
+        f"--model_config_file={files.models}",
+        *PORTS,
+    ]
+    copies = []
+    if configuration.batching is not None:
+        words += ["--enable_batching", f"--batching_parameters_file={files.server}"]
+    if configuration.models:
+        words.insert(-1, "--enable_per_model_batching_parameters")
+        copies = [
+            shlex.join(["cp", str(files.own[name]), str(version / OWN_PARAMETERS)])
+            for name, _ in configuration.models
+            for version in versions_of(models[name]) or [Path(UNKNOWN) / name / "VERSION"]
+        ]
+    return [*copies, shlex.join([*words, *(f"--{name}={value}" for name, value in configuration.flags)])]
 
 
 def server_of(configuration: Configuration, models: Iterable[Path]) -> str:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json as json_text
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.deployable import BATCHING_PARAMETERS
-from batchtune.archive.joint import own_file, write_joint
+from batchtune.archive.joint import files_beside, files_of_run, write_files, write_joint
 from batchtune.archive.run import SERVER_LOG, Run, open_run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.recommend import kept_trials
-from batchtune.cli.deployment import server_of
+from batchtune.cli.deployment import joint_deployment
 from batchtune.cli.kept_sweep import Fault, ended_early, exit_code_of, held, keep_trials, require_same
 from batchtune.errors import (
+    ArchiveError,
     BatchingParametersError,
     BatchtuneError,
     InconclusiveError,
     UsageError,
 )
 from batchtune.load.fleet import LoadFleet
-from batchtune.recommend.joint import JointRecommendation, recommend_joint
+from batchtune.recommend.joint import recommend_joint
 from batchtune.report.live import live_line, sweep_view
 from batchtune.report.several_models import ask_text, load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
@@ -100,15 +99,24 @@ def run_joint_sweep(
     return _concluded(run, scenario, trials, fault, json=json)
 
 
-def run_joint_recommend(path: Path | None, *, results: Path, json: bool, idle: Sequence[str] = ()) -> int:
-    """The exit code: 0 established, 5 not; `idle` are options that were given and have no meaning here."""
+def run_joint_recommend(
+    path: Path | None, *, results: Path, json: bool, write: Path | None = None, idle: Sequence[str] = ()
+) -> int:
+    """The exit code: 0 established, 5 not; `idle` are options that were given and have no meaning here.
+
+    The server's parameters go to the file `write`, the models' own and their list beside it.
+    """
     if idle:
         raise UsageError(
             f"{idle[0]}: not of a sweep of several models",
-            hint="leave it out: the files for the server are in the run, and each model has its SLO in the scenario",
+            hint="leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario",
+        )
+    if write is not None and write.exists() and not write.is_file():
+        raise UsageError(
+            f"--write: {write} is no file, and several are written", hint="name one: the others go beside it"
         )
     run = asked_run(path, results=results)
-    return _conclude(run, run.scenario(), kept_trials(run), json=json, keep=False)
+    return _conclude(run, run.scenario(), kept_trials(run), json=json, keep=False, write=write)
 
 
 def _refuse(scenario: Scenario) -> None:
@@ -202,7 +210,15 @@ def _concluded(
     return exit_code_of(fault)
 
 
-def _conclude(run: Run, scenario: Scenario, trials: Sequence[Trial], *, json: bool, keep: bool) -> int:
+def _conclude(
+    run: Run,
+    scenario: Scenario,
+    trials: Sequence[Trial],
+    *,
+    json: bool,
+    keep: bool,
+    write: Path | None = None,
+) -> int:
     try:
         chosen = recommend_joint(loads_of(trials, scenario.of_models()), scenario)
     except BatchtuneError as error:
@@ -210,29 +226,20 @@ def _conclude(run: Run, scenario: Scenario, trials: Sequence[Trial], *, json: bo
             print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
         raise
     if keep:
-        write_joint(run, chosen)
+        write_joint(run, chosen, scenario)
+    names = [own.name for own in scenario.target.models]
+    files = files_of_run(run, names)
+    if write is not None:
+        files = files_beside(write, names)
+        try:
+            write_files(files, chosen.configuration, scenario)
+        except ArchiveError as error:
+            raise UsageError(f"--write: {error.message}") from error
     if json:
         print(json_text.dumps({"run": str(run.path), **chosen.to_dict()}, indent=2, allow_nan=False))
     else:
-        print_joint(chosen, deployment=_deployment(run, chosen, scenario))
+        print_joint(chosen, deployment=joint_deployment(chosen.configuration, scenario, files))
     return 0 if chosen.established else InconclusiveError.exit_code
-
-
-def _deployment(run: Run, chosen: JointRecommendation, scenario: Scenario) -> list[str]:
-    """What one does with the files; the models' own lie in their version directories."""
-    configuration = chosen.configuration
-    program = server_of(configuration, (Path(own.model) for own in scenario.target.models))
-    server = f"{program} --model_config_file=MODELS"
-    flags = shlex.join(f"--{name}={value}" for name, value in configuration.flags)
-    if configuration.batching is None:
-        return [f"{server} {flags}".rstrip()]
-    copies = [
-        f"cp {shlex.quote(str(own_file(run, name)))} BASE_PATH_OF_{name}/VERSION/"
-        for name, _ in configuration.models
-    ]
-    file = shlex.quote(str(run.path / BATCHING_PARAMETERS))
-    words = f"--enable_batching --enable_per_model_batching_parameters --batching_parameters_file={file}"
-    return [*copies, f"{server} {words} {flags}".rstrip()]
 
 
 def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:

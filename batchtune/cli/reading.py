@@ -48,7 +48,11 @@ def recommend(
         ),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the parameters there as well.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the parameters there as well; of several models each one's own, and their list, beside it.",
+        ),
     ] = None,
     results: RootOption = Path("results"),
     why: WhyOption = False,
@@ -59,9 +63,9 @@ def recommend(
     from batchtune.cli.joint_sweep import run_joint_recommend, swept_together
 
     if swept_together(run, results=results):
-        given = {"--format": format_, "--write": write, "--slo-…": slo or None}
+        given = {"--format": format_, "--slo-…": slo or None}
         idle = [name for name, value in given.items() if value is not None]
-        raise typer.Exit(run_joint_recommend(run, results=results, json=json, idle=idle))
+        raise typer.Exit(run_joint_recommend(run, results=results, json=json, write=write, idle=idle))
     raise typer.Exit(
         run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
     )

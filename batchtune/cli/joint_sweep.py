@@ -14,6 +14,7 @@ from batchtune.archive.run import SERVER_LOG, Run, open_run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.attached import beginning
 from batchtune.cli.commands.recommend import kept_trials
+from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.deployment import joint_deployment
 from batchtune.cli.kept_sweep import Fault, ended_early, exit_code_of, held, keep_trials, require_same
 from batchtune.errors import (
@@ -26,7 +27,7 @@ from batchtune.errors import (
 from batchtune.load.fleet import LoadFleet
 from batchtune.recommend.joint import recommend_joint
 from batchtune.report.live import live_line, sweep_view
-from batchtune.report.several_models import ask_text, load_line, print_joint
+from batchtune.report.several_models import load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
 from batchtune.scenario.reader import ScenarioText, read_scenario, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -96,7 +97,11 @@ def run_joint_sweep(
         why = fault.message if isinstance(fault, BatchtuneError) else "interrupted"
         kept = f"{counted(len(trials), 'trial')} kept in {run.path}; --resume {run.path} goes on"
         print(f"{why}; {kept}", file=sys.stderr)
-    return _concluded(run, scenario, trials, fault, json=json)
+    try:
+        return _concluded(run, scenario, trials, fault, json=json)
+    finally:
+        if trials:
+            report_at_end(run, quiet=quiet)
 
 
 def run_joint_recommend(
@@ -165,7 +170,7 @@ def _search(scenario: Scenario, run: Run, trials: list[Trial], view: View) -> No
 
         def on_ask(ask: JointAsk, spent: float) -> None:
             nonlocal head
-            head = f"{percentage(min(spent, 1.0))} of the budget, {ask_text(ask)}"
+            head = f"{percentage(min(spent, 1.0))} of the budget, {ask.in_words()}"
 
         bench = JointBench(
             scenario,

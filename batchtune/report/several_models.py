@@ -16,10 +16,12 @@ from batchtune.report.units import interval, milliseconds, percent
 from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune import policy
-from batchtune.tune.joint.load import JointAsk, JointLoad
+from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.trials.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")
+
+SHARE_HEADINGS = ("model", "rate", "promise", "measured", "alone")
 
 Trials = Mapping[str, Trial]
 """By the name of the model."""
@@ -151,34 +153,36 @@ def print_joint(
 ) -> None:
     """The answer: parameters, a row for each model, and what it rests on."""
     console, width = console_on(stream), text_width(stream)
-    for line in (_headline(chosen), *_chosen_parameters(chosen.configuration)):
+    for line in (headline(chosen), *_chosen_parameters(chosen.configuration)):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
-    table = table_of("model", "rate", "promise", "measured", "alone")
-    for share in chosen.models:
-        for at, latency in enumerate(share.latencies):
-            table.add_row(*_row(share, latency, chosen, first=at == 0))
+    table = table_of(*SHARE_HEADINGS)
+    for row in share_rows(chosen):
+        table.add_row(*row)
     print_table(console, table)
-    for line in (*_company(chosen), *_rivals(chosen), *_floods(chosen.floods), *_doubt(chosen)):
+    for line in (
+        *company_lines(chosen),
+        *rival_lines(chosen),
+        *flood_lines(chosen.floods),
+        *doubt_lines(chosen),
+    ):
         console.print(paragraph(line, width=width, indent="  "), markup=False, soft_wrap=True)
     console.print("Deploy:", markup=False)
     for line in deployment:
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def ask_text(ask: JointAsk) -> str:
-    """`reader alone, ×1.15`, for a line of progress."""
-    factor = f"×{rounded(ask.factor)}"
-    texts = {
-        "alone": f"{ask.of} alone, {factor}",
-        "flood": f"{ask.of} floods",
-        "together": f"together, {factor}",
-    }
-    return f"{texts[ask.kind]}, fresh" if ask.source == "confirm" else texts[ask.kind]
+def share_rows(chosen: JointRecommendation) -> list[tuple[str, ...]]:
+    """What each model gets, under SHARE_HEADINGS, a row for each of its promises."""
+    return [
+        _row(share, latency, chosen, first=at == 0)
+        for share in chosen.models
+        for at, latency in enumerate(share.latencies)
+    ]
 
 
 def load_line(load: JointLoad) -> str:
     """One finished load in one line."""
-    head = f"load {load.number}: {ask_text(load.ask)}"
+    head = f"load {load.number}: {load.ask.in_words()}"
     if load.failure is not None:
         return f"{head}: failed: {load.failure.splitlines()[0]}"
     figures = "; ".join(
@@ -192,7 +196,7 @@ def load_line(load: JointLoad) -> str:
     return f"{head}: {verdict}: {figures} [{load.ask.configuration.label()}]"
 
 
-def _headline(chosen: JointRecommendation) -> str:
+def headline(chosen: JointRecommendation) -> str:
     fresh = f"in {chosen.held} of {counted(chosen.fresh, 'fresh run')}"
     how_often = fresh if chosen.fresh else "in one run of the search, and was never measured again"
     if chosen.objective == "capacity":
@@ -213,9 +217,7 @@ def _chosen_parameters(configuration: Configuration) -> Iterator[str]:
         yield f"  {name}: {Configuration(batching=own).label()}"
 
 
-def _row(
-    share: ModelShare, latency: Latency, chosen: JointRecommendation, *, first: bool
-) -> tuple[str, str, str, str, str]:
+def _row(share: ModelShare, latency: Latency, chosen: JointRecommendation, *, first: bool) -> tuple[str, ...]:
     alone = "–"
     if share.alone is not None:
         alone = (
@@ -227,12 +229,12 @@ def _row(
         share.name if first else "",
         f"{rounded(share.rate_rps)}/s" if first else "",
         f"{latency.name} {rounded_duration(latency.limit_s)}",
-        _time(latency.measured_s),
+        seconds_text(latency.measured_s),
         alone if first else "",
     )
 
 
-def _company(chosen: JointRecommendation) -> Iterator[str]:
+def company_lines(chosen: JointRecommendation) -> Iterator[str]:
     """What company costs each model: the best found for it alone, against what it gets beside the others."""
     for share in chosen.models:
         if share.alone is None:
@@ -248,7 +250,7 @@ def _company(chosen: JointRecommendation) -> Iterator[str]:
         yield f"{share.name} alone {held} (one run, the best of {tried} tried), with {own}{cost}."
 
 
-def _rivals(chosen: JointRecommendation) -> Iterator[str]:
+def rival_lines(chosen: JointRecommendation) -> Iterator[str]:
     """Whether what is best for each alone would have done."""
     rates = f"×{rounded(chosen.factor)}" if chosen.objective == "capacity" else "the stated rates"
     for rival in chosen.rivals:
@@ -272,7 +274,7 @@ def _threads(rival: Rival) -> str:
     return "" if count is None else f" on {counted(count, 'thread')}"
 
 
-def _floods(floods: Sequence[Flood]) -> Iterator[str]:
+def flood_lines(floods: Sequence[Flood]) -> Iterator[str]:
     for flood in floods:
         bound = "" if flood.bound is None else f" with max_enqueued_batches={flood.bound}"
         other = "" if flood.recommended else " instead"
@@ -280,7 +282,7 @@ def _floods(floods: Sequence[Flood]) -> Iterator[str]:
         victims = "; ".join(
             f"{victim.name} {'kept' if victim.kept else 'broke'} its SLO"
             + (
-                f", {victim.latency.name} {_time(victim.latency.measured_s)} of "
+                f", {victim.latency.name} {seconds_text(victim.latency.measured_s)} of "
                 f"{rounded_duration(victim.latency.limit_s)}"
                 if victim.latency
                 else ""
@@ -294,7 +296,7 @@ def _floods(floods: Sequence[Flood]) -> Iterator[str]:
         )
 
 
-def _doubt(chosen: JointRecommendation) -> Iterator[str]:
+def doubt_lines(chosen: JointRecommendation) -> Iterator[str]:
     yield from (f"Mind: {caveat}" for caveat in chosen.caveats)
     if chosen.unflooded:
         yield (
@@ -314,7 +316,7 @@ def _doubt(chosen: JointRecommendation) -> Iterator[str]:
         )
 
 
-def _time(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     return "–" if math.isinf(seconds) else rounded_duration(seconds)
 
 

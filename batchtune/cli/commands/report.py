@@ -6,11 +6,13 @@ import shlex
 import sys
 from pathlib import Path
 
+from batchtune.archive.joint import files_of_run
 from batchtune.archive.run import Run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
-from batchtune.cli.deployment import deployment
-from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.cli.deployment import deployment, joint_deployment
+from batchtune.errors import BatchtuneError
+from batchtune.recommend.joint import JointRecommendation
 from batchtune.report.html.page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
 
@@ -32,12 +34,12 @@ def write_report(run: Run, *, output: Path | None = None) -> Path:
         ArchiveError, ScenarioError: the run cannot be read, or the file not written.
     """
     kind = kind_of(run)
-    if kind == "sweep" and run.scenario().target.models:
-        raise ArchiveError(
-            f"{run.path}: a sweep of several models has no page yet",
-            hint=f"`batchtune recommend {run.path}` prints its answer",
-        )
-    document = _of_sweep(run) if kind == "sweep" else measured_document(run, kind)
+    if kind != "sweep":
+        document = measured_document(run, kind)
+    elif run.scenario().target.models:
+        document = _of_several_models(run)
+    else:
+        document = _of_sweep(run)
     return write_page(document, output or run.path / PAGE_FILE)
 
 
@@ -56,6 +58,16 @@ def report_at_end(run: Run, *, quiet: bool = False) -> None:
     except Exception as error:  # noqa: BLE001 - a fault of the page is not one of the run before it
         line = " ".join(f"note: no report: {type(error).__name__}: {error}".split())
     print(line, file=sys.stderr)
+
+
+def _of_several_models(run: Run) -> Document:
+    from batchtune.report.html.joint_page import joint_answer, joint_document
+
+    chosen, scenario, commands = joint_answer(run), run.scenario(), []
+    if isinstance(chosen, JointRecommendation):
+        files = files_of_run(run, [own.name for own in scenario.target.models])
+        commands = joint_deployment(chosen.configuration, scenario, files)
+    return joint_document(run, chosen, deployment=commands)
 
 
 def _of_sweep(run: Run) -> Document:

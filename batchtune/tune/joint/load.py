@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchtune.batching.parameters import Configuration
+from batchtune.scenario.units import rounded
 from batchtune.tune.trials.trial import Source, Trial
 
 Kind = Literal["together", "alone", "flood"]
@@ -27,6 +28,16 @@ class JointAsk:
     of: str = ""
     source: Source = "sampler"
     block: int | None = None
+
+    def in_words(self) -> str:
+        """`reader alone, ×1.15`, for a line of progress."""
+        factor = f"×{rounded(self.factor)}"
+        texts = {
+            "alone": f"{self.of} alone, {factor}",
+            "flood": f"{self.of} floods",
+            "together": f"together, {factor}",
+        }
+        return f"{texts[self.kind]}, fresh" if self.source == "confirm" else texts[self.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

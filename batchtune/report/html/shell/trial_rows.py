@@ -11,6 +11,7 @@ from batchtune.report.html.shell.drawing import label
 from batchtune.report.units import interval, milliseconds, number, percent
 from batchtune.report.words import parameters_of
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import rounded
 from batchtune.tune.evidence.bottleneck_of import trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 
@@ -74,7 +75,11 @@ def table_of_single_trials(
 
 def _row(trial: Trial, scenario: Scenario) -> list[str]:
     measured = trial.measurement
-    head = [str(trial.number), trial.source.replace("_", " "), label(trial.configuration)]
+    configuration, source = trial.configuration, trial.source.replace("_", " ")
+    if (company := trial.company) is not None:
+        configuration = configuration.of_model(company.model)
+        source = f"{company.model}, load {company.load} {company.kind} ×{rounded(company.factor)}"
+    head = [str(trial.number), source, label(configuration)]
     if measured is None:
         return [*head, *["–"] * (len(COLUMNS) - len(head) - 1), trial.failure or trial.state]
     load = (

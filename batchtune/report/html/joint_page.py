@@ -1,0 +1,285 @@
+"""What does the page of a sweep of several models say: what to deploy, what each gets, what company costs it?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from batchtune.archive.run import Run
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import BatchtuneError
+from batchtune.measure.validity.caveats import Caveat
+from batchtune.recommend.joint import JointRecommendation, ModelShare, recommend_joint
+from batchtune.report.html.shell.document import (
+    Answer,
+    Document,
+    gathered_caveats,
+    provenance_rows,
+    sentence,
+    traffic_text,
+)
+from batchtune.report.html.shell.drawing import (
+    Figure,
+    Section,
+    Table,
+    Trace,
+    axis,
+    finite,
+    safe,
+    with_limit,
+)
+from batchtune.report.html.shell.shown import is_emulated
+from batchtune.report.html.shell.trial_rows import Detail, TrialTable, trial_rows
+from batchtune.report.several_models import (
+    SHARE_HEADINGS,
+    company_lines,
+    doubt_lines,
+    flood_lines,
+    headline,
+    rival_lines,
+    seconds_text,
+    share_rows,
+)
+from batchtune.report.words import parameters_of
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.tune.joint.load import JointLoad, loads_of
+from batchtune.tune.trials.trial import Trial
+
+_INTERVALS: Final = "Intervals in the table of trials are 95 % intervals of one run, from order statistics."
+_KINDS: Final = {
+    "chosen": ("recommended, fresh runs", "@chosen", "star", 14),
+    "holds": ("every model kept its SLO", "@chosen", "circle", 9),
+    "breaks": ("an SLO was broken", "@limit", "x-thin", 10),
+    "spoilt": ("spoilt by the client or the host", "@muted", "circle-x-open", 10),
+}
+"""Of a load: name, colour, symbol, size."""
+_SHARE_MAX: Final = 3.0
+"""A load that used a limit more often than that is drawn there: how far beyond tells nothing more."""
+
+
+def joint_document(
+    run: Run, chosen: JointRecommendation | BatchtuneError, *, deployment: Sequence[str]
+) -> Document:
+    """The page; an error in place of a recommendation is why there is none, `deployment` what serves it.
+
+    Raises:
+        ArchiveError, ScenarioError: the run cannot be read.
+    """
+    scenario, trials = run.scenario(), run.ledger()
+    loads = loads_of(trials, scenario.of_models())
+    document = Document(
+        title=scenario.name,
+        subtitle=_subtitle(scenario, loads),
+        emulated=is_emulated(trials),
+        answers=(),
+        sections=(),
+        caveats=gathered_caveats(_caveats(trials)),
+        provenance=provenance_rows(run, scenario),
+        trials=_trials(trials, loads, scenario),
+        intervals=_INTERVALS,
+    )
+    if isinstance(chosen, BatchtuneError):
+        return replace(document, answers=_no_answers(chosen, loads), sections=[_against_rates(loads, None)])
+    return replace(
+        document,
+        answers=_answers(chosen),
+        sections=[_shares(chosen), _against_rates(loads, chosen.configuration)],
+        command="\n".join(deployment),
+        notes=[headline(chosen).removesuffix(" Use:"), *rival_lines(chosen), *flood_lines(chosen.floods)],
+        open_questions=[line for line in doubt_lines(chosen) if not line.startswith("Mind:")],
+        caveats=gathered_caveats(_caveats(_behind(trials, chosen.configuration))),
+    )
+
+
+def joint_answer(run: Run) -> JointRecommendation | BatchtuneError:
+    """What is recommended from a run, or why nothing is.
+
+    Raises:
+        ArchiveError, ScenarioError: the run cannot be read.
+    """
+    scenario = run.scenario()
+    loads = loads_of(run.ledger(), scenario.of_models())
+    try:
+        return recommend_joint(loads, scenario)
+    except BatchtuneError as error:
+        return error
+
+
+def _subtitle(scenario: Scenario, loads: Sequence[JointLoad]) -> str:
+    parts = [
+        f"Sweep of {counted(len(scenario.target.models), 'model')}",
+        " + ".join(own.name for own in scenario.target.models),
+        traffic_text(scenario),
+        f"objective {scenario.objective}",
+        counted(len(loads), "load"),
+        f"{rounded_duration(sum(load.seconds for load in loads))} of measuring",
+    ]
+    return " · ".join(parts)
+
+
+def _answers(chosen: JointRecommendation) -> tuple[Answer, ...]:
+    shared = Configuration(batching=chosen.configuration.batching, flags=chosen.configuration.flags)
+    own = [
+        (f"{name}: {parameter}", value)
+        for name, batching in chosen.configuration.models
+        for parameter, value in parameters_of(Configuration(batching=batching))
+    ]
+    gets = f"×{rounded(chosen.factor)} of the stated rates"
+    if chosen.objective == "latency":
+        gets = f"{percentage(1.0 / chosen.score)} of the tightest limit"
+    sure = "one run of the search"
+    if chosen.fresh:
+        sure = f"{chosen.held} of {counted(chosen.fresh, 'fresh run')} kept every SLO"
+    company = list(company_lines(chosen))
+    return (
+        Answer(
+            question="What to deploy?",
+            headline="No batching" if chosen.configuration.batching is None else "Batching with",
+            pairs=(*parameters_of(shared), *own),
+        ),
+        Answer(
+            question="What does each get?",
+            headline=gets,
+            lines=tuple(_got(share) for share in chosen.models),
+        ),
+        Answer(
+            question="How sure is that?",
+            headline="Established" if chosen.established else "Open",
+            lines=(sentence(sure), *doubt_lines(chosen)),
+            tone="good" if chosen.established else "open",
+        ),
+        Answer(
+            question="What does company cost?",
+            headline="See each alone" if company else "Not measured",
+            lines=tuple(company),
+        ),
+    )
+
+
+def _no_answers(error: BatchtuneError, loads: Sequence[JointLoad]) -> tuple[Answer, ...]:
+    return (
+        Answer(
+            question="What to deploy?", headline="Nothing yet", lines=(sentence(error.message),), tone="bad"
+        ),
+        Answer(
+            question="What was measured?",
+            headline=counted(len(loads), "load"),
+            lines=("All of them are below.",),
+        ),
+        Answer(question="What now?", headline="Next", lines=(sentence(error.hint),)),
+    )
+
+
+def _shares(chosen: JointRecommendation) -> Section:
+    return Section(
+        anchor="models",
+        title="Each model",
+        lead="Its rate beside the others, what was promised and measured there, and what it held alone.",
+        table=Table(headings=SHARE_HEADINGS, rows=[list(row) for row in share_rows(chosen)]),
+        how="Measured: the middle of the runs at the recommended rates. Alone: one run, the best of those tried.",
+    )
+
+
+def _got(share: ModelShare) -> str:
+    latencies = ", ".join(
+        f"{latency.name} {seconds_text(latency.measured_s)} of {rounded_duration(latency.limit_s)}"
+        for latency in share.latencies
+    )
+    return f"{share.name}: {rounded(share.rate_rps)}/s, {latencies}."
+
+
+def _against_rates(loads: Sequence[JointLoad], chosen: Configuration | None) -> Section:
+    """Each load of all models: how much of the tightest limit it used, against how many times the stated rates."""
+    section = "Loads of all models"
+    points = [
+        (at, load) for at, load in enumerate(loads) if load.ask.kind == "together" and load.failure is None
+    ]
+    if not points:
+        return Section(anchor="rates", title=section, missing="no load of all models was measured")
+    grouped: dict[str, list[tuple[int, JointLoad]]] = {}
+    for at, load in points:
+        grouped.setdefault(_kind(load, chosen), []).append((at, load))
+    layout = {
+        "xaxis": axis("times the stated rates", rangemode="tozero"),
+        "yaxis": axis("share of the tightest limit", rangemode="tozero", tickformat=".0%"),
+        "hovermode": "closest",
+    }
+    return Section(
+        anchor="rates",
+        title=section,
+        lead=f"What is used of the tightest of all latency limits; more than {_SHARE_MAX:g} times is drawn there.",
+        figure=Figure(
+            data=[_trace(kind, grouped[kind]) for kind in _KINDS if kind in grouped],
+            layout=with_limit(layout, 1.0, "the limit"),
+        ),
+        how="A request that failed counts as infinitely slow; so does a load in which too many failed.",
+        clickable=True,
+    )
+
+
+def _kind(load: JointLoad, chosen: Configuration | None) -> str:
+    if load.spoilt:
+        return "spoilt"
+    if not load.holds:
+        return "breaks"
+    return "chosen" if load.ask.source == "confirm" and load.ask.configuration == chosen else "holds"
+
+
+def _trace(kind: str, points: Sequence[tuple[int, JointLoad]]) -> Trace:
+    name, colour, symbol, size = _KINDS[kind]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [finite(load.ask.factor) for _, load in points],
+        "y": [finite(_share(load)) for _, load in points],
+        "customdata": [at for at, _ in points],
+        "text": [safe(f"load {load.number}: {load.ask.configuration.label()}") for _, load in points],
+        "hovertemplate": "%{text}<br>×%{x}, %{y:.0%} of a limit<extra></extra>",
+        "marker": {"color": colour, "symbol": symbol, "size": size, "line": {"color": colour, "width": 2}},
+    }
+
+
+def _share(load: JointLoad) -> float:
+    return min(load.tightness, _SHARE_MAX) if math.isfinite(load.tightness) else _SHARE_MAX
+
+
+def _trials(trials: Sequence[Trial], loads: Sequence[JointLoad], scenario: Scenario) -> TrialTable:
+    """A detail for each load, with the trials of its models."""
+    places = {trial.number: at for at, trial in enumerate(trials)}
+    scenarios = scenario.of_models()
+    details = [
+        Detail(
+            heading=f"Load {load.number}: {load.ask.in_words()}",
+            parameters=(),
+            rows=[places[trial.number] for trial in load.trials.values()],
+        )
+        for load in loads
+    ]
+
+    def scenario_of(trial: Trial) -> Scenario:
+        return scenario if trial.company is None else scenarios[trial.company.model]
+
+    return TrialTable(rows=trial_rows(trials, scenario_of), details=details)
+
+
+def _behind(trials: Sequence[Trial], chosen: Configuration) -> list[Trial]:
+    """The trials of the recommended configuration with all models loaded: the fresh ones, where there are any."""
+    alike = [
+        trial
+        for trial in trials
+        if trial.configuration == chosen and trial.company is not None and trial.company.kind == "together"
+    ]
+    return [trial for trial in alike if trial.source == "confirm"] or alike
+
+
+def _caveats(trials: Sequence[Trial]) -> dict[str, list[Caveat]]:
+    """By model."""
+    caveats: dict[str, list[Caveat]] = {}
+    for trial in trials:
+        if trial.company is not None and trial.measurement is not None:
+            caveats.setdefault(trial.company.model, []).extend(trial.measurement.caveats)
+    return caveats

@@ -102,7 +102,7 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     last = max(at for at, trial in enumerate(trials) if trial["company"]["kind"] == "together")
     (run / "trials.jsonl").write_text("".join(ledger[:last]))  # killed between the two trials of a load
     killed = answered("recommend", document["run"], cwd=tmp_path)
-    assert killed.returncode in (0, 5), killed.stderr
+    assert killed.returncode in (0, 3, 5), killed.stderr  # 3: no flood of the chosen one came before that
     page = answered("report", document["run"], cwd=tmp_path)
     assert page.returncode == 0, page.stderr
     text = (tmp_path / page.stdout.strip()).read_text()

@@ -184,13 +184,16 @@ def test_what_was_inflated_in_vain_is_not_kept(size: int) -> None:
             bytes_max=size,
             go_on=lambda outcome, _: outcomes.append(type(outcome).__name__),
         )
+
+        def counts() -> tuple[int, int]:
+            return sys.getrefcount(packed.content), sys.getrefcount(packed)
+
         gc.collect()
-        before = sys.getrefcount(packed.content), sys.getrefcount(packed)
+        before = counts()
         pool.start(packed)
-        await until(lambda: outcomes)
-        await asyncio.sleep(0)
-        after = sys.getrefcount(packed.content), sys.getrefcount(packed)
-        assert (outcomes, after) == (["TooLargeError"], before)
+        # The thread lets go of its task just after it handed on the outcome.
+        await until(lambda: outcomes and counts() == before)
+        assert outcomes == ["TooLargeError"]
 
     gc.disable()
     try:

@@ -24,7 +24,7 @@ from batchtune.server.scheduling.queue_options import (
 )
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
-from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
+from batchtune.server.sessions.input_shapes import SignatureInputs, numpy_dtype
 from batchtune.server.sessions.merging import LengthPadding, checked_outputs, elements_of, merge_tensors
 from batchtune.server.sessions.request import (
     EXPIRED_IN_QUEUE,
@@ -93,13 +93,10 @@ class BatchingSession:
     ) -> None:
         check_allowed_sizes(options)
         self._signature = signature
-        self._inputs = [
-            (spec.name, numpy_dtype(spec.dtype), InputShape(signature.name, spec))
-            for spec in signature.inputs
-        ]
-        only = self._inputs[0] if len(self._inputs) == 1 else None
-        self._only_input = only[0] if only is not None else ""
-        self._only_dtype = only[1] if only is not None else None
+        self._inputs = SignatureInputs(signature)
+        only = signature.inputs[0] if len(signature.inputs) == 1 else None
+        self._only_input = only.name if only is not None else ""
+        self._only_dtype = numpy_dtype(only.dtype) if only is not None else None
         self._rows_by_shape: dict[
             tuple[int, ...], int
         ] = {}  # shapes of the only input that passed every check
@@ -179,27 +176,7 @@ class BatchingSession:
     def _count_rows(self, inputs: Tensors) -> int:
         if not inputs:
             raise invalid_argument("Batching Run() must have at least one input tensor")
-        rows = -1
-        for name, dtype, expected in self._inputs:
-            array = inputs.get(name)
-            if array is None:
-                raise StatusError("INTERNAL", "Task does not conform to batch signature")
-            shape = array.shape
-            if not shape:
-                raise invalid_argument("Batching Run() input tensors must have at least one dimension")
-            if rows != shape[0]:
-                if rows >= 0:
-                    raise invalid_argument("Batching Run() input tensors must have equal 0th-dimension size")
-                rows = shape[0]
-            if shape[1:] not in expected.known:
-                expected.check(shape)
-            if array.dtype is not dtype and dtype is not None and array.dtype != dtype:
-                index = [spec.name for spec in self._signature.inputs].index(name)
-                raise invalid_argument(
-                    f"Expects arg[{index}] to be {dtype.name} but {array.dtype.name} is provided"
-                )
-        if len(inputs) != len(self._inputs):
-            raise StatusError("INTERNAL", "Task does not conform to batch signature")
+        rows = self._inputs.count_rows(inputs)
         if self._only_input and len(self._rows_by_shape) < _SHAPES_MAX:
             self._rows_by_shape[inputs[self._only_input].shape] = rows
         return rows

@@ -1,4 +1,4 @@
-"""Do a request's tensors have the rank and the fixed sizes that the signature gives them?
+"""Do a request's tensors have the rows, the type, the rank and the fixed sizes that the signature gives them?
 
 A framework that is handed another shape may end the process: a convolution of TensorFlow's that expects four dimensions
 and gets two aborts. The text is that of TensorFlow's TFRT (saved_model.cc, IsInputSpecsCorrect), which has INTERNAL
@@ -7,13 +7,14 @@ for it; the first dimension, the rows, is the batching's affair. A shape that ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from batchtune.wire.signature import TensorSpec
-from batchtune.wire.status import StatusError
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.status import StatusError, invalid_argument
 
 _KNOWN_MAX = 64
 _Sizes = tuple[int, ...]
@@ -47,6 +48,47 @@ class InputShape:
             )
         if shape and len(self.known) < _KNOWN_MAX:
             self.known.add(shape[1:])
+
+
+class SignatureInputs:
+    """The inputs of a signature, all of which a request brings, with as many rows in each."""
+
+    __slots__ = ("_inputs",)
+
+    def __init__(self, signature: Signature) -> None:
+        self._inputs = [
+            (spec.name, numpy_dtype(spec.dtype), InputShape(signature.name, spec))
+            for spec in signature.inputs
+        ]
+
+    def count_rows(self, inputs: Mapping[str, NDArray[Any]]) -> int:
+        """The rows of a request.
+
+        Raises:
+            StatusError: INTERNAL for an input too few or too many, INVALID_ARGUMENT for another type or shape.
+        """
+        rows = -1
+        for name, dtype, expected in self._inputs:
+            array = inputs.get(name)
+            if array is None:
+                raise StatusError("INTERNAL", "Task does not conform to batch signature")
+            shape = array.shape
+            if not shape:
+                raise invalid_argument("Batching Run() input tensors must have at least one dimension")
+            if rows != shape[0]:
+                if rows >= 0:
+                    raise invalid_argument("Batching Run() input tensors must have equal 0th-dimension size")
+                rows = shape[0]
+            if shape[1:] not in expected.known:
+                expected.check(shape)
+            if array.dtype is not dtype and dtype is not None and array.dtype != dtype:
+                index = [taken for taken, _, _ in self._inputs].index(name)
+                raise invalid_argument(
+                    f"Expects arg[{index}] to be {dtype.name} but {array.dtype.name} is provided"
+                )
+        if len(inputs) != len(self._inputs):
+            raise StatusError("INTERNAL", "Task does not conform to batch signature")
+        return rows
 
 
 def shown(shape: tuple[int | None, ...] | None) -> str:

@@ -52,7 +52,6 @@ class StagePlan:
     opened: ExitStack
     use: StageUse
     model_name: str
-    request_shapes: Mapping[str, InputShape]
     device_shapes: Mapping[str, InputShape]
 
     def keys_of(self, lookup: Lookup, tensors: Tensors) -> Named:
@@ -171,7 +170,6 @@ def plan_of(
         opened=kept,
         use=use,
         model_name=model_name,
-        request_shapes={spec.name: InputShape(signature.name, spec) for spec in signature.inputs},
         device_shapes={spec.name: InputShape(device.name, spec) for spec in device.inputs},
     )
 

@@ -15,18 +15,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from batchtune.server.backends.model import Tensors
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.server.sessions.batched import BatchingSession
-from batchtune.server.sessions.input_shapes import numpy_dtype
+from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.request import BatchObserver, BatchRecord, Deliver, Done, Outputs
 from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError, invalid_argument
+from batchtune.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
 
@@ -48,10 +46,7 @@ class StagedSession:
         self.device: Session | None = None
         self.lookup = _LookupQueue(plan, plan.lookup, observer, deliver) if plan.lookup is not None else None
         self._observer = observer
-        self._inputs = [
-            (spec.name, numpy_dtype(spec.dtype), plan.request_shapes[spec.name])
-            for spec in plan.signature.inputs
-        ]
+        self._inputs = SignatureInputs(plan.signature)
         self._unanswered = 0
         self._closing = False
         self._drained = threading.Event()
@@ -68,7 +63,7 @@ class StagedSession:
         if self._closing:
             raise StatusError("UNAVAILABLE", "The server is shutting down")
         request = _StagedRequest(self, output_names, deadline_ns, done)
-        self._check(inputs)
+        self._inputs.count_rows(inputs)
         try:
             request.start(inputs)
         except StatusError:
@@ -101,24 +96,6 @@ class StagedSession:
         self._unanswered -= 1
         if self._closing and not self._unanswered:
             self._drained.set()
-
-    def _check(self, inputs: Tensors) -> None:
-        rows = None
-        for index, (name, dtype, shape) in enumerate(self._inputs):
-            array = inputs.get(name)
-            if array is None:
-                raise StatusError("INTERNAL", "Task does not conform to batch signature")
-            shape.check(array.shape)
-            if not array.ndim:
-                raise invalid_argument("Batching Run() input tensors must have at least one dimension")
-            if rows is not None and len(array) != rows:
-                raise invalid_argument("Batching Run() input tensors must have equal 0th-dimension size")
-            rows = len(array)
-            if array.dtype != (dtype or array.dtype):
-                wanted = np.dtype(dtype).name
-                raise invalid_argument(
-                    f"Expects arg[{index}] to be {wanted} but {array.dtype.name} is provided"
-                )
 
 
 class _StagedRequest:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.declared_tensors import did_you_mean
@@ -19,12 +18,12 @@ from batchtune.server.models.chains.plan import MisfitError, PlannedStep, plan
 from batchtune.server.models.chains.run import ChainRequest, Route
 from batchtune.server.models.loaded import Holds, LoadedVersion
 from batchtune.server.models.servable import metadata_of
-from batchtune.server.sessions.input_shapes import InputShape, listed
+from batchtune.server.sessions.input_shapes import SignatureInputs, listed
 from batchtune.server.sessions.pool import Done
 from batchtune.server.sessions.request import Deliver, Queued
 from batchtune.server.stages.stages_file import STAGES_FILE
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
-from batchtune.wire.status import StatusError, invalid_argument
+from batchtune.wire.status import StatusError
 
 Find = Callable[[str], LoadedVersion]
 """The version of a model that is asked where none is named; raises StatusError NOT_FOUND."""
@@ -55,7 +54,7 @@ class Chain:
         self._deliver = deliver
         self._uses = {step.name: use.step(name, step.name) for step in pipeline.steps}
         self._models = tuple(dict.fromkeys(step.model for step in pipeline.steps))
-        self._shapes = [(spec, InputShape(DEFAULT_SIGNATURE, spec)) for spec in pipeline.inputs]
+        self._inputs = SignatureInputs(signature)
         self._route: Route | None = None
 
     def submit(
@@ -73,7 +72,7 @@ class Chain:
         """
         if signature_name != DEFAULT_SIGNATURE:
             raise StatusError("FAILED_PRECONDITION", f'Serving signature key "{signature_name}" not found.')
-        rows = self._count_rows(inputs)
+        rows = self._inputs.count_rows(inputs)
         sources = self._pipeline.sources
         if output_names is not None:
             sources = {name: sources[name] for name in output_names}
@@ -154,25 +153,6 @@ class Chain:
                     f"steps.{step.name}.model", f"{step.model} is a chain itself; expected a model"
                 )
         return plan(self._pipeline, versions)
-
-    def _count_rows(self, inputs: Mapping[str, NDArray[Any]]) -> int:
-        rows = -1
-        for spec, shape in self._shapes:
-            array = inputs.get(spec.name)
-            if array is None or len(inputs) != len(self._shapes):
-                raise StatusError("INTERNAL", "Task does not conform to batch signature")
-            if not array.ndim:
-                raise invalid_argument("Input tensors of a chain must have at least one dimension")
-            if array.shape[1:] not in shape.known:
-                shape.check(array.shape)
-            if array.dtype != np.dtype(spec.dtype):
-                raise invalid_argument(
-                    f"Expects {spec.name} to be {spec.dtype} but {array.dtype.name} is provided"
-                )
-            if rows not in {-1, len(array)}:
-                raise invalid_argument("Input tensors of a chain must have equal 0th-dimension size")
-            rows = len(array)
-        return rows
 
 
 def open_chain(

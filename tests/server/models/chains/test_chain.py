@@ -269,7 +269,7 @@ def test_a_request_under_way_says_in_which_step_it_is_and_whether_it_waits(tmp_p
     ("inputs", "words"),
     [
         ({"x": np.zeros((1, 3), np.float32)}, r"shape is wrong, expected: \[\?,2\], actual: \[1,3\]"),
-        ({"x": np.zeros((1, 2), np.float64)}, "Expects x to be float32 but float64 is provided"),
+        ({"x": np.zeros((1, 2), np.float64)}, "Expects arg\\[0\\] to be float32 but float64 is provided"),
         ({"x": np.float32(1)}, "at least one dimension"),
         ({"z": np.zeros((1, 2), np.float32)}, "does not conform"),
     ],

@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
@@ -79,9 +78,7 @@ class LoadFleet:
         self._start_workers()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.close()
 
     def run(

@@ -13,7 +13,6 @@ import signal
 import struct
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Final, Self, cast
 
 import uvloop
@@ -72,9 +71,7 @@ class NullServer:
         self.endpoint = Endpoint(model_name=self._model_name, rest_port=rest_port, grpc_port=grpc_port)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self._pipe.close()
         self._process.join(1.0)
         if self._process.exitcode is None:

@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
@@ -43,9 +42,7 @@ class View(Protocol):
     def trial(self, trial: Trial) -> None: ...
     def live(self, text: str) -> None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_fault: object) -> None: ...
 
 
 def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO | None = None) -> View:
@@ -128,9 +125,7 @@ class _SilentView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         pass
 
 
@@ -202,9 +197,7 @@ class TerminalView(_SilentView):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self._live.stop()
 
     def _draw(self) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS
@@ -154,9 +153,7 @@ class TfServingTarget:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.close()
 
     def _running_process(self) -> ServerProcess:

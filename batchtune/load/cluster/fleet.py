@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, Self
 
 from batchtune.errors import MeasurementInvalidError
@@ -114,9 +113,7 @@ class ClusterFleet:
         except LostWorker as lost:
             raise MeasurementInvalidError(f"load {lost.worker.name}: {lost.why}", hint=_LOST_HINT) from lost
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.close()
 
     def close(self) -> None:

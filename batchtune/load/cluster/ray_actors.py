@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from batchtune.errors import BatchtuneError, UsageError
@@ -68,9 +67,7 @@ class RayActors:
             self._connected = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         if self._group is not None:
             from ray.util.placement_group import remove_placement_group
 

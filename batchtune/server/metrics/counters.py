@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from batchtune.server.metrics.chain_use import ChainUse
@@ -79,9 +78,7 @@ class DeviceActivity(AbstractContextManager["DeviceActivity"]):
             self.in_flight += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         with self._lock:
             self.in_flight -= 1
             if self.in_flight == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, Protocol
 
 from batchtune.load.cluster.host import HostLostError, Place, Progress
@@ -69,9 +68,7 @@ class RayNodes:
             self._close()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.nodes.close()
         self._close()
 

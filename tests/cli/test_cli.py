@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,12 @@ def test_recommending_without_a_run_says_what_to_do(tmp_path: Path) -> None:
     assert "sweep" in done.stderr
 
 
-def swept(scenario: Path) -> dict[str, Any]:
-    """What a sweep recommends; of the second one where the host was too noisy for the first to see any gain."""
+def swept(
+    scenario: Path, *, by: Callable[..., subprocess.CompletedProcess[str]] = answered
+) -> dict[str, Any]:
+    """What a sweep recommends, `by` a process of its own or this one; of the second one where the host was too noisy for the first to see any gain."""
     for _ in range(2):
-        done = answered("sweep", scenario, "--json", cwd=scenario.parent)
+        done = by("sweep", scenario, "--json", cwd=scenario.parent)
         assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
         document: dict[str, Any] = json.loads(done.stdout)
         if document["established"] or document["configuration"]["batching"] is not None:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import FinishedTrial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
+
+End = tuple[float, int, str, FinishedTrial]
+"""When it ended, the number of its plan, the node."""
+
+
+def side_by_side(
+    plans: Sequence[Plan], names: Sequence[str], begin: Callable[[Plan, str], End]
+) -> Iterator[End]:
+    """The ends in their order: each node begins the first plan that may run there as soon as it is free."""
+    waiting, free = list(plans), list(names)
+    ends: list[End] = []
+    while waiting or ends:
+        for name in list(free):
+            plan = next((plan for plan in waiting if plan.node in (None, name)), None)
+            if plan is not None:
+                waiting.remove(plan)
+                free.remove(name)
+                heapq.heappush(ends, begin(plan, name))
+        end = heapq.heappop(ends)
+        free.append(end[2])
+        yield end
 
 
 class FakeNodes:
@@ -41,21 +62,11 @@ class FakeNodes:
         self.names.remove(name)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        waiting, free = list(plans), list(self.names)
-        ends: list[tuple[float, int, str, FinishedTrial]] = []
-        while waiting or ends:
-            for name in list(free):
-                plan = next((plan for plan in waiting if plan.node in (None, name)), None)
-                if plan is not None:
-                    waiting.remove(plan)
-                    free.remove(name)
-                    heapq.heappush(ends, self._run(plan, name))
-            self._now_s, number, name, done = heapq.heappop(ends)
-            self.ended_s[number] = self._now_s
-            free.append(name)
+        for end_s, number, name, done in side_by_side(plans, self.names, self._run):
+            self._now_s = self.ended_s[number] = end_s
             yield replace(done, trial=replace(done.trial, node=name))
 
-    def _run(self, plan: Plan, name: str) -> tuple[float, int, str, FinishedTrial]:
+    def _run(self, plan: Plan, name: str) -> End:
         self.begun.append((self._now_s, name, plan))
         self._clocks[name].now_s = self._now_s
         done = self._benches[name].run(plan)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import heapq
 import json
 import math
 import time
@@ -44,6 +43,7 @@ from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.benchmarks.replay.replay import Table, read_table
 from tests.benchmarks.replay.replay_guided import RecordedBench
+from tests.tune.node_fakes import End, side_by_side
 
 
 class RecordedNodes:
@@ -65,28 +65,18 @@ class RecordedNodes:
         self.names.remove(name)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        waiting = list(plans)
-        free = list(self.names)
-        ends: list[tuple[float, int, str, FinishedTrial]] = []
-        while waiting or ends:
-            for name in list(free):
-                plan = next((plan for plan in waiting if plan.node in (None, name)), None)
-                if plan is not None:
-                    waiting.remove(plan)
-                    free.remove(name)
-                    done = self._run(plan, name)
-                    heapq.heappush(ends, (self._now_s + done.trial.seconds, plan.number, name, done))
-            self._now_s, _, name, done = heapq.heappop(ends)
-            free.append(name)
+        for end_s, _, _, done in side_by_side(plans, self.names, self._run):
+            self._now_s = end_s
             yield done
 
-    def _run(self, plan: Plan, name: str) -> FinishedTrial:
+    def _run(self, plan: Plan, name: str) -> End:
         done = self._benches[name].run(plan)
         speed, trial = self._speeds[name], done.trial
         if trial.measurement is not None and speed != 1.0:
             objective = None if trial.objective is None else _times(trial.objective, speed)
             trial = replace(trial, measurement=_at_speed(trial.measurement, speed), objective=objective)
-        return replace(done, trial=replace(trial, node=name))
+        done = replace(done, trial=replace(trial, node=name))
+        return self._now_s + trial.seconds, plan.number, name, done
 
 
 def _at_speed(measured: Measurement, speed: float) -> Measurement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton.target import TritonTarget
-from tests.cli.test_cli import batchtune, start
+from tests.cli.test_cli import batchtune, start, swept
 from tests.target.triton.triton_server import (
     NEEDS_TRITON,
     PACKAGES,
@@ -92,20 +91,6 @@ def attached_scenario(
     return path
 
 
-def recommendation(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode in (0, 5), done.stderr
-    return dict(json.loads(done.stdout))
-
-
-def swept(scenario: Path) -> dict[str, Any]:
-    """What a sweep recommends; of the second one where the host was too noisy for the first to see any gain."""
-    for _ in range(2):
-        chosen = recommendation(batchtune("sweep", scenario, "--json", cwd=scenario.parent))
-        if chosen["established"] or chosen["configuration"]["batching"] is not None:
-            return chosen
-    pytest.skip(f"this host was too noisy to say: {chosen['open_questions']}")
-
-
 def test_twenty_configurations_without_a_restart_and_all_as_it_was(server: TritonServer) -> None:
     """Each takes 0.1 to 0.5 s: tests/benchmarks/triton/tuned_triton.py prints them."""
     before = config_of(server)
@@ -166,7 +151,7 @@ def test_an_attached_server_is_swept_and_left_as_it_was(
 ) -> None:
     before = config_of(server)
     path = attached_scenario(tmp_path, server, by_grpc=by_grpc, space=space)
-    chosen = swept(path)
+    chosen = swept(path, by=batchtune)
     assert config_of(server) == before
     assert chosen["configuration"]["batching"]["max_batch_size"] == 16
     assert chosen["configuration"]["dialect"] == "triton"
@@ -236,7 +221,7 @@ def test_a_launched_server_is_swept_to_the_best_of_its_model(tmp_path: Path) -> 
     path = tmp_path / "triton.yaml"
     target = f", command: [{program}]"
     path.write_text(SCENARIO.format(model=repository / "m", target=target, strategy="guided", space=DELAYS))
-    chosen = swept(path)
+    chosen = swept(path, by=batchtune)
     assert chosen["configuration"]["batching"]["max_batch_size"] == 16
     assert (repository / "m" / "config.pbtxt").read_text() == CONFIG
     run = Path(tmp_path / chosen["run"])

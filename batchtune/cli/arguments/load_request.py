@@ -155,15 +155,15 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
 
 def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
     """The same of a launched Triton; where nobody asked for anything the model runs as its configuration says."""
-    scenario, found = question.scenario, question.scenario.target.found
+    scenario, original = question.scenario, question.scenario.target.found
     knobs = {**scenario.fixed, **in_house_words(question.settings)}
     if question.file_knobs is not None:
         knobs |= question.file_knobs
     if wanted.no_batching:
         knobs["enable_batching"] = False
-    if found is not None and knobs.keys() <= server_flags_of(knobs).keys():
-        return configuration_as_found(found, flags=scenario.fixed_flags, batching=False)
-    return triton_configuration(knobs, {}, found=found)
+    if original is not None and knobs.keys() <= server_flags_of(knobs).keys():
+        return configuration_as_found(original, flags=scenario.fixed_flags, batching=False)
+    return triton_configuration(knobs, {}, original=original)
 
 
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:

@@ -80,7 +80,7 @@ class Scenario(Spec):
             BatchingParametersError: values that no server would accept.
         """
         if self.target.kind == "triton":
-            return triton_configuration(self.fixed, point or {}, found=self.target.found)
+            return triton_configuration(self.fixed, point or {}, original=self.target.found)
         return configuration_of(self.fixed, point or {}, searched=self.search.space)
 
     @property
@@ -123,8 +123,8 @@ class Scenario(Spec):
         """
         rows = self.request.rows_most
         knob = self.search.space.get("max_batch_size")
-        found = self.target.found
-        default = DEFAULT_MAX_BATCH_SIZE if found is None else found.max_batch_size
+        original = self.target.found
+        default = DEFAULT_MAX_BATCH_SIZE if original is None else original.max_batch_size
         values = [self.fixed.get("max_batch_size") or default] if knob is None else knob.values
         largest = max((int(value) for value in values if isinstance(value, int)), default=rows)
         switch = self.search.space.get("enable_batching")

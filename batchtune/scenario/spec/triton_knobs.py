@@ -40,9 +40,9 @@ def in_house_words(knobs: Any) -> Any:
 
 
 def triton_configuration(
-    fixed: Mapping[str, Any], point: Mapping[str, Any], *, found: FoundBatching | None
+    fixed: Mapping[str, Any], point: Mapping[str, Any], *, original: FoundBatching | None
 ) -> Configuration:
-    """The configuration of `fixed` overlaid with `point`, over what was `found` on the server.
+    """The configuration of `fixed` overlaid with `point`, over the `original` one of the server.
 
     The size, delay and instances are always there. Without batching only the instances count. Preferred sizes beyond
     `max_batch_size` are left out, so that every combination of a space is legal.
@@ -51,7 +51,7 @@ def triton_configuration(
         BatchingParametersError: values that Triton would not accept.
     """
     values = {name: value for name, value in {**fixed, **point}.items() if value is not None}
-    there = found or _UNSEEN
+    there = original or _UNSEEN
     for name in values:
         if name in MISSING:
             raise BatchingParametersError(f"Triton has no {name}", hint=MISSING[name])

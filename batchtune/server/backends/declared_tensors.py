@@ -34,15 +34,15 @@ def tensor_specs(
             f"{section}: missing; expected a table such as {{x: {{dtype: float32, shape: [200]}}}}"
         )
     specs = []
-    for name, one in tensors.items():
+    for name, tensor in tensors.items():
         key = f"{section}.{name}"
-        check_keys(one, key, ("dtype", "shape"))
-        dtype = one.get("dtype", "float32")
+        check_keys(tensor, key, ("dtype", "shape"))
+        dtype = tensor.get("dtype", "float32")
         if dtype not in _DTYPES:
             raise FaultError(
                 f"{key}.dtype: {dtype!r}{did_you_mean(dtype, _DTYPES)}; expected {', '.join(_DTYPES)}"
             )
-        shape = one.get("shape", [])
+        shape = tensor.get("shape", [])
         if not isinstance(shape, list):
             raise FaultError(
                 f"{key}.shape: {shape!r}; expected a list without the batch dimension, such as [200]"

@@ -220,7 +220,7 @@ class Metrics:
             *render_values(
                 _SERVING + "request_example_count_total",
                 "counter",
-                _labelled(("model",), {name: one.total for name, one in self._example_counts.items()}),
+                _labelled(("model",), {name: counts.total for name, counts in self._example_counts.items()}),
             ),
             *render_histograms(
                 _SESSION + "queuing_latency", _labelled(("thread_pool_name",), {"": self._queuing_latency})
@@ -277,8 +277,8 @@ class Metrics:
 
     def _gpu_lines(self) -> list[str]:
         readings = [] if self.gpus is None else self.gpus.readings()
-        busy = {str(one.index): one.busy_micros for one in readings}
-        memory = {str(one.index): one.memory_used_bytes for one in readings}
+        busy = {str(gpu.index): gpu.busy_micros for gpu in readings}
+        memory = {str(gpu.index): gpu.memory_used_bytes for gpu in readings}
         return [
             *render_values(_OURS + "gpu_busy_micros_total", "counter", _labelled(("gpu",), busy)),
             *render_values(_OURS + "gpu_memory_used_bytes", "gauge", _labelled(("gpu",), memory)),
@@ -290,10 +290,10 @@ def _count(counts: dict[str, int], key: str) -> None:
 
 
 def _histogram(histograms: dict[_Key, Histogram], key: _Key, bounds: tuple[float, ...]) -> Histogram:
-    found = histograms.get(key)
-    if found is None:
-        found = histograms[key] = Histogram(bounds)
-    return found
+    histogram = histograms.get(key)
+    if histogram is None:
+        histogram = histograms[key] = Histogram(bounds)
+    return histogram
 
 
 def _times(times_by_key: dict[_Key, Times], key: _Key) -> Times:

@@ -248,5 +248,5 @@ class _BatchRun:
 
 def metadata_of(signatures: Mapping[str, Signature]) -> bytes:
     """A serialised tensorflow.serving.SignatureDefMap."""
-    definitions = {name: signature_to_def(one) for name, one in signatures.items()}
+    definitions = {name: signature_to_def(signature) for name, signature in signatures.items()}
     return bytes(SignatureDefMap(signature_def=definitions).SerializeToString())

@@ -61,14 +61,14 @@ class VersionBook:
             if version is None:
                 raise StatusError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
         if version is None:
-            found = self._latest.get(name)
+            loaded = self._latest.get(name)
             asked = f"Latest({name})"
         else:
-            found = self._available.get(name, {}).get(version)
+            loaded = self._available.get(name, {}).get(version)
             asked = f"Specific({name}, {version})"
-        if found is None:
+        if loaded is None:
             raise StatusError("NOT_FOUND", f"Servable not found for request: {asked}")
-        return found
+        return loaded
 
     def statuses(self, name: str, *, version: int | None) -> list[VersionStatus]:
         """The states of a model's versions, newest first, or of one version.
@@ -95,7 +95,11 @@ class VersionBook:
             entry.servable = servable
             entry.status = status
             self._available = {
-                name: {version: one.servable for version, one in versions.items() if one.servable is not None}
+                name: {
+                    version: other.servable
+                    for version, other in versions.items()
+                    if other.servable is not None
+                }
                 for name, versions in self.entries.items()
             }
             self._latest = {
@@ -117,10 +121,12 @@ class VersionBook:
         for name in names:
             if self.available(name):
                 continue
-            failed = [one.status for one in self.entries.get(name, {}).values() if one.status.error_message]
+            failed = [
+                entry.status for entry in self.entries.get(name, {}).values() if entry.status.error_message
+            ]
             failures += [
-                f"{{name: {name} version: {one.version}}} due to error: {one.error_code}: {one.error_message}"
-                for one in failed
+                f"{{name: {name} version: {status.version}}} due to error: {status.error_code}: {status.error_message}"
+                for status in failed
             ] or [complaints.get(name, f"{{name: {name}}} has no version")]
         return failures
 

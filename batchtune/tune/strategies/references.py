@@ -25,12 +25,12 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     Of a Triton the defaults are what the model's configuration says, with `dynamic_batching { }` where it has none.
     """
     flags = scenario.fixed_flags
-    found = scenario.target.found
-    if found is not None:
-        unbatched = replace(found, dynamic_batching=False)
+    original = scenario.target.found
+    if original is not None:
+        unbatched = replace(original, dynamic_batching=False)
         return {
             "no_batching": configuration_as_found(unbatched, flags=flags, batching=False),
-            "defaults": configuration_as_found(found, flags=flags),
+            "defaults": configuration_as_found(original, flags=flags),
         }
     defaults: dict[Source, Configuration] = {
         "defaults": Configuration(batching=BatchingParameters(), flags=flags)
@@ -163,4 +163,4 @@ def _probe(trials: Sequence[Trial], *, lone: bool) -> Trial | None:
 
 
 def _last(trials: Sequence[Trial], source: Source) -> Trial | None:
-    return next((one for one in reversed(trials) if one.source == source), None)
+    return next((trial for trial in reversed(trials) if trial.source == source), None)

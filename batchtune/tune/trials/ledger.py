@@ -41,12 +41,12 @@ class Ledger:
 
         None ends the replay.
         """
-        found = next((one for one in self._unused if is_answer(one, ask)), None)
-        if found is None:
+        answer = next((trial for trial in self._unused if is_answer(trial, ask)), None)
+        if answer is None:
             self.end_replay()
             return None
-        attempts = [found, *self._repeats_of(found)]
-        self._unused = [one for one in self._unused if one not in attempts]
+        attempts = [answer, *self._repeats_of(answer)]
+        self._unused = [trial for trial in self._unused if trial not in attempts]
         if self._replaying:
             self.trials = sorted([*self.trials, *attempts], key=_number)
         return attempts[-1]
@@ -69,13 +69,13 @@ class Ledger:
         return any(is_answer(trial, ask) for trial in self._unused)
 
     def next_number(self) -> int:
-        return 1 + max((one.number for one in (*self._finished, *self.trials)), default=0)
+        return 1 + max((trial.number for trial in (*self._finished, *self.trials)), default=0)
 
     def _repeats_of(self, trial: Trial) -> list[Trial]:
         chain = [trial]
-        for one in self._unused:
-            if one.repeat_of == chain[-1].number:
-                chain.append(one)
+        for later in self._unused:
+            if later.repeat_of == chain[-1].number:
+                chain.append(later)
         return chain[1:]
 
 
@@ -113,17 +113,17 @@ def is_spoilt(trial: Trial) -> bool:
     if trial.measurement is None or trial.probes:
         return False
     if trial.measurement.verdict is None:
-        return any(one.code in HOST_CODES for one in trial.measurement.caveats)
+        return any(caveat.code in HOST_CODES for caveat in trial.measurement.caveats)
     return trial.measurement.verdict in ("INVALID", "NOISY")
 
 
 def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
     """The trials that count: of a spoilt one and its repeats the last."""
-    superseded = {one.repeat_of for one in trials}
-    return [one for one in trials if one.number not in superseded]
+    superseded = {trial.repeat_of for trial in trials}
+    return [trial for trial in trials if trial.number not in superseded]
 
 
-def _same(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=SAME_RATE)
+def _same(rate_rps: float | None, other_rps: float | None) -> bool:
+    if rate_rps is None or other_rps is None:
+        return rate_rps is other_rps
+    return math.isclose(rate_rps, other_rps, rel_tol=SAME_RATE)

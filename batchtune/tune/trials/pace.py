@@ -185,13 +185,13 @@ def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:
     rows = scenario.request.rows_most
     if load.concurrency is not None:
         return max(min(largest, load.concurrency * rows), rows)
-    seen = [size for size in pace.batch_s_by_rows if size <= largest]
-    if limit is None or not seen:
-        return max(seen, default=largest)
+    known = [size for size in pace.batch_s_by_rows if size <= largest]
+    if limit is None or not known:
+        return max(known, default=largest)
     if pace.batch_s(largest) <= limit.seconds:
         return largest
-    kept = [size for size in seen if pace.batch_s(size) <= limit.seconds]
-    return max(kept, default=min(seen))
+    kept = [size for size in known if pace.batch_s(size) <= limit.seconds]
+    return max(kept, default=min(known))
 
 
 def most_budget_s(scenario: Scenario) -> float:

@@ -162,11 +162,11 @@ def violations(
     Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
     samplers compare constraints by position. An undefined quantile counts as missed by policy.WORST_VIOLATION.
     """
-    found = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
-    found["errors"] = (
+    misses = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
+    misses["errors"] = (
         _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, policy.WORST_VIOLATION)
     )
-    return found
+    return misses
 
 
 def is_feasible(constraints: Mapping[str, float]) -> bool:

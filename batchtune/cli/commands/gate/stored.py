@@ -148,8 +148,8 @@ def comparability(
     if workload:
         return f"the baseline is of another workload ({'; '.join(workload)})", ""
     if host and not stored.allow_mismatch:
-        told = "; ".join(host)
-        return f"the baseline is of another host ({told}); --allow-mismatch makes it a wide tripwire", ""
+        differing = "; ".join(host)
+        return f"the baseline is of another host ({differing}); --allow-mismatch makes it a wide tripwire", ""
     if host:
         least = percentage(OTHER_HOST_MARGIN)
         return "", f"TRIPWIRE ONLY: another host ({'; '.join(host)}): margins are no less than {least}."

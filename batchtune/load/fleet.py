@@ -23,8 +23,7 @@ from batchtune.load.record.columns import Columns, new_memory
 from batchtune.load.record.samples import Samples, merge, merge_endpoints
 from batchtune.load.worker import process as load_process
 from batchtune.load.worker.child import start_undisturbed
-from batchtune.load.worker.gather import samples_of
-from batchtune.load.worker.job import LoadJob, WorkerJob, split
+from batchtune.load.worker.job import LoadJob, WorkerJob, samples_of, split
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scratch import ScratchFolder

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
-from batchtune.load.record.samples import Samples, Status
+from batchtune.load.record.samples import Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import primary_limit
@@ -18,21 +18,21 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.model_errors import meaning_of
 from batchtune.tune import policy
 from batchtune.tune.capacity_search import capacity_plan, search_capacity
 from batchtune.tune.loader import Figures, Fleet, Loader, LoadRun, Target
-from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.failure_texts import undecodable
+from batchtune.tune.trials.failure_texts import is_overload, texts_by_class, unanswered, undecodable
 from batchtune.tune.trials.pace import Pace, Times, times_of
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import NO_CANDIDATES, FinishedTrial, Probe, Trial, is_feasible, violations
-
-OVERLOAD = frozenset(
-    status.name
-    for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
+from batchtune.tune.trials.trial import (
+    NO_CANDIDATES,
+    Ask,
+    FinishedTrial,
+    Probe,
+    Trial,
+    is_feasible,
+    violations,
 )
-"""How requests end at a working server that gets too many of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Bench:
             asked_concurrency=plan.concurrency,
             asked_duration_s=plan.duration_s,
             repeat_of=plan.repeat_of,
-            error_texts={} if outcome is None else _texts_by_class(outcome.figures.samples),
+            error_texts={} if outcome is None else texts_by_class(outcome.figures.samples),
             startup_s=startup_s,
             seconds=self._now_s() - started_s,
             started_utc=started_utc,
@@ -275,14 +275,10 @@ class Bench:
             return lie
         if not len(samples) or outcome.figures.measurement.throughput_rps.value > 0.0:
             return None
-        errors = samples.errors()
         late = (samples.status == Status.OK).any() or outcome.probes or not outcome.figures.waited
-        if set(errors) <= OVERLOAD and late:
+        if late and is_overload(samples):
             return None  # it was overwhelmed, and that is an answer
-        classes = ", ".join(f"{count} × {name}" for name, count in errors.items())
-        texts = "; ".join(samples.error_texts.values())
-        meaning = meaning_of(texts)
-        return f"no request was answered: {classes}{': ' + texts if texts else ''}{f' ({meaning})' if meaning else ''}"
+        return unanswered(samples)
 
     def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo
@@ -318,8 +314,3 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
         )
 
     return far_beyond
-
-
-def _texts_by_class(samples: Samples) -> dict[str, str]:
-    """The server's words under the names that a measurement counts errors by."""
-    return {name.lower(): text for name, text in samples.error_texts.items()}

@@ -302,7 +302,8 @@ def test_a_killed_sweep_goes_on_where_it_was_and_says_what_was_lost(scenario: Pa
 
 
 def test_loading_prints_one_row_a_point(scenario: Path) -> None:
-    done = answered("load", scenario, "--concurrency", "1:4:x2", "--json", cwd=scenario.parent)
+    short = ("--set", "load.warm_up=50ms", "--set", "load.duration=100ms")
+    done = answered("load", scenario, "--concurrency", "1:4:x2", "--json", *short, cwd=scenario.parent)
     assert done.returncode in (0, 5, 6), done.stderr  # 5, 6: too few requests, or a noisy host
     points = json.loads(done.stdout)["points"]
     assert [one["concurrency"] for one in points] == [1, 2, 4]

@@ -24,8 +24,7 @@ import uvloop
 from batchtune.load.record.columns import Columns, new_memory
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.driver import Driver
-from batchtune.load.worker.gather import samples_of
-from batchtune.load.worker.job import LoadJob, split
+from batchtune.load.worker.job import LoadJob, samples_of, split
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint, TlsOptions

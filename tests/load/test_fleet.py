@@ -158,8 +158,8 @@ def test_a_worker_that_is_stopped_for_a_while_tells_of_it(server: ScriptedHttp) 
                 time.sleep(0.05)
                 os.kill(held[0], signal.SIGCONT)
 
-        job = a_job("rest", server.port, evenly(200, 3.0))
-        samples = fleet.run(job, on_progress=hold)
+        job = a_job("rest", server.port, evenly(200, 30.0))
+        samples = fleet.run(job, on_progress=hold, should_stop=lambda _live: bool(held))
     assert max(length for _, length in samples.pauses_ns) >= 20_000_000
 
 

@@ -14,9 +14,7 @@ from batchtune.load.live import LiveView
 from batchtune.load.record import failures
 from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, Columns, new_memory
 from batchtune.load.record.samples import NEVER_NS, Samples, Status, merge
-from batchtune.load.worker.driver import WorkerReport
-from batchtune.load.worker.gather import samples_of
-from batchtune.load.worker.job import LoadJob, split
+from batchtune.load.worker.job import LoadJob, WorkerReport, samples_of, split
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import a_job, evenly, requests_for
 from tests.measure.send_lag import send_lag_ns

@@ -10,11 +10,10 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import reference_points
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.pace import Pace, pace_of
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,7 +17,7 @@ from batchtune.load.record.columns import ISSUED, OLDEST_PENDING, PENDING, START
 from batchtune.load.record.recorder import Recorder
 from batchtune.load.record.samples import Status
 from batchtune.load.worker.answers import check_answers
-from batchtune.load.worker.job import ROWS_MAX, WorkerJob
+from batchtune.load.worker.job import ROWS_MAX, WorkerJob, WorkerReport
 from batchtune.load.worker.pacing import Pacer
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 
@@ -33,20 +32,6 @@ PAUSES_MAX: Final = 1000
 PREFAULTED_ROWS: Final = 200_000
 
 _monotonic_ns = time.monotonic_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport:
-    """What one process did, beside its columns."""
-
-    issued: int
-    wall_s: float
-    cpu_s: float
-    stopped_early: bool
-    answers_checked: int
-    error_texts: dict[str, str]
-    notes: tuple[str, ...]
-    pauses_ns: tuple[tuple[int, int], ...] = ()
 
 
 class Driver:

@@ -1,4 +1,4 @@
-"""What is a load job, and what is each worker's part of it?"""
+"""What is a load job, what is each worker's part of it, and what came of that?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.load.record.columns import ENDED, PENDING, Columns
+from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint
@@ -76,6 +78,20 @@ class WorkerJob:
         return np.resize(rows_of, count)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What one process did, beside its columns."""
+
+    issued: int
+    wall_s: float
+    cpu_s: float
+    stopped_early: bool
+    answers_checked: int
+    error_texts: dict[str, str]
+    notes: tuple[str, ...]
+    pauses_ns: tuple[tuple[int, int], ...] = ()
+
+
 def split(job: LoadJob, workers: int) -> list[WorkerJob]:
     """The parts of a job for so many workers: together they send the same requests at the same times as one would.
 
@@ -100,6 +116,40 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
         )
         for part_number, part in enumerate(_parts(job.arrivals, parts))
     ]
+
+
+def samples_of(columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int) -> Samples:
+    """Copy the rows that the worker issued out of the shared memory, as offsets from `start_ns`."""
+    issued = report.issued
+    status = np.array(columns.outcomes()[:issued])
+    status[status == PENDING] = Status.UNFINISHED + ENDED
+    status -= ENDED
+    sent_ns = _offsets(columns.times("sent")[:issued], start_ns)
+    done_ns = _offsets(columns.times("done")[:issued], start_ns)
+    done_ns[(status == Status.UNFINISHED) | (status == Status.UNSENT)] = NEVER_NS
+    first_byte_ns = _offsets(columns.times("first_byte")[:issued], start_ns)
+    in_one_piece = (first_byte_ns == NEVER_NS) & (status == Status.OK)
+    wait_ns = np.array(columns.times("wait")[:issued])
+    wait_ns[sent_ns == NEVER_NS] = 0
+    return Samples(
+        due_ns=columns.times("due")[:issued] - start_ns,
+        sent_ns=sent_ns,
+        first_byte_ns=np.where(in_one_piece, done_ns, first_byte_ns),
+        done_ns=done_ns,
+        connection_wait_ns=wait_ns,
+        status=status,
+        rows=part.rows(issued),
+        started_ns=start_ns,
+        wall_s=report.wall_s,
+        client_cpu_s=report.cpu_s,
+        client_cores=1,
+        concurrency=part.arrivals.concurrency if isinstance(part.arrivals, ClosedLoop) else None,
+        stopped_early=report.stopped_early,
+        answers_checked=report.answers_checked,
+        error_texts=report.error_texts,
+        notes=report.notes,
+        pauses_ns=report.pauses_ns,
+    )
 
 
 def _parts(arrivals: Arrivals, workers: int) -> list[Arrivals]:
@@ -143,3 +193,7 @@ def _capacity(part: Arrivals) -> int:
         return len(part.due_ns)
     by_rate = ceil(part.duration_s * CLOSED_LOOP_MAX_RPS) + part.concurrency
     return min(by_rate, ROWS_MAX if part.requests_max is None else part.requests_max, ROWS_MAX)
+
+
+def _offsets(times_ns: NDArray[np.int64], start_ns: int) -> NDArray[np.int64]:
+    return np.where(times_ns == 0, NEVER_NS, times_ns - start_ns)

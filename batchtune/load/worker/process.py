@@ -19,8 +19,8 @@ import uvloop
 
 from batchtune.errors import BatchtuneError
 from batchtune.load.record.columns import Columns
-from batchtune.load.worker.driver import Driver, WorkerReport
-from batchtune.load.worker.job import WorkerJob
+from batchtune.load.worker.driver import Driver
+from batchtune.load.worker.job import WorkerJob, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)

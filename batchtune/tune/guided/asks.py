@@ -10,9 +10,8 @@ from batchtune.batching.parameters import Configuration
 from batchtune.tune import policy
 from batchtune.tune.guided.state import Insight
 from batchtune.tune.strategies.protocol import Outlook
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.pace import rung_load, times_of
-from batchtune.tune.trials.trial import Source
+from batchtune.tune.trials.trial import Ask, Source
 
 
 def ask_of(insight: Insight, at: int, source: Source, reason: str) -> Ask:

@@ -17,9 +17,9 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.side_by_side import together
-from batchtune.tune.trials.ask import Ask, run_s
-from batchtune.tune.trials.pace import full_rows
+from batchtune.tune.trials.pace import full_rows, run_s
 from batchtune.tune.trials.space import Space, in_force
+from batchtune.tune.trials.trial import Ask
 
 
 def calibration_probes(outlook: Outlook) -> Strategy:

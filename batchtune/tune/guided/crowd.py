@@ -13,8 +13,8 @@ from batchtune.tune import policy
 from batchtune.tune.guided.calibration import searched_sizes, searched_threads
 from batchtune.tune.guided.state import TIMEOUT
 from batchtune.tune.strategies.protocol import Outlook
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.space import in_force
+from batchtune.tune.trials.trial import Ask
 from batchtune.twin.model.twin import Twin
 
 

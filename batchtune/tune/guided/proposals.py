@@ -19,8 +19,7 @@ from batchtune.tune.guided.state import Insight
 from batchtune.tune.strategies.optuna_sampler import Sampler
 from batchtune.tune.strategies.protocol import Outlook
 from batchtune.tune.strategies.side_by_side import together
-from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 
 def proposals(outlook: Outlook, insight: Insight) -> Generator[Ask, Trial, str]:

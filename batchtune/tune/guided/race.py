@@ -25,10 +25,9 @@ from batchtune.tune import policy
 from batchtune.tune.evidence.rates import Located, Rung, locate, rungs_of
 from batchtune.tune.strategies.protocol import Outlook
 from batchtune.tune.strategies.side_by_side import blocks_at_once, together
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.pace import rung_load
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 Race = Generator[Ask, Trial, str]
 

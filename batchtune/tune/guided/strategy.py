@@ -33,10 +33,9 @@ from batchtune.tune.strategies.references import (
     rule_without_waiting,
 )
 from batchtune.tune.strategies.side_by_side import in_step
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.pace import full_rows
 from batchtune.tune.trials.search_summary import SearchSummary
-from batchtune.tune.trials.trial import Source, Trial
+from batchtune.tune.trials.trial import Ask, Source, Trial
 
 _REASONS: dict[Source, str] = {
     "no_batching": "reference point: batching off",

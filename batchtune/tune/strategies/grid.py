@@ -11,7 +11,7 @@ import random
 
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.side_by_side import together
-from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.trial import Ask
 
 
 def grid_strategy(outlook: Outlook) -> Strategy:

@@ -11,7 +11,7 @@ from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import one_by_one, saturating_clients
 from batchtune.tune.strategies.side_by_side import together
-from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.trial import Ask
 
 
 def node_comparison(outlook: Outlook) -> Strategy:

@@ -21,8 +21,8 @@ from batchtune.tune.strategies.optuna_study import build_study, check_sampler, d
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import rule_without_waiting
 from batchtune.tune.strategies.side_by_side import together
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.space import Space
+from batchtune.tune.trials.trial import Ask
 
 _ASKS_MAX: Mapping[SamplerKind, int] = {"tpe": 20, "gp": 3, "qmc": 20, "random": 20, "nsga2": 20}
 """Before the nearest unmeasured point is taken: a Gaussian process repeats itself, and each ask is a fit."""

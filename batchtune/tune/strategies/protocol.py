@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Protocol, TypeAlias
 
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 Strategy: TypeAlias = Generator[Ask, Trial, None]
 

@@ -15,8 +15,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.rule_formula import RuleAnswer, throughput_interval_rule
-from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.trial import RULE_PROBES, Source, Trial
+from batchtune.tune.trials.trial import RULE_PROBES, Ask, Source, Trial
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:

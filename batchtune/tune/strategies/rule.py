@@ -19,11 +19,10 @@ from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import rule_ask, rule_probes
 from batchtune.tune.strategies.rule_rounds import Conclusion, Round, Step, next_step
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.ledger import without_superseded
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 PROBE_REASON = "for the rule: peak throughput; "
 

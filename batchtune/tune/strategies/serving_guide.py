@@ -25,10 +25,9 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.evidence.ranking import merit
 from batchtune.tune.strategies.protocol import Outlook, Strategy
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.out_of_memory import out_of_memory
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 _Tuning: TypeAlias = Generator[Ask, Trial, list[Trial]]
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
-from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 
 def together(outlook: Outlook, asks: Sequence[Ask]) -> Generator[Ask, Trial, list[Trial]]:

@@ -19,7 +19,7 @@ from batchtune.tune.evidence.pooled import Pooled, is_inside, pool, run_noise
 from batchtune.tune.evidence.ranking import indistinct, leaders, merit
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.side_by_side import blocks_at_once, together
-from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.trial import Ask
 
 
 def confirmations(outlook: Outlook) -> Strategy:

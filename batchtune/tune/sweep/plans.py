@@ -9,10 +9,9 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.bench import Plan
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 
 def plan_of(

@@ -32,13 +32,12 @@ from batchtune.tune.sweep.dispatch import strategy_of
 from batchtune.tune.sweep.nodes import Nodes, OneServer, TrialBench, compared
 from batchtune.tune.sweep.plans import at_usual_speed, plan_of
 from batchtune.tune.sweep.progress import NOBODY, SweepProgress, Watcher, phase_of
-from batchtune.tune.trials.ask import Ask, run_s
 from batchtune.tune.trials.ledger import Ledger, is_spoilt
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows, out_of_memory
-from batchtune.tune.trials.pace import Pace, pace_of
+from batchtune.tune.trials.pace import Pace, pace_of, run_s
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.tune.trials.trial import Ask, FinishedTrial, Trial
 
 
 def sweep(

@@ -17,7 +17,25 @@ _OVERLOAD: Final = frozenset(
     status.name.lower()
     for status in (Status.UNFINISHED, Status.UNSENT, Status.TIMEOUT, Status.QUEUE_FULL, Status.EXPIRED)
 )
-"""As a trial's `error_texts` are keyed."""
+"""How requests end at a working server that gets too many of them, as a trial's `error_texts` are keyed."""
+
+
+def texts_by_class(samples: Samples) -> dict[str, str]:
+    """The server's words under the names that a measurement counts errors by."""
+    return {name.lower(): text for name, text in samples.error_texts.items()}
+
+
+def is_overload(samples: Samples) -> bool:
+    """Whether its errors are none but those of a server that gets too many requests."""
+    return {name.lower() for name in samples.errors()} <= _OVERLOAD
+
+
+def unanswered(samples: Samples) -> str:
+    """What to say of a server that answered no request."""
+    classes = ", ".join(f"{count} × {name}" for name, count in samples.errors().items())
+    texts = "; ".join(samples.error_texts.values())
+    meaning = meaning_of(texts)
+    return f"no request was answered: {classes}{': ' + texts if texts else ''}{f' ({meaning})' if meaning else ''}"
 
 
 def undecodable(samples: Samples) -> str:

@@ -11,8 +11,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from batchtune.measure.validity.caveats import HOST_CODES
-from batchtune.tune.trials.ask import Ask
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 
 SAME_RATE = 1e-3
 """Rates that differ by less than this share are the same ask: a fit may differ in its last digits."""

@@ -15,7 +15,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import RULE_PROBES, Trial
+from batchtune.tune.trials.trial import RULE_PROBES, Ask, Trial
 
 _LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
 
@@ -177,6 +177,19 @@ def rung_load(
         enough_s = min(enough_s, scenario.load.duration_s)
     duration_s = max(usual_s, enough_s)
     return max(rate_rps, policy.RATE_REQUESTS_MIN / duration_s), duration_s
+
+
+def run_s(ask: Ask, pace: Pace, scenario: Scenario) -> float:
+    """What the run of an ask takes on a server of this pace, in seconds."""
+    times = times_of(
+        pace,
+        scenario,
+        ask.configuration,
+        clients=ask.concurrency,
+        rate_rps=ask.rate_rps,
+        short_s=ask.duration_s,
+    )
+    return times.run_s
 
 
 def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:

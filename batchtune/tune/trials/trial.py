@@ -1,4 +1,4 @@
-"""What did one trial try, why, and what came of it?"""
+"""What is asked of one trial and why, and what came of it?"""
 
 from __future__ import annotations
 
@@ -49,6 +49,29 @@ REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
 
 State = Literal["complete", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A trial that a strategy wants, with its reason in words.
+
+    `rate_rps`, `concurrency` (a closed loop of so many clients) and `duration_s` (the measured part) replace the
+    scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `hint_rps` is where a search for
+    the capacity begins. `block` numbers runs made side by side under one seed. `expected` says in words what it is
+    believed to give before it is run; "": nothing is. `node` is that of several on which it is to run; None: on any.
+    """
+
+    configuration: Configuration
+    source: Source
+    reason: str
+    point: dict[str, Any] | None = None
+    block: int | None = None
+    rate_rps: float | None = None
+    concurrency: int | None = None
+    duration_s: float | None = None
+    hint_rps: float | None = None
+    expected: str = ""
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

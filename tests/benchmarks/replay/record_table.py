@@ -31,9 +31,8 @@ from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.guided.calibration import calibration_probes
 from batchtune.tune.strategies.protocol import Strategy
 from batchtune.tune.strategies.references import reference_configurations, rule_probes
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Ask, Trial
 from tests.benchmarks.zoo.zoo_table import TARGETS
 
 TABLES = Path(__file__).parents[3] / "results" / "reference" / "tables"

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.tune.strategies.side_by_side import after, in_step, together
-from batchtune.tune.trials.ask import Ask
+from batchtune.tune.trials.trial import Ask
 
 
 @dataclass

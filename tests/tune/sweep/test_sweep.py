@@ -13,9 +13,8 @@ from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import pool
 from batchtune.tune.sweep.progress import SweepProgress, Watcher
 from batchtune.tune.sweep.sweep import run_sweep, sweep
-from batchtune.tune.trials.ask import Ask
 from batchtune.tune.trials.ledger import Ledger
-from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.tune.trials.trial import Ask, FinishedTrial, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
 

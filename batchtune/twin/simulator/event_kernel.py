@@ -19,18 +19,19 @@ from batchtune.twin.simulator.state import BATCHES, NONE, PARTS, REFUSAL_S, ROUT
 
 @compiled
 def simulate(world: World) -> None:
-    """Run until every request is answered or refused."""
+    """Run until every request is answered or refused, or all that comes before `until_s` has come."""
     counts = world.counts
     while True:
         event_s = world.next_s[1]
         request = counts[SENT]
-        if request < world.planned and world.requests[request].due_s < event_s:
-            counts[SENT] += 1
-            _arrive(world, request, world.requests[request].due_s)
-        elif event_s < math.inf:
-            _handle(world, _earliest(world), event_s)
-        else:
+        due_s = world.requests[request].due_s if request < world.planned else math.inf
+        if min(due_s, event_s) >= world.until_s:
             return
+        if due_s < event_s:
+            counts[SENT] += 1
+            _arrive(world, request, due_s)
+        else:
+            _handle(world, _earliest(world), event_s)
 
 
 @compiled_part

@@ -69,7 +69,7 @@ def run_open_by_events(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
     """By the general kernel."""
-    requests = _new_requests(len(traffic.due_s), traffic.rows)
+    requests = new_requests(len(traffic.due_s), traffic.rows)
     requests["due_s"] = traffic.due_s
     return _run_general(traffic, requests, len(requests), batcher, device, count_from_s)
 
@@ -77,7 +77,7 @@ def run_open_by_events(
 def run_closed(
     traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    requests = _new_requests(traffic.requests, traffic.rows)
+    requests = new_requests(traffic.requests, traffic.rows)
     planned = min(traffic.clients, traffic.requests)
     requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
     return _run_general(traffic, requests, planned, batcher, device, count_from_s)
@@ -206,7 +206,7 @@ def _run_general(
     device: Device,
     count_from_s: float,
 ) -> Outcome:
-    world = _new_world(traffic, requests, planned, batcher, device, count_from_s)
+    world = new_world(traffic, requests, planned, batcher, device, count_from_s)
     simulate(world)
     batches = int(world.counts[BATCHES])
     return Outcome(
@@ -221,7 +221,7 @@ def _run_general(
     )
 
 
-def _new_world(
+def new_world(
     traffic: OpenTraffic | ClosedTraffic,
     requests: NDArray[np.void],
     planned: int,
@@ -263,10 +263,11 @@ def _new_world(
         half_front_s=device.front_end_s / 2.0,
         delay_s=float(device.delay_s),
         count_from_s=float(count_from_s),
+        until_s=math.inf,
     )
 
 
-def _new_requests(count: int, rows: Rows) -> NDArray[np.void]:
+def new_requests(count: int, rows: Rows) -> NDArray[np.void]:
     requests = np.zeros(count, dtype=REQUEST)
     requests["rows"] = rows
     requests["batch"] = NONE

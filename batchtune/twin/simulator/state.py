@@ -67,6 +67,7 @@ class World(NamedTuple):
     execution alone on the device, padding included; `normals`: standard normal draws for the jitter; `next_s`: a
     binary tree whose leaves are the next events of the replicas, each node the earlier of its two children.
     `planned`: requests whose due time is given; further ones (a closed loop's) are sent when one is answered.
+    `until_s`: when the kernel hands the world back, to be run on; inf: when nothing more happens.
     """
 
     requests: NDArray[Any]
@@ -92,3 +93,4 @@ class World(NamedTuple):
     half_front_s: float
     delay_s: float
     count_from_s: float
+    until_s: float

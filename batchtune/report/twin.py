@@ -1,9 +1,11 @@
-"""How do the twin's answers read: what if, and how many replicas?"""
+"""How do the twin's answers read: what if, how many replicas, at which hour, and what if some die?"""
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +19,19 @@ from batchtune.scenario.units import counted, rounded_duration
 from batchtune.twin.model.traffic import Traffic
 
 if TYPE_CHECKING:
+    from batchtune.twin.model.exact import ExactFigures
+    from batchtune.twin.model.failures import Failure
+    from batchtune.twin.model.hours import DayPlan
     from batchtune.twin.model.replicas import ReplicaPlan
     from batchtune.twin.model.twin import Prediction, Twin
 
 PATIENCE_S: Final = 1.0
 """What takes longer says what it is doing."""
+
+LINE_EVERY_S: Final = 3.0
+
+ROWS_MOST: Final = 48
+"""A longer profile is summed up; `--json` lists it."""
 
 _ROUTES: Final = {
     "round_robin": "in turn (round robin)",
@@ -52,6 +62,27 @@ def note_when_slow(text: str, *, quiet: bool, stream: TextIO | None = None) -> I
         timer.cancel()
 
 
+class ProgressLines:
+    """Says on stderr every few seconds how many requests are simulated, how fast, and how long it will take."""
+
+    def __init__(self, doing: str, *, quiet: bool, stream: TextIO | None = None) -> None:
+        self._doing, self._quiet, self._stream = doing, quiet, stream
+        self._began_s = self._last_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if self._quiet or now_s - self._last_s < LINE_EVERY_S or done <= 0:
+            return
+        self._last_s = now_s
+        rate_rps = done / (now_s - self._began_s)
+        left_s = max(total - done, 0) / rate_rps
+        _tell(
+            f"{self._doing}: {percent(done / total)} of {number(total)} requests, {number(rate_rps / 1e6)} million/s, "
+            f"{rounded_duration(left_s)} to go",
+            self._stream,
+        )
+
+
 def print_simulations(
     points: Sequence[Simulated],
     twin: Twin,
@@ -78,6 +109,32 @@ def print_simulations(
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
 
 
+def print_day(day: DayPlan, *, source: str, stream: TextIO | None = None) -> None:
+    """A row an interval, and what it saves to follow the traffic; the peak's plan comes after it."""
+    console, width = console_on(stream), text_width(stream)
+    if len(day.intervals) <= ROWS_MOST:
+        table = table_of("from", "requests/s", "replicas", "")
+        for part in day.intervals:
+            table.add_row(part.name, number(part.rate_rps), f"{part.replicas:,}", "peak" if part.peak else "")
+        print_table(console, table)
+    fewest = min(part.replicas for part in day.intervals)
+    hours = sum(part.length_s for part in day.intervals) / 3600.0
+    for line in (
+        (
+            f"{source}: {fewest:,} to {counted(day.peak.advised, 'replica')} in "
+            f"{counted(len(day.intervals), 'interval')}; the peak is at {day.peak_interval.name} with "
+            f"{number(day.peak.rate_rps)} requests/s."
+        ),
+        (
+            f"{number(day.replica_hours)} replica-hours in {number(hours)} h, if the fleet follows the rate at once; "
+            f"{number(day.flat_replica_hours)} with the peak's throughout: {percent(day.saved_ratio)} less. Start "
+            "replicas as long before an interval as they take to become ready."
+        ),
+        "At the peak:",
+    ):
+        console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+
+
 def print_plan(
     plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path, stream: TextIO | None = None
 ) -> None:
@@ -86,8 +143,9 @@ def print_plan(
     promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
     latencies = ", ".join(f"{name} {latency(expected)}" for name, expected in plan.latency_s.items())
     label = "extrapolated: " if plan.extrapolated else ""
+    down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
     console.print(
-        f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {promise}",
+        f"{label}{counted(plan.advised, 'replica')} for {number(plan.rate_rps)} requests/s with {promise}{down}",
         style="bold",
         markup=False,
     )
@@ -95,7 +153,7 @@ def print_plan(
     lines = [
         (
             f"Median {replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}; "
-            f"{plan.advised:,} are enough with 95 % probability."
+            f"{_left(plan):,} are enough with 95 % probability."
         ),
         (
             f"Each: {configuration.label()}; at most {interval(plan.per_replica_rps)} requests/s of the "
@@ -105,6 +163,8 @@ def print_plan(
             f"Then: {latencies}; mean batch {number(plan.mean_batch_rows)} rows; devices "
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
+        *([] if plan.failure is None else _failure_lines(plan, plan.failure)),
+        *([] if plan.exact is None else [_exact_line(plan, plan.exact)]),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
         f"How sure: {twin.accuracy()}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         *(f"Note: {note}." for note in plan.notes),
@@ -112,6 +172,57 @@ def print_plan(
     ]
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+
+
+def _left(plan: ReplicaPlan) -> int:
+    return plan.advised - (0 if plan.failure is None else plan.failure.down)
+
+
+def _exact_line(plan: ReplicaPlan, exact: ExactFigures) -> str:
+    reached = ", ".join(
+        f"{name} {rounded_duration(value_s)} ({_against(value_s, exact.pool_latency_s[name])})"
+        for name, value_s in exact.latency_s.items()
+    )
+    kept = all(exact.latency_s[limit.name] <= limit.seconds for limit in plan.limits)
+    split = (
+        "whole"
+        if exact.exact
+        else f"in {exact.blocks:,} blocks, each with its share: the least loaded is chosen within one"
+    )
+    return (
+        f"Simulated {split}, by the best reading: {counted(exact.replicas, 'replica')}, {number(exact.requests)} "
+        f"requests: {reached}; refused {percent(exact.error_ratio)}, devices busy {percent(exact.busy_ratio)}; "
+        f"{'every limit is kept' if kept else 'a limit is MISSED'}. Latencies are known to "
+        f"±{percent(exact.relative_error)}; it took {rounded_duration(exact.took_s)} on "
+        f"{counted(exact.processes, 'core')}: {number(exact.simulated_rps / 1e6)} million requests/s."
+    )
+
+
+def _against(value_s: float, pool_s: float) -> str:
+    """How the pool's figure stands to that of the whole fleet."""
+    if not (math.isfinite(value_s) and math.isfinite(pool_s)):
+        return f"the pool: {rounded_duration(pool_s)}"
+    return f"the pool: {100.0 * (pool_s / value_s - 1.0):+.1f} %"
+
+
+def _failure_lines(plan: ReplicaPlan, failure: Failure) -> list[str]:
+    minute, down = failure.minute, failure.down
+    which = "it" if down == 1 else "them"
+    without = ", ".join(f"{name} {latency(expected)}" for name, expected in failure.latency_s.items())
+    within = ", ".join(f"{name} {latency(reached)}" for name, reached in minute.latency_s.items())
+    return [
+        (
+            f"Down: {_left(plan):,} of {plan.advised:,} keep every limit (N+{down:,}), with {without}; devices busy "
+            f"{percent(failure.busy_ratio)} of the time."
+        ),
+        (
+            f"The minute in which {down:,} die{'s' if down == 1 else ''}: {within} of what is answered; "
+            f"{interval(minute.error_ratio, scale=100.0)} % of the requests are lost or refused; a limit or the share "
+            f"of errors is missed in {minute.seconds_missed} of 60 s. Requests go to {which} for "
+            f"{rounded_duration(minute.detect_s)} more (--detect), and nobody sends a lost one again. "
+            f"Simulated with {counted(minute.simulated_replicas, 'replica')}."
+        ),
+    ]
 
 
 def _cells(point: Simulated) -> list[str]:

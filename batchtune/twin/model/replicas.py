@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,13 @@ from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.units import rounded_duration
 from batchtune.twin.model.capacity import highest_rates
-from batchtune.twin.model.reading import Fitted
+from batchtune.twin.model.failures import Failing, Failure, Outage, failure_minute
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of
 from batchtune.twin.simulator.replica import Batcher, Routing
+
+if TYPE_CHECKING:
+    from batchtune.twin.model.exact import ExactFigures, OnProgress
 
 POOL_MOST: Final = 16
 """A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""
@@ -39,7 +42,9 @@ class ReplicaPlan:
     `per_replica_rps` is what one replica may get, at most 90 % of its saturation `saturation_rps`;
     `by_saturation_alone` is what the rate divided by 90 % of the saturation gives, whatever the latency.
     `latency_s` and `busy_ratio` are those expected with the advised number. `simulated_replicas`: how many were
-    simulated together. `extrapolations` name what lies outside the calibrated range.
+    simulated together. `extrapolations` name what lies outside the calibrated range. `failure`: what happens when
+    replicas die that `advised` has to spare; None: none may. `exact`: the advised fleet simulated whole, if that was
+    asked for.
     """
 
     rate_rps: float
@@ -55,6 +60,8 @@ class ReplicaPlan:
     mean_batch_rows: float
     busy_ratio: float
     simulated_replicas: int
+    failure: Failure | None = None
+    exact: ExactFigures | None = None
     extrapolations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -77,59 +84,26 @@ def plan_replicas(
     limits: Sequence[Limit],
     error_ratio: float = 0.01,
     routing: Routing = "round_robin",
+    failing: Failing | None = None,
 ) -> ReplicaPlan:
-    """The replicas that a rate needs, over the twin's readings.
-
-    All replicas are alike and share the traffic's pattern. Up to POOL_MOST of them are simulated as they are, with the
-    whole stream. A larger fleet is represented by a pool of POOL_MOST that gets its share of the rate. For random
-    routes of Poisson arrivals that is exact, since thinning a Poisson stream leaves one. In turn (round robin) each of
-    R replicas sees every R-th arrival, nearly evenly spaced from 16 on; least loaded, replicas become independent as
-    their number grows. In both, a small pool is served a little less evenly than the fleet: the plan errs towards
-    more replicas. Stream and rate limits of a load balancer, and its delay, are not simulated.
+    """The replicas that a rate needs, over the twin's readings; see `Fleet`.
 
     Raises:
         TwinError: no rate keeps the limits, or the rate is not above 0.
     """
-    if not 0.0 < rate_rps < math.inf:
-        raise TwinError(f"a plan needs a rate above 0; was {rate_rps:g}", hint="give --rate 10000")
-    fleet = _Fleet(twin, batcher, traffic, limits, error_ratio, routing)
-    shares = fleet.shares(rate_rps)
-    if not np.median(shares) > 0.0:
-        promise = " and ".join(f"{limit.name} within {rounded_duration(limit.seconds)}" for limit in limits)
-        raise TwinError(
-            f"no rate keeps {promise} with these parameters, by the model of the server",
-            hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
-        )
-    needed = _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST))
-    advised = int(np.quantile(needed, SURE_RATIO, method="higher"))
-    expected = fleet.predict(rate_rps, advised)
-    saturation = twin.saturation_rps(batcher, traffic)
-    notes = []
-    if traffic.load is not None and traffic.load.arrivals == "trace":
-        notes.append("the trace is played faster or slower to reach the rate of each replica")
-    if advised > POOL_MOST:
-        notes.append(f"a pool of {POOL_MOST} replicas with its share of the rate stands for all {advised:,}")
-    return ReplicaPlan(
-        rate_rps=rate_rps,
-        limits=tuple(limits),
-        error_ratio=error_ratio,
-        routing=routing,
-        replicas=estimate_of(needed),
-        advised=advised,
-        per_replica_rps=estimate_of(shares),
-        saturation_rps=saturation,
-        by_saturation_alone=int(_replicas(rate_rps, np.array([NEAR_SATURATION * saturation]))[0]),
-        latency_s={name: expected.latency(name) for name in expected.latency_s},
-        mean_batch_rows=float(np.median(expected.mean_batch_rows)),
-        busy_ratio=float(np.median(expected.busy_ratio)),
-        simulated_replicas=min(advised, POOL_MOST),
-        extrapolations=expected.extrapolations,
-        notes=tuple(notes),
-    )
+    return Fleet(twin, batcher, traffic, limits, error_ratio, routing, failing).plan(rate_rps)
 
 
-class _Fleet:
-    """Asks the simulator about pools of replicas."""
+class Fleet:
+    """Replicas that are all alike, and share the traffic's pattern; asks the simulator about pools of them.
+
+    Up to POOL_MOST of them are simulated as they are, with the whole stream. A larger fleet is represented by a pool of
+    POOL_MOST that gets its share of the rate. For random routes of Poisson arrivals that is exact, since thinning a
+    Poisson stream leaves one. In turn (round robin) each of R replicas sees every R-th arrival, nearly evenly spaced
+    from 16 on; least loaded, replicas become independent as their number grows. In both, a small pool is served a
+    little less evenly than the fleet: the plan errs towards more replicas. Stream and rate limits of a load balancer,
+    and its delay, are not simulated.
+    """
 
     def __init__(
         self,
@@ -139,53 +113,178 @@ class _Fleet:
         limits: Sequence[Limit],
         error_ratio: float,
         routing: Routing,
+        failing: Failing | None = None,
     ) -> None:
         self._twin, self._batcher, self._traffic = twin, batcher, traffic.at(1.0)
-        self._limits, self._error_ratio, self._routing = limits, error_ratio, routing
+        self._limits, self._error_ratio, self._routing = tuple(limits), error_ratio, routing
+        self._failing = failing
+        self._highest_of_pool: dict[int, NDArray[np.float64]] = {}
 
-    def shares(self, rate_rps: float) -> NDArray[np.float64]:
-        """What one replica may get by each reading, in requests/s: 0 where no rate is feasible.
+    def plan(self, rate_rps: float) -> ReplicaPlan:
+        """What this rate needs.
 
-        Every reading is asked about one replica alone, which tells how many there will be about. What a pool of that
-        size (at most POOL_MOST) gains over one alone is asked of the best reading only.
+        Raises:
+            TwinError: no rate keeps the limits, or the rate is not above 0.
         """
-        readings = [self._twin.best_fit, *self._twin.fits]
-        alone = self._highest(readings, 1)
-        if self._routing == "random" and self._poisson:
-            return self._below_ceiling(alone)
-        usual = float(alone[0])
-        pool = POOL_MOST if usual <= 0.0 else int(min(max(math.ceil(rate_rps / usual), 1), POOL_MOST))
-        if pool > 1:
-            together = float(self._highest(readings[:1], pool)[0])
-            alone = alone * (together / usual) if usual > 0.0 else np.full(len(alone), together)
-        return self._below_ceiling(alone)
+        needed, shares = self._needed(rate_rps)
+        enough = _enough(needed)
+        advised = enough if self._failing is None else self._failing.fleet(enough)
+        expected = self.predict(rate_rps, advised)
+        saturation = self._twin.saturation_rps(self._batcher, self._traffic)
+        return ReplicaPlan(
+            rate_rps=rate_rps,
+            limits=self._limits,
+            error_ratio=self._error_ratio,
+            routing=self._routing,
+            replicas=estimate_of(needed),
+            advised=advised,
+            per_replica_rps=estimate_of(shares),
+            saturation_rps=saturation,
+            by_saturation_alone=int(_replicas(rate_rps, np.array([NEAR_SATURATION * saturation]))[0]),
+            latency_s={name: expected.latency(name) for name in expected.latency_s},
+            mean_batch_rows=float(np.median(expected.mean_batch_rows)),
+            busy_ratio=float(np.median(expected.busy_ratio)),
+            simulated_replicas=min(advised, POOL_MOST),
+            failure=self._failure(rate_rps, advised),
+            extrapolations=expected.extrapolations,
+            notes=self._notes(advised),
+        )
 
-    def predict(self, rate_rps: float, replicas: int) -> Prediction:
+    def advised(self, rate_rps: float) -> int:
+        """How many `plan` advises for this rate, without what it says besides.
+
+        Raises:
+            TwinError: as `plan`.
+        """
+        enough = _enough(self._needed(rate_rps)[0])
+        return enough if self._failing is None else self._failing.fleet(enough)
+
+    @property
+    def least(self) -> int:
+        """One, and those that may be down besides."""
+        return 1 if self._failing is None else self._failing.fleet(1)
+
+    def exactly(
+        self,
+        plan: ReplicaPlan,
+        *,
+        duration_s: float,
+        on_progress: OnProgress,
+        cluster: str | None = None,
+    ) -> ExactFigures:
+        """The advised fleet simulated whole, by the best reading; on the CPUs of a Ray cluster if one is named.
+
+        Raises:
+            TwinError: arrivals whose rate changes.
+            UsageError: no such cluster.
+        """
+        from batchtune.twin.model.exact import simulate_whole, whole_fleet
+
+        pool = self.predict(plan.rate_rps, plan.advised, only_best=True).latency_s
+        fleet = whole_fleet(
+            self._twin.best_fit,
+            self._batcher,
+            self._traffic,
+            replicas=plan.advised,
+            rate_rps=plan.rate_rps,
+            duration_s=duration_s,
+            routing=self._routing,
+        )
+        pool_latency_s = {name: float(values[0]) for name, values in pool.items()}
+        return simulate_whole(fleet, pool_latency_s=pool_latency_s, cluster=cluster, on_progress=on_progress)
+
+    def predict(self, rate_rps: float, replicas: int, *, only_best: bool = False) -> Prediction:
         pool = min(replicas, POOL_MOST)
         return self._twin.predict(
             self._batcher,
             self._traffic.at(rate_rps * pool / replicas),
             quantiles=tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in self._limits)))),
+            only_best=only_best,
             replicas=pool,
             routing=self._routing,
         )
+
+    def _needed(self, rate_rps: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """By each reading: replicas, and requests/s that each of them may get."""
+        if not 0.0 < rate_rps < math.inf:
+            raise TwinError(f"a plan needs a rate above 0; was {rate_rps:g}", hint="give --rate 10000")
+        shares = self._shares(rate_rps)
+        if not np.median(shares) > 0.0:
+            promise = " and ".join(
+                f"{limit.name} within {rounded_duration(limit.seconds)}" for limit in self._limits
+            )
+            raise TwinError(
+                f"no rate keeps {promise} with these parameters, by the model of the server",
+                hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
+            )
+        return _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST)), shares
+
+    def _failure(self, rate_rps: float, replicas: int) -> Failure | None:
+        if self._failing is None:
+            return None
+        down = self._failing.down(replicas)
+        without = self.predict(rate_rps, replicas - down)
+        outage = Outage(rate_rps=rate_rps, replicas=replicas, died=down, detect_s=self._failing.detect_s)
+        minute = failure_minute(
+            self._twin,
+            self._batcher,
+            self._traffic,
+            outage,
+            limits=self._limits,
+            error_ratio=self._error_ratio,
+            routing=self._routing,
+        )
+        return Failure(
+            down=down,
+            latency_s={name: without.latency(name) for name in without.latency_s},
+            busy_ratio=float(np.median(without.busy_ratio)),
+            minute=minute,
+        )
+
+    def _notes(self, advised: int) -> tuple[str, ...]:
+        notes = []
+        if self._traffic.load is not None and self._traffic.load.arrivals == "trace":
+            notes.append("the trace is played faster or slower to reach the rate of each replica")
+        if advised > POOL_MOST:
+            notes.append(
+                f"a pool of {POOL_MOST} replicas with its share of the rate stands for all {advised:,}"
+            )
+        return tuple(notes)
+
+    def _shares(self, rate_rps: float) -> NDArray[np.float64]:
+        """What one replica may get by each reading, in requests/s: 0 where no rate is feasible.
+
+        Every reading is asked about one replica alone, which tells how many there will be about. What a pool of that
+        size (at most POOL_MOST) gains over one alone is asked of the best reading only.
+        """
+        alone = self._highest(1)
+        if self._routing == "random" and self._poisson:
+            return self._below_ceiling(alone)
+        usual = float(alone[0])
+        pool = POOL_MOST if usual <= 0.0 else int(min(max(math.ceil(rate_rps / usual), 1), POOL_MOST))
+        if pool > 1:
+            together = float(self._highest(pool)[0])
+            alone = alone * (together / usual) if usual > 0.0 else np.full(len(alone), together)
+        return self._below_ceiling(alone)
 
     @property
     def _poisson(self) -> bool:
         return self._traffic.load is None or self._traffic.load.arrivals == "poisson"
 
-    def _highest(self, readings: Sequence[Fitted], pool: int) -> NDArray[np.float64]:
-        """The highest rate of each replica in such a pool, by each reading."""
-        rates = highest_rates(
-            self._batcher,
-            self._traffic,
-            readings,
-            limits=self._limits,
-            error_ratio=self._error_ratio,
-            replicas=pool,
-            routing=self._routing,
-        )
-        return np.asarray(rates / pool)
+    def _highest(self, pool: int) -> NDArray[np.float64]:
+        """The highest rate of each replica in such a pool: by the best reading, and for one alone by all others too."""
+        if pool not in self._highest_of_pool:
+            rates = highest_rates(
+                self._batcher,
+                self._traffic,
+                [self._twin.best_fit, *(self._twin.fits if pool == 1 else ())],
+                limits=self._limits,
+                error_ratio=self._error_ratio,
+                replicas=pool,
+                routing=self._routing,
+            )
+            self._highest_of_pool[pool] = np.asarray(rates / pool)
+        return self._highest_of_pool[pool]
 
     def _below_ceiling(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
         """At most 90 % of the saturation; without the best reading, which comes first."""
@@ -193,6 +292,11 @@ class _Fleet:
             NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
         ]
         return np.minimum(rates[1:], ceilings)
+
+
+def _enough(needed: NDArray[np.float64]) -> int:
+    """Replicas that are enough by SURE_RATIO of the readings."""
+    return int(np.quantile(needed, SURE_RATIO, method="higher"))
 
 
 def _replicas(rate_rps: float, shares: NDArray[np.float64]) -> NDArray[np.float64]:

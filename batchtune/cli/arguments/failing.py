@@ -1,0 +1,51 @@
+"""Which replicas may be down at once, by `--failing` and `--detect`?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchtune.errors import UsageError
+from batchtune.scenario.units import parse_duration_s, parse_ratio
+
+if TYPE_CHECKING:
+    from batchtune.twin.model.failures import Failing
+
+_HINT = "write --failing 1 for one replica, or --failing 5% of the fleet"
+_MOST = 1_000_000
+
+
+def failing_of(failing: str | None, detect: str | None) -> Failing | None:
+    """What was asked for; None: nothing may fail.
+
+    Raises:
+        UsageError: no number of replicas and no share of them, or no duration.
+    """
+    from batchtune.twin.model.failures import DETECT_S, Failing
+
+    if failing is None:
+        if detect is not None:
+            raise UsageError("--detect is read only with --failing", hint=_HINT)
+        return None
+    count, share = _down(failing.strip())
+    return Failing(count=count, share=share, detect_s=DETECT_S if detect is None else _detect_s(detect))
+
+
+def _down(text: str) -> tuple[int, float]:
+    if text.endswith("%"):
+        try:
+            share = parse_ratio(text)
+        except UsageError as error:
+            raise UsageError(f"--failing: {error.message}", hint=_HINT) from error
+        if not 0.0 < share < 1.0:
+            raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=_HINT)
+        return 0, share
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+        raise UsageError(f"--failing {text}: no number of replicas from 1 and no percentage", hint=_HINT)
+    return int(text), 0.0
+
+
+def _detect_s(text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except UsageError as error:
+        raise UsageError(f"--detect: {error.message}", hint=error.hint) from error

@@ -12,13 +12,13 @@ from tests.benchmarks.server.soak import Conclusion, conclude
 
 def concluded(samples: int) -> Conclusion:
     """Of a server that keeps 1 MB and a thread a minute."""
-    tally = Tally(counts=Counter(good=99), slowest_s=0.25)
+    tally = Tally(counts=Counter(good=99), slowest_s=0.5)
     tally.note("lost", "no answer")
     residues = [
         Residue(at_s=60.0 * number, resident_mb=60.0 + number, threads=9 + number, descriptors=20)
         for number in range(samples)
     ]
-    return conclude("by a signal", samples, Counter(put=3), tally, residues, slowest_s=0.5)
+    return conclude("by a signal", samples, Counter(put=3), tally, residues)
 
 
 def test_growth_is_told_by_the_hour() -> None:

@@ -153,7 +153,6 @@ class Conclusion:
     minutes: float
     tally: Tally
     acts: Counter[str]
-    slowest_s: float
     memory_mb: Slope | None
     threads: Slope | None
     descriptors: Slope | None
@@ -178,7 +177,7 @@ class Conclusion:
                 "answers": dict(self.tally.counts),
                 "failed": self.tally.failed,
                 "faults": dict(self.tally.faults),
-                "slowest_ms": round(1000 * self.slowest_s, 1),
+                "slowest_ms": round(1000 * self.tally.slowest_s, 1),
                 "crowd": dict(self.acts),
                 "an_hour": {name: slope and asdict(slope) for name, slope in slopes.items()},
             }
@@ -210,9 +209,8 @@ async def soak(base: Path, minutes: float, rate_rps: float) -> Conclusion:
                 ended = f"by {fault!r}"
             await crowd.stop()
     minutes_run = (time.monotonic() - begin_s) / 60
-    return conclude(
-        ended, minutes_run, crowd.acts, innocents.tally, watch.residues, slowest_s=watch.slowest_s
-    )
+    innocents.tally.slowest_s = max(innocents.tally.slowest_s, watch.slowest_s)
+    return conclude(ended, minutes_run, crowd.acts, innocents.tally, watch.residues)
 
 
 def prepare(base: Path) -> list[str]:
@@ -236,8 +234,6 @@ def conclude(
     acts: Counter[str],
     tally: Tally,
     residues: list[Residue],
-    *,
-    slowest_s: float,
 ) -> Conclusion:
     """What the samples after the warm-up say; no slopes where they are too few."""
     settled = residues[round(len(residues) * WARM_UP_RATIO) :]
@@ -251,7 +247,6 @@ def conclude(
         minutes=minutes,
         tally=tally,
         acts=acts,
-        slowest_s=max(slowest_s, tally.slowest_s),
         memory_mb=slope([residue.resident_mb for residue in settled]),
         threads=slope([float(residue.threads) for residue in settled]),
         descriptors=slope([float(residue.descriptors) for residue in settled]),

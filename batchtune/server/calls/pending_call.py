@@ -22,9 +22,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.contract import Outputs, Servable
+from batchtune.server.calls.contract import Outputs
 from batchtune.server.calls.request_counts import ModelTimes, RequestCounts, RequestMetrics
 from batchtune.server.sessions.request import EXPIRED_IN_QUEUE, Queued
+from batchtune.server.sessions.servable import Servable
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
 

@@ -18,10 +18,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.contract import Models, Outputs, Servable
+from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.pending_call import PendingCall, PendingCalls, check_predict_method
 from batchtune.server.calls.request_counts import CallKind, ModelTimes
 from batchtune.server.grpc_api.predict_decoding import PredictPlan, PredictRequests, decode_inputs
+from batchtune.server.sessions.servable import Servable
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument

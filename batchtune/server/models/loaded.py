@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-from numpy.typing import NDArray
-
-from batchtune.server.sessions.pool import Done
-from batchtune.server.sessions.request import Queued
-from batchtune.wire.signature import Signature
+from batchtune.server.sessions.servable import Servable
 
 
 class Holds:
@@ -38,30 +33,11 @@ class Holds:
             self._free.wait()
 
 
-class LoadedVersion(Protocol):
-    """One version; the front ends see it as calls.contract.Servable."""
+class LoadedVersion(Servable, Protocol):
+    """One version; the front ends see it as a Servable."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def signatures(self) -> Mapping[str, Signature]: ...
-    @property
-    def metadata(self) -> bytes: ...
     @property
     def holds(self) -> Holds: ...
-
-    def submit(
-        self,
-        signature_name: str,
-        inputs: dict[str, NDArray[Any]],
-        output_names: tuple[str, ...] | None,
-        deadline_ns: int | None,
-        done: Done,
-    ) -> Queued | None:
-        """Run a request; on the event loop."""
-        ...
 
     def summary(self) -> str:
         """What it takes and gives, in a line."""

@@ -17,8 +17,8 @@ from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.loaded import Holds
 from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.sessions.input_shapes import listed
-from batchtune.server.sessions.pool import Done, Session, SessionPool, in_words
-from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.server.sessions.pool import Session, SessionPool, in_words
+from batchtune.server.sessions.request import Deliver, Done, Queued
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, StatusError

@@ -22,7 +22,7 @@ from batchtune.server.calls.classification import (
     regression_outputs,
     regression_result,
 )
-from batchtune.server.calls.contract import Models, Outputs, Servable
+from batchtune.server.calls.contract import Models, Outputs
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     PendingCall,
@@ -47,6 +47,7 @@ from batchtune.server.rest.json.parsing_process import (
 )
 from batchtune.server.rest.json.predict_request import parse_request_object, read_inputs, signature_name
 from batchtune.server.rest.routes import Route
+from batchtune.server.sessions.servable import Servable
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 

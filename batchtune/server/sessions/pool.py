@@ -7,7 +7,7 @@ command line or later, the same code has built the same fresh objects.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -28,13 +28,12 @@ from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOp
 from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
 from batchtune.server.sessions.length_buckets import LengthBuckets, open_axes_of
 from batchtune.server.sessions.merging import LengthPadding
-from batchtune.server.sessions.request import BatchObserver, Deliver, Queued
+from batchtune.server.sessions.request import BatchObserver, Deliver, Done, Queued
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError, invalid_argument
+from batchtune.wire.status import invalid_argument
 
 SchedulerKind = Literal["shared", "streaming", "adaptive"]
-Done = Callable[[dict[str, NDArray[Any]] | None, StatusError | None], None]
 # server.cc: the pool's name when --enable_batching is given.
 _THREAD_POOL_NAME = "model_server_batch_threads"
 _RETRIES_LIMIT_S = 10.0

@@ -19,8 +19,7 @@ from batchtune.server.models.chains.run import ChainRequest, Route
 from batchtune.server.models.loaded import Holds, LoadedVersion
 from batchtune.server.models.servable import metadata_of
 from batchtune.server.sessions.input_shapes import SignatureInputs, listed
-from batchtune.server.sessions.pool import Done
-from batchtune.server.sessions.request import Deliver, Queued
+from batchtune.server.sessions.request import Deliver, Done, Queued
 from batchtune.server.stages.stages_file import STAGES_FILE
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError

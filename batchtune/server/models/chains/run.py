@@ -20,11 +20,9 @@ from batchtune.server.metrics.chain_use import StepUse
 from batchtune.server.models.chains.pipeline import COMPARISONS, REQUEST, Condition, Source
 from batchtune.server.models.chains.plan import PlannedStep
 from batchtune.server.models.loaded import LoadedVersion
-from batchtune.server.sessions.pool import Done
-from batchtune.server.sessions.request import Queued
+from batchtune.server.sessions.request import Done, Outputs, Queued
 from batchtune.wire.status import FAULT, StatusError
 
-Outputs = dict[str, NDArray[Any]]
 _Mask = NDArray[np.bool_]
 
 _logger = logging.getLogger(__name__)

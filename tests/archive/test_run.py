@@ -101,14 +101,15 @@ def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
             run.requests(finished[0].trial.number)
 
 
-def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished):
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished, step):
     run = new_run(tmp_path)
     for trial in (finished[0].trial, finished[1].trial):
         run.append(trial, None)
     ledger = run.path / LEDGER
     whole = ledger.read_bytes()
     start = whole.rstrip(b"\n").rfind(b"\n") + 1
-    for length in range(start, len(whole)):
+    for length in (*range(start, len(whole), step), len(whole) - 1):
         ledger.write_bytes(whole[:length])
         assert [trial.number for trial in run.ledger()] == [1]
         assert len(run.notes) == (1 if length > start else 0)

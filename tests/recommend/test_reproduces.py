@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from batchtune.recommend.recommendation import recommend
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.sweep import sweep
@@ -31,9 +33,10 @@ def reproduced(seed: int, *, noise: float) -> bool:
     return inside and p95.low <= fresh.latency_s["p95"].value <= p95.high
 
 
-def test_fresh_runs_reproduce_the_recommendation_on_a_noisy_machine():
-    """At least 22 of 25 sweeps at 5 % noise, more than was assumed.
+@pytest.mark.parametrize(("sweeps", "least"), [(8, 6), pytest.param(25, 22, marks=pytest.mark.slow)])
+def test_fresh_runs_reproduce_the_recommendation_on_a_noisy_machine(sweeps: int, least: int) -> None:
+    """So many of the sweeps at 5 % noise, more than was assumed.
 
-    False alarm: with a true share of 0.95 for both figures together, 3 in 100 seeds; the seeds are fixed.
+    False alarm: with a true share of 0.95 for both figures together, 1 and 3 in 100 seeds; the seeds are fixed.
     """
-    assert sum(reproduced(seed, noise=0.05) for seed in range(25)) >= 22
+    assert sum(reproduced(seed, noise=0.05) for seed in range(sweeps)) >= least

@@ -51,7 +51,7 @@ def test_variants_are_compared_on_one_attached_server(
         pair(tmp_path, server),
         [],
         baseline=None,
-        blocks=2,
+        blocks=1,
         max_regress=[],
         results=tmp_path / "results",
         json=True,

@@ -12,7 +12,7 @@ from batchtune.archive.listing import RunEntry
 from batchtune.errors import UsageError
 from batchtune.report.tables import console_on, print_table, rows_that_fit, table_of, width_of
 from batchtune.report.units import number
-from batchtune.scenario.units import rounded
+from batchtune.scenario.units import counted, rounded
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -129,9 +129,10 @@ def short_label(label: str | None) -> str:
     for word in (label or "").split(" "):
         name, equals, value = word.partition("=")
         short = _NAMES.get(name, name)
-        words.append(
-            f"{value} {short}" if short in ("µs", "threads") else f"{short} {value}" if equals else word
-        )
+        if short == "threads":
+            words.append(counted(int(value), "thread") if value.isdecimal() else f"{value} threads")
+        else:
+            words.append(f"{value} µs" if short == "µs" else f"{short} {value}" if equals else word)
     return (" · " if "=" in (label or "") else " ").join(words)
 
 
@@ -144,10 +145,16 @@ def _print_markdown(rows: Sequence[Sequence[str]], out: TextIO) -> None:
 def _cells(frame: DataFrame) -> list[list[str]]:
     """Head and rows; columns without any value stay away."""
     names = [name for name in _SHOWN if name in frame and not frame[name].isna().all()]
+    known = frame[names].notna()
     rows = [[_SHOWN[name] for name in names]]
     rows += [
-        [_cell(name, value) for name, value in zip(names, values, strict=True)]
-        for values in frame[names].itertuples(index=False)
+        [
+            _cell(name, value) if there else "–"
+            for name, value, there in zip(names, values, which, strict=True)
+        ]
+        for values, which in zip(
+            frame[names].itertuples(index=False), known.itertuples(index=False), strict=True
+        )
     ]
     return rows
 
@@ -155,8 +162,6 @@ def _cells(frame: DataFrame) -> list[list[str]]:
 def _cell(name: str, value: object) -> str:
     if name == "configuration":
         return short_label(str(value))
-    if value is None or value != value:
-        return "–"
     if name == "factor" and isinstance(value, float):
         return f"×{rounded(value)}"
     if name == "error_ratio" and isinstance(value, float):

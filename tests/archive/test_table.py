@@ -16,15 +16,17 @@ from typer.testing import CliRunner
 
 from batchtune.archive.listing import runs_under
 from batchtune.archive.run import RECOMMENDATION, Run, create_run, open_run
-from batchtune.archive.table import COMPANY_COLUMNS, TRIAL_COLUMNS, samples_frame
+from batchtune.archive.table import COMPANY_COLUMNS, TRIAL_COLUMNS, samples_frame, trials_frame
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
 from batchtune.recommend.recommendation import recommend
+from batchtune.report.listing import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.trials.trial import Company
 from tests.recommend.test_recommendation import SCENARIO, helping_ledger
+from tests.tune.tune_fakes import planted
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,6 +155,16 @@ def test_trials_are_sorted_best_first(run):
         assert values == sorted(values, reverse=True)
     with pytest.raises(UsageError, match="no such column"):
         invoke("trials", str(run.path), "--sort", "beauty")
+
+
+def test_a_trial_at_a_rate_has_a_dash_for_clients_beside_probes_that_have_some():
+    probe, at_rate = (planted(number, throughput=100, p95_s=0.01) for number in (1, 2))
+    stream = io.StringIO()
+    frame = trials_frame([replace(probe, concurrency=1), replace(at_rate, concurrency=None, rate_rps=100.0)])
+    print_trials(frame, sort=None, output="markdown", stream=stream)
+    *_, first, second = stream.getvalue().splitlines()
+    assert (first.split(" | ")[3:5], second.split(" | ")[3:5]) == (["1", "–"], ["–", "100"])
+    assert short_label("num_batch_threads=1") == "1 thread"
 
 
 def test_every_format_has_every_trial(run, tmp_path):

@@ -29,7 +29,22 @@ def test_ranges_of_rates_and_concurrencies(text: str, values: list[float]) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "1:", "4:1", "1:4:0", "1:4:x1", "0:4:x2", "1:2:3:4", "1:9:x", "0:1M:1"]
+    "text",
+    [
+        "",
+        "a",
+        "1:",
+        "4:1",
+        "1:4:0",
+        "1:4:x1",
+        "0:4:x2",
+        "1:2:3:4",
+        "1:9:x",
+        "0:1M:1",
+        "9" * 400,
+        f"1:{'9' * 400}:x2",
+        "1:64:x1.00001",
+    ],
 )
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

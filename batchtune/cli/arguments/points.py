@@ -8,6 +8,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.units import parse_rate_rps
 
 _RANGE_MAX = 10_000
+_FEW = f" and at most {_RANGE_MAX:,} values"
 
 
 def refuse_both(*, rate: str | None, concurrency: str | None) -> None:
@@ -73,23 +74,25 @@ def parse_range(text: str) -> tuple[float, ...]:
         numbers = [parse_rate_rps(part) for part in parts]
     except UsageError as error:
         raise UsageError(expected) from error
+    if len(numbers) > 3 or not all(map(math.isfinite, numbers)):
+        raise UsageError(expected)
     if len(numbers) == 1:
         return (numbers[0],)
-    if len(numbers) > 3:
-        raise UsageError(expected)
     start, end, step = numbers if len(numbers) == 3 else (*numbers, 1.0)
     if start > end:
         raise UsageError(f"{text!r} starts above its end", hint=f"write {parts[1]}:{parts[0]}")
     if multiplied:
         return _multiplied(start, end, step, expected)
     if step <= 0 or (end - start) / step >= _RANGE_MAX:
-        raise UsageError(f"{text!r}: expected a step above 0 and at most {_RANGE_MAX:,} values")
+        raise UsageError(f"{text!r}: expected a step above 0{_FEW}")
     return tuple(start + step * at for at in range(math.floor((end - start) / step + 1e-9) + 1))
 
 
 def _multiplied(start: float, end: float, factor: float, expected: str) -> tuple[float, ...]:
     if start <= 0 or factor <= 1:
         raise UsageError(expected)
+    if math.log(end / start) >= _RANGE_MAX * math.log(factor):
+        raise UsageError(f"x{factor}: expected a larger factor{_FEW}")
     values = [start]
     while values[-1] * factor < end * (1 + 1e-9):
         values.append(values[-1] * factor)

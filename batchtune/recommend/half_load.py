@@ -27,7 +27,8 @@ def at_half_load(
 ) -> str | None:
     """By the twin: p95 with the timeout and without.
 
-    None where there is no timeout, no twin, no half of the load (one client, or no rate), or the twin cannot tell.
+    None where there is no timeout, no twin, no half of the load (one client, or no rate), or the twin cannot tell, or
+    tells no difference.
     """
     batching = configuration.batching
     timeout_micros = in_force(configuration, "batch_timeout_micros")
@@ -52,6 +53,8 @@ def at_half_load(
     except (BatchtuneError, ArithmeticError, OSError, ValueError, KeyError, TypeError):
         return None
     if not (np.isfinite(with_s) and np.isfinite(without_s)):
+        return None
+    if rounded_duration(with_s) == rounded_duration(without_s):
         return None
     load = "half the rate" if half.clients is None else counted(half.clients, "client")
     return (

@@ -129,10 +129,12 @@ def _open_question(
         return f"whether batching would meet it is not known: none {'of your space ' if outside else ''}was tried"
     if scenario.objective != "capacity":
         return _too_few_tried(trials, scenario=scenario, slo=slo)
+    lone = _lone_request(trials)
+    if lone is not None and not _keeps(lone, slo):
+        return None
     if any(candidate.claim is not None and candidate.claim.misses for candidate in pooled):
         return "what held in the search was refuted by fresh runs, and no lower rate was tried"
-    lone = _lone_request(trials)
-    if lone is not None and _keeps(lone, slo):
+    if lone is not None:
         return "a lone request keeps it, so a rate low enough would: too little time to find one"
     return None
 
@@ -262,7 +264,8 @@ def _batch_sizes(batched: Pooled) -> str:
     activity = _activity(batched)
     if activity is None or activity.mean_batch_rows is None:
         return ""
-    held = f"batches hold {rounded(activity.mean_batch_rows)} rows on average"
+    mean = rounded(activity.mean_batch_rows)
+    held = f"batches hold {mean} row{'' if mean == '1' else 's'} on average"
     closed = sum(activity.close_reasons.values())
     if not closed:
         return held

@@ -40,7 +40,7 @@ from batchtune.recommend.worth import Helps, batching_helps, cannot_pay, is_tell
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
-from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.evidence.bottleneck_of import searched_bottleneck
 from batchtune.tune.evidence.host_drift import drift_of, speed_sd
 from batchtune.tune.evidence.pooled import Pooled, run_noise
 from batchtune.tune.evidence.run_noise import geometric_mean
@@ -231,7 +231,12 @@ def recommend(
         ),
         noise_ratio=noise.sd if noise_ratio is None else noise_ratio,
         noise_measured=noise.degrees > policy.PRIOR_DEGREES,
-        bottleneck=usual_bottleneck(chosen.configuration, measured, scenario=scenario),
+        bottleneck=searched_bottleneck(
+            chosen.configuration,
+            measured,
+            tried=(candidate.configuration for candidate in choice.inside),
+            scenario=scenario,
+        ),
         search=None if search is None else replace(search, twin=None),
         trials=len(trials),
         seconds=measuring_s(trials),

@@ -196,7 +196,8 @@ def _slo(chosen: Recommendation) -> tuple[str, ...]:
     spare = [promise.spare_ratio for promise in chosen.promises]
     tightest = kept[spare.index(min(spare))] if kept else ""
     more = f" And {len(kept) - 1} more." if len(kept) > 1 else ""
-    return f"{capacity}{' '.join(kept)}".strip(), f"{capacity}{tightest}{more}".strip()
+    brief = f"{tightest}{more}"  # the table has the capacity
+    return f"{capacity}{' '.join(kept)}".strip(), f"{capacity}{brief}".strip(), brief or capacity.strip()
 
 
 def kept_text(promise: Promise, chosen: Recommendation) -> str:
@@ -248,7 +249,10 @@ def _sure(chosen: Recommendation) -> tuple[str, ...]:
         head = f"Not established: {'; '.join(chosen.open_questions)}."
     brief = head
     if len(chosen.open_questions) > 1 and not chosen.established:
-        brief = f"Not established: {chosen.open_questions[0]}, and {len(chosen.open_questions) - 1} more."
+        others = "another question is"
+        if len(chosen.open_questions) > 2:
+            others = f"{len(chosen.open_questions) - 1} more questions are"
+        brief = f"Not established: {chosen.open_questions[0]}; {others} open."
     return f"{head} {_better(chosen)}".strip(), head, brief
 
 

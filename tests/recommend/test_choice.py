@@ -198,6 +198,10 @@ def test_a_lone_request_that_keeps_the_slo_makes_nothing_meets_it_unknown():
         recommend([lone, missed], scenario=CAPACITY)
     with pytest.raises(NoFeasibleConfigurationError):
         recommend([missed], scenario=CAPACITY)
+    late = planted(1, batching=None, throughput=4, p95_s=0.3, source="probe")
+    fresh = at_rate(3, 2000.0, 0.9, batching=knobs(16), source="confirm")
+    with pytest.raises(NoFeasibleConfigurationError):
+        recommend([replace(late, concurrency=1), missed, fresh], scenario=CAPACITY)
 
 
 def test_where_every_batch_failed_the_models_own_words_are_told():

@@ -535,7 +535,11 @@ def test_what_limits_the_recommended_configuration_is_judged_by_its_own_runs():
     found = recommend([replace(trial, measurement=measured)], scenario=SCENARIO)
     assert found.bottleneck.kind == "batch_timeout"
     assert "80 % of the batches waited out 50 ms" in found.bottleneck.text
-    assert "batch_timeout_micros" in found.bottleneck.advice
+    assert "lower batch_timeout_micros" in found.bottleneck.advice
+    hasty = planted(2, batching={**slow, "batch_timeout_micros": 0}, throughput=150, p95_s=0.045)
+    found = recommend([replace(trial, measurement=measured), hasty], scenario=SCENARIO)
+    assert found.configuration == trial.configuration
+    assert found.bottleneck.advice == "a lower batch_timeout_micros was tried, and is no better here"
 
 
 def test_noise_of_the_host_is_a_caveat_and_no_limit_of_the_configuration():

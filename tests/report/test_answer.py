@@ -163,6 +163,19 @@ def test_the_column_of_a_capacity_holds_capacities(chosen):
     assert re.search(r"defaults +– ", text)
 
 
+def test_where_there_is_little_room_a_sentence_of_the_slo_stays_whole_and_open_questions_are_counted(chosen):
+    crowded = replace(
+        chosen,
+        established=False,
+        open_questions=("only 1 fresh run confirms it", "why? " * 150),
+        caveats=(caveat("client_busy", cpu_ratio=0.97), caveat("host_steal", steal_ratio=0.1)),
+    )
+    known = Estimate(value=473.0, low=460.0, high=490.0)
+    text = said(with_capacities(crowded, known, known))
+    assert "SLO p95 ≤ 50 ms: a fresh run stays below 11.3 ms. Why" in text
+    assert "Not established: only 1 fresh run confirms it; another question is open." in text
+
+
 def test_what_speaks_against_the_run_that_it_is_compared_with_is_said(chosen):
     limited = replace(chosen.references[0], caveats=(caveat("client_busy", cpu_ratio=0.97),))
     text = said(replace(chosen, references=(limited, *chosen.references[1:])))

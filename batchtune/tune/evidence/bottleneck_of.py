@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Final, Literal
@@ -15,8 +15,14 @@ from batchtune.measure.bottleneck_advice import TRY_BATCHING
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
+_SEARCHED: Final[Mapping[str, tuple[str, bool]]] = {
+    "batch_timeout": ("batch_timeout_micros", True),
+    "batch_threads": ("num_batch_threads", False),
+}
+"""The parameter that is advised to change, and whether it is advised to be less."""
 _SPOILT: Final[Mapping[str, Literal["client", "host"]]] = {"INVALID": "client", "NOISY": "host"}
 
 
@@ -44,6 +50,29 @@ def usual_bottleneck(
         return None
     kind = Counter(verdict.kind for verdict in verdicts).most_common(1)[0][0]
     return [verdict for verdict in verdicts if verdict.kind == kind][-1]
+
+
+def searched_bottleneck(
+    configuration: Configuration,
+    measured: Sequence[Measurement],
+    *,
+    tried: Iterable[Configuration],
+    scenario: Scenario,
+) -> Bottleneck | None:
+    """The same of what a search chose: no advice to do what was tried, `tried`, and not chosen."""
+    verdict = usual_bottleneck(configuration, measured, scenario=scenario)
+    name, less = _SEARCHED.get("none" if verdict is None else verdict.kind, ("", False))
+    if verdict is None or not name:
+        return verdict
+    ours, *others = (
+        in_force(other, name, cpus=scenario.target.cpus)
+        for other in (configuration, *tried)
+        if other.batching is not None
+    )
+    if not any(other < ours if less else other > ours for other in others):
+        return verdict
+    which = f"a {'lower' if less else 'higher'} {configuration.word(name)}"
+    return replace(verdict, advice=f"{which} was tried, and is no better here")
 
 
 def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 import shlex
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from batchtune.target.launch.docker import (
 )
 from batchtune.target.launch.model_config import OWN_PARAMETERS
 from batchtune.target.model_files import lies_bare, served_name, version_files
+
+_TENSORFLOWS = "tensorflow_model_server"
 
 PORTS = ("--port=8500", "--rest_api_port=8501")
 """TF Serving's own."""
@@ -41,7 +44,7 @@ def deployment(
     *,
     recommend: str = "batchtune recommend",
 ) -> str:
-    """The whole command; a SavedModel goes to tensorflow_model_server, what that cannot serve or group to ours.
+    """The whole command, for a server that is here (`server_of`).
 
     The shell asks where a sample model lies; a model that lies without a version directory is copied into one first; a
     path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
@@ -53,7 +56,7 @@ def deployment(
     if configuration.dialect == "triton":
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
-    server = server_of(configuration, [model])
+    server = server_of(configuration, scenario.target, [model])
     name = served_name(scenario.target.model)
     copying, base_path = _copied(model, name) if lies_bare(model) else ("", _base_path(scenario))
     words = [f"--model_name={name}", *PORTS]
@@ -70,7 +73,7 @@ def joint_deployment(configuration: Configuration, scenario: Scenario, files: Jo
     """
     models = {own.name: own.model for own in scenario.target.models}
     words = [
-        server_of(configuration, map(Path, models.values())),
+        *shlex.split(server_of(configuration, scenario.target, map(Path, models.values()))),
         f"--model_config_file={files.models}",
         *PORTS,
     ]
@@ -87,11 +90,14 @@ def joint_deployment(configuration: Configuration, scenario: Scenario, files: Jo
     return [*copies, shlex.join([*words, *(f"--{name}={value}" for name, value in configuration.flags)])]
 
 
-def server_of(configuration: Configuration, models: Iterable[Path]) -> str:
-    """TensorFlow's own, unless it cannot serve one of the models, or group requests by length."""
-    if LENGTH_BUCKETS in dict(configuration.flags) or not all(map(_is_saved_model, models)):
-        return "batchtune-model-server"
-    return "tensorflow_model_server"
+def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:
+    """The program that was measured; TensorFlow's own for ours where it is installed and can do the same."""
+    if target.runs in ("local", "command"):
+        return shlex.join(target.command or (_TENSORFLOWS,))
+    able = LENGTH_BUCKETS not in dict(configuration.flags) and all(map(_is_saved_model, models))
+    if able and (target.runs == "docker" or shutil.which(_TENSORFLOWS)):
+        return _TENSORFLOWS
+    return "batchtune-model-server"
 
 
 def _by_commands(target: TargetSpec, recommend: str) -> str:

@@ -29,7 +29,7 @@ from batchtune.report.words import (
 )
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
-from batchtune.scenario.units import counted, percentage, rounded_duration
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.target.model_files import served_name
 from batchtune.tune.trials.search_summary import SearchSummary
 
@@ -120,7 +120,7 @@ def workload(
     if chosen.concurrency is not None:
         traffic = f"{counted(chosen.concurrency, 'client')}{'' if brief else ' in a closed loop'}"
     else:
-        traffic = f"{scenario.load.arrivals} arrivals"
+        traffic = f"{scenario.load.arrivals} arrivals{_at_rate(scenario)}"
     protocol = PROTOCOLS[scenario.request.protocol]
     limits = ", ".join(
         f"{name} ≤ {rounded_duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
@@ -131,6 +131,12 @@ def workload(
     server = scenario.target.cpus
     on = "" if server is None else f", {'' if brief else 'for a '}server on {cpu_list(server)}"
     return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"
+
+
+def _at_rate(scenario: Scenario) -> str:
+    """The mean rate that was asked for; of a capacity it is the answer, and some patterns have none."""
+    rate_rps = None if scenario.objective == "capacity" else scenario.load.rate_rps
+    return "" if rate_rps is None else f" at {rounded(rate_rps)}/s"
 
 
 def _figures(chosen: Recommendation, marks: Marks) -> Table:

@@ -15,7 +15,13 @@ from batchtune.batching.reading import parse_batching
 from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
 from batchtune.cli.deployment import deployment, docker_command
 from batchtune.cli.kept_sweep import keep_account
-from batchtune.errors import ArchiveError, BatchingParametersError, NoFeasibleConfigurationError, UsageError
+from batchtune.errors import (
+    ArchiveError,
+    BatchingParametersError,
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    UsageError,
+)
 from batchtune.recommend.recommendation import recommend as choose
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.slo import SloSpec
@@ -193,7 +199,17 @@ def test_flags_of_the_server_are_not_lost(tmp_path):
     assert f"'--batching_parameters_file={tmp_path}/a b.txt' --num_intra_op=1" in shown
 
 
-def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp_path):
+def program(path, monkeypatch):
+    """On the PATH alone."""
+    path.parent.mkdir()
+    path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(path.parent))
+
+
+def test_the_command_line_is_whole_and_for_a_server_that_is_here_and_can_serve_the_model(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
     saved, onnx = tmp_path / "saved", tmp_path / "onnx"
     for model, file in ((saved, "saved_model.pb"), (onnx, "model.onnx")):
         (model / "1").mkdir(parents=True)
@@ -203,9 +219,14 @@ def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp
     )
     line = deployment(batched, scenario_of(target={"model": str(saved)}), Path("FILE"))
     assert line == (
-        f"tensorflow_model_server --model_base_path={saved} --model_name=saved --port=8500 --rest_api_port=8501 "
+        f"batchtune-model-server --model_base_path={saved} --model_name=saved --port=8500 --rest_api_port=8501 "
         "--enable_batching --batching_parameters_file=FILE"
     )
+    local = scenario_of(target={"model": str(saved), "server": "local", "command": ["/opt/tf server"]})
+    assert deployment(batched, local, Path("FILE")).startswith(f"'/opt/tf server' --model_base_path={saved} ")
+    program(tmp_path / "bin" / "tensorflow_model_server", monkeypatch)
+    line = deployment(batched, scenario_of(target={"model": str(saved)}), Path("FILE"))
+    assert line.startswith("tensorflow_model_server ")
     bucketed = replace(batched, flags=(("length_buckets", "32,64"),))
     line = deployment(bucketed, scenario_of(target={"model": str(saved)}), Path("FILE"))
     assert line.startswith("batchtune-model-server ")  # no other groups by length
@@ -215,7 +236,8 @@ def test_the_command_line_is_whole_and_for_a_server_that_can_serve_the_model(tmp
     assert "batching" not in line
 
 
-def test_a_model_without_version_directory_is_copied_into_one_by_the_command(tmp_path):
+def test_a_model_without_version_directory_is_copied_into_one_by_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
     (tmp_path / "net.onnx").touch()
     (tmp_path / "net.onnx.data").touch()
@@ -229,7 +251,7 @@ def test_a_model_without_version_directory_is_copied_into_one_by_the_command(tmp
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "saved_model.pb").touch()
     line = deployment(alone, scenario_of(target={"model": str(tmp_path / "bare")}), Path("FILE"))
-    assert f"cp -r {tmp_path}/bare/. served/bare/1 && tensorflow_model_server" in line
+    assert f"cp -r {tmp_path}/bare/. served/bare/1 && batchtune-model-server" in line
 
 
 def test_a_linked_model_is_deployed_by_the_name_of_its_link(tmp_path):
@@ -468,6 +490,19 @@ def test_where_every_batch_fails_nothing_would_establish_more(run):
         planted(2, batching=BATCH_14, throughput=900, p95_s=0.01, failure="OOM"),
     ]
     assert to_establish(run, SCENARIO, trials) is None
+
+
+def test_an_answer_that_is_open_names_the_command_that_goes_on_though_a_trial_failed(run, capsys):
+    missed = [
+        planted(1, batching=None, throughput=900, p95_s=0.09, source="no_batching"),
+        planted(2, batching=BATCH_14, throughput=900, p95_s=0.09),
+        planted(3, batching={"max_batch_size": 2}, throughput=1, p95_s=1, failure="OOM"),
+    ]
+    with pytest.raises(InconclusiveError, match="whether another would is not known") as raised:
+        conclude(run, SCENARIO, missed, json=True)
+    command = to_establish(run, SCENARIO, missed)
+    assert raised.value.hint == f"to establish it: {command}"
+    assert json.loads(capsys.readouterr().out)["to_establish"] == command
 
 
 def test_inside_a_scenarios_folder_the_newest_run_is_found(run, monkeypatch):

@@ -309,7 +309,7 @@ def test_an_open_loop_is_named_by_its_arrivals():
     trial = planted(1, batching=BATCH_8, throughput=500, p95_s=0.01, objective="latency")
     measured = replace(trial.measurement, concurrency=None, offered_rps=500.0)
     chosen = recommend([replace(trial, concurrency=None, measurement=measured)], scenario=scenario)
-    assert "poisson arrivals; SLO p95 ≤ 50 ms; objective latency" in said(chosen, scenario)
+    assert "poisson arrivals at 500/s; SLO p95 ≤ 50 ms; objective latency" in said(chosen, scenario)
 
 
 def test_a_number_stays_with_its_unit_and_long_words_whole():

@@ -26,6 +26,7 @@ from batchtune.cli.arguments.slo import in_place_of, promised
 from batchtune.cli.deployment import deployment, docker_command
 from batchtune.errors import (
     ArchiveError,
+    BatchtuneError,
     InconclusiveError,
     NoFeasibleConfigurationError,
     TargetError,
@@ -37,6 +38,7 @@ from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
+from batchtune.scenario.units import format_duration
 from batchtune.target.model_files import served_name
 from batchtune.tune.trials.ledger import measuring_s
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
@@ -120,8 +122,10 @@ def conclude(
     try:
         chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
     except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
+        step = _way_on(error, run, scenario, trials, asked=None if slo == scenario.slo else slo)
         if json:
-            print(json_text.dumps({"run": str(run.path), "error": error.message, "hint": error.hint}))
+            ending = {"error": error.message, "hint": error.hint, "to_establish": step}
+            print(json_text.dumps({"run": str(run.path), **ending}))
         if swept:
             run.remove_recommendation()
         raise
@@ -177,11 +181,23 @@ def to_establish(
     return f"{sweep} --resume {shlex.quote(str(run.path))} {more}"
 
 
+def _way_on(
+    error: BatchtuneError, run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None
+) -> str | None:
+    """The command that would answer what is open, which the error's hint then names; None: there is none."""
+    if not isinstance(error, InconclusiveError):
+        return None
+    step = to_establish(run, scenario, trials, asked=asked)
+    if step is not None:
+        error.hint = f"to establish it: {step}"
+    return step
+
+
 def _asked(slo: SloSpec | None) -> str:
     """The options that ask for this SLO, each with a space behind it; empty for the scenario's own."""
     if slo is None:
         return ""
-    limits = [f"--slo-{name} {1e3 * limit_s:g}ms" for name, limit_s in slo.limits().items()]
+    limits = [f"--slo-{name} {format_duration(limit_s)}" for name, limit_s in slo.limits().items()]
     return " ".join([*limits, f"--slo-errors {slo.error_ratio:g}", ""])
 
 

@@ -292,14 +292,17 @@ def open_run(path: Path | str | None = None, root: Path = Path("results")) -> Ru
 
 
 def latest_run(root: Path = Path("results")) -> Run:
-    """The run started last, of whatever scenario; runs kept for reference do not count.
+    """The sweep started last, of whatever scenario; runs kept for reference do not count.
 
     Raises:
         ArchiveError: there is none.
     """
     runs = _runs_in(root, "*/*")
+    if not runs and any(root.glob(f"*/*/{LEDGER}")):
+        hint = "name the run that is meant: `batchtune runs` lists them all"
+        raise ArchiveError(f"no sweep under {root}, only other runs", hint=hint)
     if not runs:
-        raise ArchiveError(f"no run under {root}", hint="`batchtune sweep SCENARIO.yaml` makes one")
+        raise ArchiveError(f"no run under {root}", hint="`batchtune sweep MODEL --slo-p95 20ms` makes one")
     return _newest(runs)
 
 

@@ -201,6 +201,10 @@ def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(
 def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
     with pytest.raises(ArchiveError, match="no run under"):
         open_run(root=tmp_path)
+    create_run(scenario_of(), "", tmp_path / "loads", provenance=PROVENANCE, kind="load")
+    with pytest.raises(ArchiveError, match="no sweep under ") as caught:
+        open_run(root=tmp_path / "loads")
+    assert "batchtune runs" in caught.value.hint
     new_run(tmp_path)
     with pytest.raises(ArchiveError, match="is no run") as caught:
         open_run(tmp_path)

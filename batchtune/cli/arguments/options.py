@@ -104,7 +104,8 @@ ParallelOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 RunArgument = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="A run's directory. Default: the latest under --results.")
+    Path | None,
+    typer.Argument(metavar="RUN", help="A run's directory. Default: the latest sweep under --results."),
 ]
 Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]

@@ -19,7 +19,7 @@ def run_runs(results: Path, *, json: bool) -> int:
     """
     entries = runs_under(results)
     if not entries and not json:
-        raise ArchiveError(f"no run under {results}", hint="`batchtune sweep SCENARIO.yaml` makes one")
+        raise ArchiveError(f"no run under {results}", hint="`batchtune sweep MODEL --slo-p95 20ms` makes one")
     print_runs(entries, json=json)
     return 0
 

@@ -195,6 +195,7 @@ def load(
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
+    from batchtune.check.limit import parse_limits
     from batchtune.cli.arguments.load_request import LoadRequest
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.load import run_load
@@ -211,6 +212,7 @@ def load(
         rest_url=rest_url,
         grpc_url=grpc_url,
     )
+    parse_limits(gate or [])  # a mistake is told before a model is launched
     wanted = subject_of_load(subject, wanted, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
     run = run_load_of_models if asks_for_models(wanted) else run_load

@@ -64,7 +64,7 @@ def init(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where to. Default: stdout; of an example NAME.yaml, and -: stdout.",
+            help="Where to; -: stdout. Default: stdout, of an example NAME.yaml.",
         ),
     ] = None,
     check: Annotated[

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.lone_answers import answers_alone
@@ -54,8 +56,9 @@ _FIXED_BATCH: Final = (
 class FirstTries:
     """What was learnt: `request` is answered, `shapes` and `ranges` are what had to be guessed for it.
 
-    `lone_s` is the time of a request alone, `larger_s` of one with TIMES_LARGER times its rows; None: not asked, as
-    the model takes no more rows at once than those of one request, or the requests are recorded as they are.
+    `lone_s` is the time of a request alone, `larger_s` of one with TIMES_LARGER times its rows; None: not known, as
+    the model takes no more rows at once than those of one request, or refuses so many (`refusal` says why), or the
+    requests are recorded as they are.
     """
 
     request: RequestSpec
@@ -63,6 +66,7 @@ class FirstTries:
     ranges: Ranges
     lone_s: float
     larger_s: float | None
+    refusal: str | None = None
 
     @property
     def recorded(self) -> bool:
@@ -84,10 +88,10 @@ def first_tries(
         return asking.recorded()
     shapes, ranges = asking.settled()
     answered = guessed_request(request, shapes=shapes, ranges=ranges)
-    larger_s = None
+    larger_s, refusal = None, None
     fault = asking.fault_of(answered, times=2)
     if fault is None:
-        larger_s = asking.seconds_of(answered, times=TIMES_LARGER)
+        larger_s, refusal = asking.larger(answered)
     elif batched:
         raise TargetError(
             f"a request of {counted(request.rows, 'row')} is answered, one of {2 * request.rows} is not: {fault}",
@@ -99,6 +103,7 @@ def first_tries(
         ranges=ranges,
         lone_s=asking.seconds_of(answered, times=1),
         larger_s=larger_s,
+        refusal=refusal,
     )
 
 
@@ -144,16 +149,25 @@ class _Asking:
         """Why a request of so many times the rows is not answered; None where it is."""
         try:
             for answer in answers_alone(self.endpoint, self._requests(request, times=times, distinct=1)):
-                decode_answer(request.protocol, answer)
+                outputs = decode_answer(request.protocol, answer)
+                if times > 1 and (fault := _rows_lost(outputs, times * request.rows)):
+                    return fault
         except ValueError as error:
             return f"its answer does not decode: {error}"
         except TargetError as error:
-            return error.message.partition("asked alone: ")[2] or error.message
+            return _models_words(error)
         except UsageError as error:
             if times == 1:
                 raise
             return f"the batch dimension is fixed ({error.message.partition(': ')[2]})"
         return None
+
+    def larger(self, request: RequestSpec) -> tuple[float | None, str | None]:
+        """The time of a request of TIMES_LARGER times the rows, or why it is refused: batches may have a limit."""
+        try:
+            return self.seconds_of(request, times=TIMES_LARGER), None
+        except TargetError as error:
+            return None, _models_words(error)
 
     def seconds_of(self, request: RequestSpec, *, times: int) -> float:
         """The median time of a request of so many times the rows, asked alone.
@@ -184,9 +198,21 @@ class _Asking:
             f"--range {spec.name}=LOW:HIGH" for spec in self.signature.inputs if spec.dtype != "object"
         )
         options = "; ".join(filter(None, (inputs, ranges)))
-        return (
-            f"say what it takes ({options}), or send recorded requests: --set request.inputs.file=inputs.npz"
-        )
+        say = f"say what it takes ({options}), or " if options else ""
+        return f"{say}send recorded requests: --set request.inputs.file=inputs.npz"
+
+
+def _rows_lost(outputs: Mapping[str, NDArray[Any]], rows: int) -> str | None:
+    """That an output has not a row for each of the input's, so that no server can deal a batch's answers out."""
+    for name, output in outputs.items():
+        if output.shape[:1] != (rows,):
+            which = f"output {name!r}" if name else "the output"
+            return f"{which} has shape {list(output.shape)}, not a row for each of {rows}"
+    return None
+
+
+def _models_words(error: TargetError) -> str:
+    return error.message.partition("asked alone: ")[2] or error.message
 
 
 def _is_open(shape: tuple[int | None, ...] | None) -> bool:

@@ -114,6 +114,12 @@ def test_a_check_only_asks(emulated: Path) -> None:
     assert isinstance(done.exception, TargetError)
 
 
+def test_a_file_that_cannot_be_written_is_told_before_the_model_is_asked() -> None:
+    done = batchtune("init", "no_model", "-o", "no/where.yaml")
+    assert isinstance(done.exception, UsageError)
+    assert "no/where.yaml: cannot be written: there is no folder no" in done.exception.message
+
+
 def test_a_scenario_is_no_model() -> None:
     done = batchtune("init", "m.yaml")
     assert isinstance(done.exception, UsageError)
@@ -129,6 +135,9 @@ def test_a_running_server_gets_a_scenario_to_load_it_with(
     with ServerProcess(tmp_path / "base") as server:
         address = f"127.0.0.1:{server.rest_port}"
         done = batchtune("init", f"{address}/m", "-o", "m.yaml")
+        printed = batchtune("init", f"{address}/m", "-o", "-")
+    assert printed.stdout.startswith("# How does m answer on the server that runs?")
+    assert not Path("-").exists()
     assert done.exit_code == 0, done.exception
     scenario = read_scenario(Path("m.yaml"))
     assert (scenario.target.model, scenario.request.protocol, scenario.load.concurrency) == ("m", "rest", 32)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from batchtune.cli.app import app
 from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.arguments.loop import refuse_range
 from batchtune.cli.arguments.model_words import request_overrides
@@ -162,6 +164,23 @@ def test_a_shape_or_a_range_that_is_none_says_how_one_is_written(
         request_overrides(rest=False, rows=None, shapes=shapes, ranges=ranges)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("load", "net", "--rate", "5", "--concurrency", "3"), "exclude each other"),
+        (("load", "net", "--gate", "speed=3"), "speed"),
+        (("load", "net", "--batching-parameters-file", "gone.txt"), "gone.txt"),
+    ],
+)
+def test_a_mistake_in_an_option_is_told_before_a_model_is_looked_for(
+    words: tuple[str, ...], message: str
+) -> None:
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, UsageError)
+    assert message in done.exception.message
+    assert "no scenario (.yaml), model file" not in done.exception.message
+
+
 def test_one_load_is_no_range() -> None:
     with pytest.raises(UsageError, match="--rate: one value, not 3") as raised:
         refuse_range(rate="100:300:100", concurrency=None)
@@ -201,6 +220,13 @@ def test_what_was_guessed_is_said_and_stands_in_the_scenario(tmp_path: Path) -> 
     scenario = read_scenario(looked.text("m"))
     assert (scenario.request.shapes, scenario.request.rows) == ({"ids": (7,)}, 2)
     assert (scenario.load.concurrency, scenario.objective) == (32, "throughput")
+
+
+def test_a_model_that_takes_few_rows_at_once_is_searched_below_that(emulated: Path) -> None:
+    (emulated / "emulated.yaml").write_text(f"{EMULATED}\nmemory: {{rows_max: 4}}\n")
+    looked, _ = looked_at(emulated, "slo.p95=50ms")
+    assert looked.document["search"]["space"]["max_batch_size"] == [1, 2, 4]
+    assert any("8 rows at once are refused" in note and "room for 4 rows" in note for note in looked.notes)
 
 
 def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
@@ -16,7 +17,7 @@ from batchtune.scenario.guesses import BINARY, SMALL
 from batchtune.scenario.spec.request import FileInputs, RequestSpec
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.tfserving import TfServingTarget
-from tests.load.tiny_onnx import lookup, product
+from tests.load.tiny_onnx import lookup, product, write_graph
 
 pytest.importorskip("onnxruntime")
 
@@ -65,6 +66,24 @@ def test_a_fixed_batch_dimension_is_told_unless_nothing_is_batched(tmp_path: Pat
         tried(model, RequestSpec())
     assert "export" in raised.value.hint
     assert tried(model, RequestSpec(), batched=False).larger_s is None
+
+
+def test_an_output_without_the_rows_of_its_input_is_told_as_no_server_can_deal_it_out(tmp_path: Path) -> None:
+    rows_lost = {"x": (TensorProto.FLOAT, ["batch", 4])}
+    model = write_graph(tmp_path / "net.onnx", ("ReduceSum", ["x"]), rows_lost)
+    with pytest.raises(TargetError, match=r"output 'y' has shape \[1, 1\], not a row for each of 2"):
+        tried(model, RequestSpec())
+    assert tried(model, RequestSpec(), batched=False).larger_s is None
+
+
+def test_so_many_rows_that_the_model_refuses_them_are_said_and_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "emulated.yaml").write_text(
+        "service_time: {base_ms: 1.0}\ninputs: {x: {dtype: float32, shape: [2]}}\n"
+        "outputs: {y: {dtype: float32, shape: [2]}}\nmemory: {rows_max: 4}\n"
+    )
+    tries = tried(tmp_path, RequestSpec())
+    assert tries.larger_s is None
+    assert "room for 4 rows" in (tries.refusal or "")
 
 
 def test_recorded_requests_are_asked_as_they_are_and_a_few_of_them(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from batchtune.cli.commands.model_scenario import (
 )
 from batchtune.cli.commands.subject import looked_at
 from batchtune.errors import UsageError
+from batchtune.load.first_tries import FirstTries
 from batchtune.report.live import sweep_view
 from batchtune.scenario.commented import commented
 from batchtune.scenario.reader import read_scenario
@@ -79,15 +80,15 @@ def run_init_model(
             f"{argument}: is a scenario already",
             hint=f"`batchtune sweep {argument}` runs it; init takes a model",
         )
-    if write is not None and write.exists() and not check:
-        raise UsageError(f"{write}: is there already", hint="name another file with --write")
+    write = None if check or write == Path("-") else write
+    if write is not None:
+        _refuse_unwritable(write)
     address = answering_at(argument) if kind == "address" else None
     looked = _asked(
         argument, address, overrides, rate=rate, concurrency=concurrency, batched=check, quiet=quiet
     )
     if check:
-        asked = "" if looked.tries.recorded else " 1, 2 and 8 times the rows of a request"
-        print(f"ok: {argument} answers{asked}: {speed_of(looked.tries)}")
+        print(f"ok: {argument} answers{_asked_rows(looked.tries)}: {speed_of(looked.tries)}")
         return 0
     scenario = read_scenario(looked.text(argument))
     text = _text(looked, scenario, argument, write)
@@ -100,6 +101,12 @@ def run_init_model(
         view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))
     print(_next(scenario, address, write), file=sys.stderr)
     return 0
+
+
+def _asked_rows(tries: FirstTries) -> str:
+    if tries.recorded:
+        return ""
+    return f" {'1, 2 and 8' if tries.refusal is None else '1 and 2'} times the rows of a request"
 
 
 def _asked(
@@ -157,6 +164,14 @@ def _comments(looked: LookedAt, scenario: Scenario) -> dict[str, str]:
     if looked.guessed_limit:
         comments["slo.p95"] = "a guess, ten times a lone request: what do you promise?"
     return comments
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Before a model is asked, which takes its time."""
+    if path.exists():
+        raise UsageError(f"{path}: is there already", hint="name another file with --write")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
 
 
 def _write(path: Path, text: str) -> None:

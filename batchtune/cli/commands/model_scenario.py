@@ -161,6 +161,8 @@ def speed_of(tries: FirstTries) -> str:
         return f"a recorded request answered in {rounded_duration(tries.lone_s)}"
     rows = tries.request.rows
     alone = f"{counted(rows, 'row')} answered in {rounded_duration(tries.lone_s)}"
+    if tries.refusal is not None:
+        return f"{alone}, {TIMES_LARGER * rows} rows at once are refused"
     if tries.larger_s is None:
         return f"{alone}; no more at once"
     return f"{alone}, {counted(TIMES_LARGER * rows, 'row')} at once in {rounded_duration(tries.larger_s)}"
@@ -245,6 +247,9 @@ def _completed(
         rows = TIMES_LARGER * scenario.request.rows
         larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
         parts = proposed(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=rows)
+        if tries.refusal is not None and "space" in parts["search"]:
+            sizes = parts["search"]["space"]["max_batch_size"]
+            parts["search"]["space"]["max_batch_size"] = [size for size in sizes if size < rows]
         document = {**document, "load": {**base["load"], **parts.pop("load")}, **parts}
     text = ScenarioText(text=yaml.safe_dump(document, sort_keys=False), source=scenario.name)
     merged = _without_nothing(unchecked_scenario(text, overrides=overrides))
@@ -252,6 +257,9 @@ def _completed(
 
 
 def _notes(signature: Signature, tries: FirstTries) -> Iterable[str]:
+    if tries.refusal is not None:
+        rows = TIMES_LARGER * tries.request.rows
+        yield f"{rows} rows at once are refused, smaller batches are looked at: {' '.join(tries.refusal.split())}"
     for spec in signature.inputs:
         name = spec.name
         if name in tries.shapes:

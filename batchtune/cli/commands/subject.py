@@ -115,6 +115,8 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
             f"{argument}: --rest-url and --grpc-url go with a scenario",
             hint="give the address in the argument's place: batchtune load HOST:PORT/MODEL",
         )
+    refuse_both(rate=wanted.rate, concurrency=wanted.concurrency)
+    _check_file(wanted.batching_parameters_file)
     _, overrides = split_settings(wanted.overrides)
     overrides += loop_of_model(overrides, command="load", rate=wanted.rate, concurrency=wanted.concurrency)
     if kind == "model":

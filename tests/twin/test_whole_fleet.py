@@ -69,7 +69,8 @@ def test_pieces_are_all_of_the_fleet_and_bounded(replicas: int, routing: Routing
     numbers = [number for first, last in fleet.ranges() for number in range(first, last)]
     assert numbers == list(range(len(numbers)))
     sizes = [fleet.of_piece(number) for number in numbers]
-    assert max(counted for _, counted in sizes) <= module.PIECE_REQUESTS
+    most = max(module.PIECE_REQUESTS, module.TIED_PIECE_REQUESTS * module.BLOCK)
+    assert max(counted for _, counted in sizes) <= most
     assert sum(counted for _, counted in sizes) == pytest.approx(requests, abs=len(numbers))
     per_replica = requests / replicas
     assert sum(counted / many for many, counted in sizes) == pytest.approx(

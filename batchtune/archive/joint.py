@@ -62,22 +62,29 @@ def versions_of(model: str) -> list[Path]:
     )
 
 
+def deployable(run: Run, configuration: Configuration, scenario: Scenario) -> JointFiles:
+    """The files of the run where they hold this configuration, else FILE and what lies beside it."""
+    names = [own.name for own in scenario.target.models]
+    files = files_of_run(run, names)
+    try:
+        if all(
+            path.read_text(encoding="utf-8") == text
+            for path, text in _texts(files, configuration, scenario).items()
+        ):
+            return files
+    except (OSError, UnicodeDecodeError):
+        pass
+    return files_beside(Path("FILE"), names)
+
+
 def write_files(files: JointFiles, configuration: Configuration, scenario: Scenario) -> None:
     """Write what the server takes; a model without parameters of its own has no file.
 
     Raises:
         ArchiveError: one cannot be written.
     """
-    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
-    write_whole(files.server, parameters_file(shared).text.encode())
-    base_paths = {
-        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
-        for own in scenario.target.models
-    }
-    write_whole(files.models, model_config_text(base_paths).encode())
-    for name, own in configuration.models:
-        files.own[name].parent.mkdir(parents=True, exist_ok=True)
-        write_whole(files.own[name], own_text(own).encode())
+    for path, text in _texts(files, configuration, scenario).items():
+        write_whole(path, text.encode())
 
 
 def write_joint(run: Run, recommendation: JointRecommendation, scenario: Scenario) -> None:
@@ -88,7 +95,21 @@ def write_joint(run: Run, recommendation: JointRecommendation, scenario: Scenari
     """
     document = json.dumps(recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
     write_whole(run.path / JOINT_RECOMMENDATION, document.encode())
-    for path in (run.path / "models").glob(f"*/{OWN_PARAMETERS}"):
+    files = files_of_run(run, [own.name for own in scenario.target.models])
+    for path in files.own.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-    names = [own.name for own in scenario.target.models]
-    write_files(files_of_run(run, names), recommendation.configuration, scenario)
+    write_files(files, recommendation.configuration, scenario)
+
+
+def _texts(files: JointFiles, configuration: Configuration, scenario: Scenario) -> dict[Path, str]:
+    shared = Configuration(batching=configuration.batching, flags=configuration.flags)
+    base_paths = {
+        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
+        for own in scenario.target.models
+    }
+    return {
+        files.server: parameters_file(shared).text,
+        files.models: model_config_text(base_paths),
+        **{files.own[name]: own_text(own) for name, own in configuration.models},
+    }

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.archive.joint import files_beside, files_of_run, write_files, write_joint
+from batchtune.archive.joint import deployable, files_beside, write_files, write_joint
 from batchtune.archive.run import SERVER_LOG, Run, open_run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.attached import beginning
@@ -232,10 +232,9 @@ def _conclude(
         raise
     if keep:
         write_joint(run, chosen, scenario)
-    names = [own.name for own in scenario.target.models]
-    files = files_of_run(run, names)
+    files = deployable(run, chosen.configuration, scenario)
     if write is not None:
-        files = files_beside(write, names)
+        files = files_beside(write, [own.name for own in scenario.target.models])
         try:
             write_files(files, chosen.configuration, scenario)
         except ArchiveError as error:

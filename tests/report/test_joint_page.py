@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from batchtune.archive.joint import deployable, write_joint
 from batchtune.archive.run import Run, create_run
+from batchtune.batching.parameters import BatchingParameters
 from batchtune.report.html.joint_page import joint_answer, joint_document
 from batchtune.report.html.shell.document import Document, render
 from batchtune.scenario.reader import format_scenario, parse_scenario
@@ -72,6 +74,17 @@ def test_the_page_answers_for_each_model_and_shows_every_load(tmp_path: Path) ->
     first = document["rows"][details[clicked[0]]["rows"][0]]
     assert first[1].startswith("ranker, load ")
     assert "serve &lt;it&gt;" in render(page)
+
+
+def test_the_commands_name_files_that_hold_what_is_recommended(tmp_path: Path) -> None:
+    scenario = parse_scenario(models(tmp_path))
+    run = joint_run(tmp_path / "results", scenario)
+    chosen = joint_answer(run)
+    assert deployable(run, chosen.configuration, scenario).models == Path("FILE.models.config")
+    write_joint(run, chosen, scenario)
+    assert deployable(run, chosen.configuration, scenario).models == run.path / "models.config"
+    other = replace(chosen.configuration, batching=BatchingParameters(num_batch_threads=7))
+    assert deployable(run, other, scenario).own["reader"] == Path("FILE.reader.batching_params.pbtxt")
 
 
 def test_a_sweep_without_an_answer_says_why_and_shows_its_loads(tmp_path: Path) -> None:

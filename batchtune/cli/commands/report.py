@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from batchtune.archive.joint import files_of_run
+from batchtune.archive.joint import deployable
 from batchtune.archive.run import Run
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
@@ -65,7 +65,7 @@ def _of_several_models(run: Run) -> Document:
 
     chosen, scenario, commands = joint_answer(run), run.scenario(), []
     if isinstance(chosen, JointRecommendation):
-        files = files_of_run(run, [own.name for own in scenario.target.models])
+        files = deployable(run, chosen.configuration, scenario)
         commands = joint_deployment(chosen.configuration, scenario, files)
     return joint_document(run, chosen, deployment=commands)
 

@@ -1,0 +1,262 @@
+"""Does a sweep find the length boundaries that suit a traffic? On a simulated server, against every set there is.
+
+    python tests/benchmarks/replay/bucket_search.py --from 0 --to 10
+
+Twenty distributions of lengths (log-normal, of two kinds of text, uniform, a long tail), each swept with `length_buckets` of
+twenty sets and none, max_batch_size and num_batch_threads fixed, in 60 s of virtual time. A batch takes
+`fixed + per element · rows · its longest length`, as a transformer's, on one device; runs differ by 2 % beside what the lengths
+drawn for each make of them. `best` is the set with the most requests/s over 40 s, by the same simulator without noise; `loss`
+how much less the recommended set gives there, `one queue` what is lost without buckets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from bisect import bisect_left
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, parse_length_buckets
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import BatchtuneError
+from batchtune.load.worker.job import LoadJob
+from batchtune.recommend.recommendation import recommend
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.sweep.sweep import sweep
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, _Played, scenario_of
+
+LONGEST = 256
+BUDGET_S = 60
+TRUE_S = 40.0
+CLIENTS = 64
+SIZE = 16
+TIMEOUT_MICROS = 5000
+FIXED_S, PER_ELEMENT_S = 0.002, 4e-6
+NOISE = 0.02
+SETS = (
+    (32,), (64,), (128,), (16, 64), (32, 64), (32, 128), (64, 128), (96, 160), (16, 32, 64), (24, 48, 96),
+    (32, 64, 128), (40, 80, 160), (48, 96, 192), (64, 128, 192), (16, 32, 64, 128), (32, 48, 64, 128),
+    (32, 64, 128, 192), (16, 32, 48, 64, 96, 128), (20, 40, 60, 80, 120, 160), (32, 64, 96, 128, 160, 192),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Each kind of text with its share, median and the sd of its logarithm; `sigma` 0: uniform up to the median."""
+
+    kinds: tuple[tuple[float, float, float], ...]
+
+    def draw(self, count: int, seed: int) -> NDArray[np.int64]:
+        drawn = np.random.default_rng(seed)
+        shares = [share for share, _, _ in self.kinds]
+        kind = drawn.choice(len(self.kinds), size=count, p=shares)
+        lengths = np.empty(count)
+        for at, (_, median, sigma) in enumerate(self.kinds):
+            mine = kind == at
+            normal = drawn.normal(size=count)
+            uniform = drawn.uniform(1.0, median, size=count)
+            lengths[mine] = (median * np.exp(sigma * normal) if sigma else uniform)[mine]
+        return np.clip(np.ceil(lengths), 1, LONGEST).astype(np.int64)
+
+    def in_words(self) -> str:
+        return " + ".join(
+            f"{share:.0%} {f'around {median:g} (sigma {sigma:g})' if sigma else f'up to {median:g}'}"
+            for share, median, sigma in self.kinds
+        )
+
+
+TRAFFICS = (
+    *(Lengths(((1.0, median, sigma),)) for median in (16, 40, 80, 128) for sigma in (0.3, 0.7, 1.1)),
+    Lengths(((1.0, 128, 0.0),)),
+    Lengths(((1.0, 256, 0.0),)),
+    Lengths(((0.9, 20, 0.3), (0.1, 200, 0.15))),
+    Lengths(((0.5, 24, 0.2), (0.5, 110, 0.2))),
+    Lengths(((0.7, 40, 0.2), (0.3, 240, 0.05))),
+    Lengths(((0.6, 12, 0.4), (0.3, 60, 0.3), (0.1, 180, 0.2))),
+    Lengths(((0.97, 30, 0.4), (0.03, 250, 0.02))),
+    Lengths(((0.5, 60, 0.1), (0.5, 70, 0.1))),
+)
+
+
+class BucketFleet(FakeFleet):
+    """Requests with lengths of their own, drawn anew for each job."""
+
+    def __init__(self, target: FakeTarget, lengths: Lengths, *, seed: int) -> None:
+        super().__init__(target, seed=seed)
+        self._lengths = lengths
+        self._seed = seed
+
+    def _play(self, job: LoadJob, configuration: Configuration, slower: float) -> _Played:
+        seed = 1000 * self._seed + len(self.jobs)
+        return BucketPlayed(job, configuration, self._target, slower, lengths=self._lengths, seed=seed)
+
+
+class BucketPlayed(_Played):
+    """A queue for each range of lengths; a free thread asks them in turn, as the server's do."""
+
+    def __init__(
+        self,
+        job: LoadJob,
+        configuration: Configuration,
+        target: FakeTarget,
+        slower: float,
+        *,
+        lengths: Lengths,
+        seed: int,
+    ) -> None:
+        self._boundaries = boundaries_of(configuration)
+        self._queues: list[deque[int]] = [deque() for _ in range(len(self._boundaries) + 1)]
+        self._turn = 0
+        self._lengths = lengths.draw(50_000, seed).tolist()
+        super().__init__(job, configuration, target, slower)
+
+    def _length(self, request: int) -> int:
+        return self._lengths[request % len(self._lengths)]
+
+    def _start_batches(self, now_ns: int) -> None:
+        while self._queue:
+            request = self._queue.popleft()
+            self._queues[bisect_left(self._boundaries, self._length(request))].append(request)
+        asked = 0
+        while self._busy < self._threads and asked < len(self._queues):
+            queue = self._queues[self._turn]
+            self._turn = (self._turn + 1) % len(self._queues)
+            asked += 1
+            if not queue:
+                continue
+            full = len(queue) >= self._limit
+            oldest_ns = self._due[queue[0]]
+            if not full and now_ns < oldest_ns + self._timeout_ns:
+                self._push(oldest_ns + self._timeout_ns, "timer")
+                continue
+            asked = 0
+            batch = [queue.popleft() for _ in range(min(self._limit, len(queue)))]
+            longest = max(map(self._length, batch))
+            took_s = (FIXED_S + PER_ELEMENT_S * len(batch) * longest) * self._slower
+            self._busy += 1
+            self._push(now_ns + round(took_s * 1e9), "finish", batch)
+            if self._batched:
+                self._count(len(batch), took_s, "full" if full else "timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one traffic: the recommended and the best set, and what the first and one queue lose to the best."""
+
+    chosen: tuple[int, ...]
+    best: tuple[int, ...]
+    loss: float
+    without: float
+    trials: int
+
+
+def boundaries_of(configuration: Configuration) -> tuple[int, ...]:
+    if configuration.batching is None:
+        return ()
+    return parse_length_buckets(dict(configuration.flags).get(LENGTH_BUCKETS, "none"))
+
+
+def scenario(seed: int, duration_s: float) -> Scenario:
+    sets = ["none", *(list(boundaries) for boundaries in SETS)]
+    return scenario_of(
+        load={"arrivals": "closed", "concurrency": CLIENTS, "warm_up": "200ms", "duration": f"{duration_s}s"},
+        slo={"p95": "2s"},
+        fixed={"max_batch_size": SIZE, "batch_timeout_micros": TIMEOUT_MICROS, "num_batch_threads": 1},
+        search={
+            "strategy": "guided",
+            "budget": {"time": f"{BUDGET_S}s"},
+            "seed": seed,
+            "space": {"length_buckets": sets},
+        },
+    )
+
+
+def outcome(traffic: int) -> Outcome:
+    lengths = TRAFFICS[traffic]
+    asked = scenario(traffic + 1, 2.0)
+    clock = FakeClock()
+    target = FakeTarget(clock, law=Law(noise=NOISE))
+    fleet = BucketFleet(target, lengths, seed=traffic + 1)
+    trials = [finished.trial for finished in sweep(asked, target, fleet, now_s=clock)]
+    truth = {boundaries: true_rps(lengths, boundaries) for boundaries in ((), *SETS)}
+    best = max(truth, key=lambda boundaries: truth[boundaries])
+    try:
+        chosen = boundaries_of(recommend(trials, scenario=asked).configuration)
+    except BatchtuneError as error:
+        raise SystemExit(f"{lengths.in_words()}: {error.message}") from error
+    return Outcome(
+        chosen=chosen,
+        best=best,
+        loss=1.0 - truth[chosen] / truth[best],
+        without=1.0 - truth[()] / truth[best],
+        trials=len(trials),
+    )
+
+
+def true_rps(lengths: Lengths, boundaries: tuple[int, ...]) -> float:
+    """Requests/s over a long run, the same lengths for every set."""
+    from batchtune.scenario.arrivals import ClosedLoop
+
+    clock = FakeClock()
+    target = FakeTarget(clock, law=Law())
+    flags = ((LENGTH_BUCKETS, ",".join(map(str, boundaries))),) if boundaries else ()
+    parameters = BatchingParameters(
+        max_batch_size=SIZE, batch_timeout_micros=TIMEOUT_MICROS, num_batch_threads=1
+    )
+    played = BucketPlayed(
+        Job(arrivals=ClosedLoop(concurrency=CLIENTS, duration_s=TRUE_S)),  # type: ignore[arg-type]
+        Configuration(batching=parameters, flags=flags),
+        target,
+        1.0,
+        lengths=lengths,
+        seed=7,
+    )
+    return len(played._done) / TRUE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    rows: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a played job reads."""
+
+    arrivals: object
+    requests: Requests = Requests()
+    drain_s: float | None = 1.0
+    timeout_or_default_s: float = 10.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--to", dest="end", type=int, default=len(TRAFFICS))
+    asked = parser.parse_args()
+    began_s, outcomes = time.monotonic(), []
+    with ProcessPoolExecutor(2) as pool:
+        traffics = range(asked.first, asked.end)
+        for traffic, result in zip(traffics, pool.map(outcome, traffics), strict=True):
+            outcomes.append(result)
+            shown = [",".join(map(str, boundaries)) or "none" for boundaries in (result.chosen, result.best)]
+            print(
+                f"{traffic:2}  loss {result.loss:6.1%}  one queue {result.without:6.1%}  {result.trials} trials  "
+                f"{shown[0]} for {shown[1]}  [{TRAFFICS[traffic].in_words()}]",
+                flush=True,
+            )
+    losses = [result.loss for result in outcomes]
+    print(
+        f"{sum(loss <= 0.05 for loss in losses)} of {len(losses)} within 5 % of the best; mean loss "
+        f"{statistics.mean(losses):.1%}, worst {max(losses):.1%}; {time.monotonic() - began_s:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

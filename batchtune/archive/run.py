@@ -39,6 +39,7 @@ RECOMMENDATION = "recommendation.json"
 JOINT_RECOMMENDATION = "joint_recommendation.json"
 COMPARISON = "comparison.json"
 CHECK = "check.json"
+DUETS = "duets.jsonl"
 SERVER_LOG = "server.log"
 LOCK = "lock"
 MODEL_CONFIG = "model_config.json"
@@ -103,6 +104,11 @@ class Run:
                 f"trial {trial.number} cannot be kept: {why}",
                 hint=f"all before it is; when there is room: --resume {self.path}",
             ) from error
+
+    def keep_duet(self, block: int, cpu_s: tuple[float, float]) -> None:
+        """Keep what a request cost both sides of a check in CPU time, in one of its blocks."""
+        with (self.path / DUETS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"block": block, "before_cpu_s": cpu_s[0], "after_cpu_s": cpu_s[1]}) + "\n")
 
     def ledger(self) -> list[Trial]:
         """Every finished trial, in order; `trials` has them as a table.

@@ -81,7 +81,12 @@ def attributed(
         [trial.measurement for trial in runs_of(trials, name).values() if trial.measurement is not None]
         for name in (baseline, candidate)
     ]
-    return attribute(sides[0], sides[1])
+    cpu_s = [
+        (finding.before, finding.after)
+        for finding in conclusion.findings
+        if finding.gate.metric == "cpu" and finding.state != "not measured"
+    ]
+    return attribute(sides[0], sides[1], cpu_s=cpu_s[0] if cpu_s else None)
 
 
 def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> str:

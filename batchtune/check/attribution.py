@@ -58,13 +58,18 @@ class Attribution:
         return fields_to_plain(self)
 
 
-def attribute(before: Sequence[Measurement], after: Sequence[Measurement]) -> Attribution:
-    """What moved between the runs of two sides."""
+def attribute(
+    before: Sequence[Measurement], after: Sequence[Measurement], *, cpu_s: tuple[float, float] | None = None
+) -> Attribution:
+    """What moved between the runs of two sides; `cpu_s` is the server's CPU time of a request of both, where that was
+    measured apart."""
     size = _part("rows of a batch", before, after, lambda run: _server(run, "mean_batch_rows"))
     batch = _batch_time(before, after)
     queue = _part("queue", before, after, lambda run: run.queue_mean_s)
     outside = _part("front end and wire", before, after, lambda run: run.overhead_mean_s)
     cpu = _part("server CPU", before, after, _cpu_of_request_s)
+    if cpu_s is not None:
+        cpu = Part(name="server CPU", before=cpu_s[0], after=cpu_s[1])
     parts = tuple(part for part in (batch, size, queue, outside, cpu) if part is not None)
     cause = _cause(batch=batch, size=size, queue=queue, outside=outside)
     if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > HOST_MOVED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from batchtune.check.finding import BlockFigures
 from batchtune.measure.measurement import Measurement
@@ -13,13 +14,23 @@ from batchtune.tune.evidence.bottleneck_of import rows_per_request
 from batchtune.tune.trials.trial import Trial
 
 
-def paired_figures(trials: Sequence[Trial], *, baseline: str, candidate: str) -> list[BlockFigures]:
-    """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks."""
+def paired_figures(
+    trials: Sequence[Trial],
+    *,
+    baseline: str,
+    candidate: str,
+    cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+) -> list[BlockFigures]:
+    """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks.
+
+    `cpu`: CPU seconds a request by block, where they were measured apart.
+    """
     before, after = runs_of(trials, baseline), runs_of(trials, candidate)
     blocks: list[BlockFigures] = []
     for block in sorted(before.keys() & after.keys()):
         left, right = run_figures(before[block]), run_figures(after[block])
-        blocks.append({metric: (left[metric], right[metric]) for metric in METRICS})
+        figures = {metric: (left[metric], right[metric]) for metric in METRICS}
+        blocks.append({**figures, "cpu": cpu.get(block, figures["cpu"])})
     return blocks
 
 

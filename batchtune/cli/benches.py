@@ -13,6 +13,8 @@ from batchtune.archive.run import SERVER_LOG
 from batchtune.cli.attached import beginning, fitted, reached
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
+from batchtune.load.duet import run_duet
+from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
@@ -23,13 +25,16 @@ from batchtune.target.model_files import resolve_model
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import Turn, Variant
+from batchtune.tune.compare.blocks import Turn, Variant, plan_of
+from batchtune.tune.compare.duet import duet_plan, request_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from batchtune.report.live import View
     from batchtune.scenario.payloads import RequestSet
+    from batchtune.tune.trials.pace import Pace
+    from batchtune.tune.trials.trial import Trial
 
 
 @dataclass(slots=True)
@@ -83,6 +88,34 @@ class Benches:
                 client_max_rps=partial(self._calibrated, fleet, variant.scenario.target.cpus),
             )
         return self._benches[variant.name]
+
+    def duet(
+        self, pair: Sequence[Variant], trials: Sequence[Trial], paces: Mapping[str, Pace], *, block: int
+    ) -> tuple[float, float] | None:
+        """CPU seconds a request of both variants, loaded in turn after the runs of a block; None where that cannot be
+        told: other processes serve, other machines send, or answers take too long for short turns.
+
+        Raises:
+            TargetError: a server failed.
+        """
+        plan = duet_plan(pair, trials, block=block)
+        fleet, other = (self._fleet(variant.scenario.load) for variant in pair)
+        clocks = [clock for variant in pair if (clock := self._target(variant).cpu_clock()) is not None]
+        if plan is None or len(clocks) < len(pair) or fleet is not other or not isinstance(fleet, LoadFleet):
+            return None
+        duration_s = plan.pairs * plan.turn_ns / 1e9
+        jobs = [
+            self.of(variant).job(
+                plan_of(Turn(variant=variant, block=block, attempt=1, number=0), paces.get(variant.name)),
+                duration_s=duration_s,
+            )
+            for variant in pair
+        ]
+        self.view.live(f"block {block} of {self.blocks}, both in turn: CPU time of a request")
+        cost = request_cost(run_duet(fleet, jobs, plan, clocks), planned=plan.pairs)
+        for variant in pair if cost is None else ():
+            self.require_running(variant)
+        return cost
 
     def require_running(self, variant: Variant) -> None:
         """Check that the server of a variant that ran before still does; a bench would start it anew.

@@ -50,12 +50,16 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """A number of clients, each with one request under way; `requests_max` None: until the time is over."""
+    """A number of clients, each with one request under way; `requests_max` None: until the time is over.
+
+    `turns_ns`: nothing is sent but in these times, (begin, end) after the start, one after another; empty: always.
+    """
 
     concurrency: int
     duration_s: float
     think_s: float = 0.0
     requests_max: int | None = None
+    turns_ns: tuple[tuple[int, int], ...] = ()
 
     def slice(self, worker: int, workers: int) -> ClosedLoop:
         """This worker's share of the clients and requests; some have one more, and all together are this loop."""
@@ -65,6 +69,7 @@ class ClosedLoop:
             duration_s=self.duration_s,
             think_s=self.think_s,
             requests_max=share,
+            turns_ns=self.turns_ns,
         )
 
 

@@ -123,6 +123,10 @@ class TfServingTarget:
             process.raise_if_dead(within_s=DYING_S)
             raise
 
+    def cpu_clock(self) -> Callable[[], float] | None:
+        """As `ServerProcess.cpu_clock`; None too before the launch."""
+        return self._process.cpu_clock() if self._process else None
+
     def signature(self, name: str) -> Signature:
         return read_signature(self.endpoint, name)
 
@@ -144,9 +148,8 @@ class TfServingTarget:
 
     def close(self) -> None:
         """Stop the server and remove its scratch files; more than once is fine."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
+        self.stop()
+        self._process = None
         self._log.copy()
         self._scratch.close()
 
@@ -166,11 +169,8 @@ class TfServingTarget:
         if self._in_force is None:
             return False
         present, wanted = dict(self._in_force.flags), dict(configuration.flags)
-        return all(
-            present.get(name) == wanted.get(name)
-            for name in present.keys() | wanted.keys()
-            if name != LENGTH_BUCKETS
-        )
+        names = (present.keys() | wanted.keys()) - {LENGTH_BUCKETS}
+        return all(present.get(name) == wanted.get(name) for name in names)
 
     def _apply_hot(self, configuration: Configuration) -> None:
         import httpx
@@ -187,9 +187,7 @@ class TfServingTarget:
         except httpx.HTTPError as error:
             self._in_force = None
             self._running_process().raise_if_dead(within_s=DYING_S)
-            raise TargetError(
-                f"the server did not take new batching parameters: {in_words(error)}"
-            ) from error
+            raise TargetError(f"the server did not take new parameters: {in_words(error)}") from error
         if answer.status_code != 200:
             raise TargetError(f"the server refused {configuration.label()}: {_error_text(answer.text)}")
 

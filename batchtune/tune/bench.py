@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Status
+from batchtune.load.worker.job import LoadJob
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import primary_limit
@@ -125,6 +126,12 @@ class Bench:
             started_utc=started_utc,
         )
         return FinishedTrial(trial=trial, samples=None if outcome is None else outcome.figures.samples)
+
+    def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
+        """The load of a trial for so long, warm-up none, for who sends it beside another."""
+        arrivals = arrivals_of(self._scenario.load, duration_s=duration_s, seed=plan.seed)
+        timeout_s = self._times(plan).timeout_s
+        return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
 
     def _asks_capacity(self, plan: Plan) -> bool:
         return (
@@ -282,16 +289,13 @@ class Bench:
 
     def _constraints(self, outcome: _Outcome) -> dict[str, float]:
         slo = self._scenario.slo
-        measurement = outcome.figures.measurement
-        latency_s = {name: estimate.value for name, estimate in measurement.latency_s.items()}
-        exceeded = violations(
-            latency_s, measurement.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio
-        )
+        run = outcome.figures.measurement
+        latency_s = {name: estimate.value for name, estimate in run.latency_s.items()}
+        exceeded = violations(latency_s, run.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
         watched = primary_limit(slo)
         if outcome.probes and outcome.objective is not None and watched is not None:
-            exceeded[watched.name] = min(
-                exceeded[watched.name], 0.0
-            )  # the search's verdict, not the quantile's noise
+            # the search's verdict, not the quantile's noise
+            exceeded[watched.name] = min(exceeded[watched.name], 0.0)
         return exceeded
 
 

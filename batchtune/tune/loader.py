@@ -182,7 +182,7 @@ class Loader:
     def _run(
         self, load: LoadRun, on_live: Callable[[LiveAggregate], None], losses: Sequence[Caveat]
     ) -> Figures:
-        job = self._job(load)
+        job = self.job(load)
         if self._guard is not None:
             self._guard.begin(cpus=self._cpus)
         before = self._target.counters()
@@ -225,7 +225,8 @@ class Loader:
             return ()
         return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
 
-    def _job(self, load: LoadRun) -> LoadJob:
+    def job(self, load: LoadRun) -> LoadJob:
+        """What the load generators are told of a load."""
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
         limit_s = None if load.patient else max(slo.limits().values(), default=None)

@@ -22,6 +22,7 @@ from batchtune.target.launch.container import (
     group_cpu_s,
     group_memory_peak_bytes,
     process_cpu_s,
+    tree_cpu_clock,
     tree_cpu_s,
     tree_memory_peak_bytes,
 )
@@ -176,3 +177,20 @@ def test_a_process_that_is_gone_has_no_cpu_time() -> None:
     with pytest.raises(psutil.NoSuchProcess):
         process_cpu_s(process)
     assert tree_cpu_s(short.pid) is None
+    assert tree_cpu_clock(short.pid) is None
+
+
+def test_a_clock_of_processes_goes_on_with_them_and_says_when_one_has_ended() -> None:
+    code = "import sys, time\nprint(flush=True)\nwhile time.process_time() < 0.05: pass\nprint(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        clock = tree_cpu_clock(child.pid)
+        assert clock is not None
+        child.stdout.readline()
+        assert 0.05 <= clock() <= clock()
+        child.kill()
+    with pytest.raises(psutil.NoSuchProcess):
+        clock()

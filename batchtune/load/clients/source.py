@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from batchtune.load.record.columns import PENDING, Columns
@@ -119,6 +120,7 @@ class ClosedSource:
     """`users` users, each of whom sends its next request `think_ns` after the answer to its last.
 
     A user's request is due when the user is ready for it. A place that fails costs its user BACK_OFF_NS at least.
+    With `turns_ns`, (begin, end) after the start, users who become ready between two turns wait for the next.
     """
 
     def __init__(
@@ -129,13 +131,16 @@ class ClosedSource:
         think_ns: int,
         requests_max: int,
         wake_at: Callable[[int], None],
+        turns_ns: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.issued = 0
         self.users = users
         self._due = columns.due
         self._think_ns = think_ns
         self._requests_max = min(requests_max, columns.capacity)
-        self._end_ns = 0
+        self._end_ns = 0  # of the turn that has begun
+        self._turns_ns = turns_ns
+        self._turns: deque[tuple[int, int]] = deque()  # to come
         self._ready: deque[int] = deque()
         self._thinking: list[int] = []
         self._wake_at = wake_at
@@ -143,26 +148,34 @@ class ClosedSource:
 
     def start(self, start_ns: int, end_ns: int) -> None:
         """Every user is ready at `start_ns`; no request is sent from `end_ns` on."""
-        self._end_ns = end_ns
         self._ready.extend([start_ns] * self.users)
+        if self._turns_ns:
+            self._turns.extend((start_ns + begin, start_ns + end) for begin, end in self._turns_ns)
+            self._wake_at(self._turns[0][0])
+            return
+        self._end_ns = end_ns
         self._wake_at(start_ns)
 
     def stop(self) -> None:
         self._end_ns = 0
+        self._turns.clear()
 
     @property
     def exhausted(self) -> bool:
-        return _monotonic_ns() >= self._end_ns or self.issued >= self._requests_max
+        return not self._turns and self._rests()
 
     def wake(self) -> None:
-        """Let the users go whose time to think is over."""
+        """Let the users go whose turn has begun, and those whose time to think is over."""
         now_ns = _monotonic_ns()
+        while self._turns and self._turns[0][0] <= now_ns:
+            begin_ns, self._end_ns = self._turns.popleft()
+            self._ready = deque([begin_ns] * len(self._ready))
         while self._thinking and self._thinking[0] <= now_ns:
             self._ready.append(heapq.heappop(self._thinking))
         self.sender.fill()
         self.sender.flush()
-        if self._thinking and not self.exhausted:
-            self._wake_at(self._thinking[0])
+        if not self.exhausted:
+            self._arm()
 
     def take(self, now_ns: int) -> int:
         if not self._ready or now_ns >= self._end_ns or self.issued >= self._requests_max:
@@ -178,6 +191,8 @@ class ClosedSource:
             return self.take(now_ns)
         index = self.issued
         if now_ns >= self._end_ns or index >= self._requests_max:
+            if self._turns:
+                self._ready.append(now_ns)
             return NOTHING
         self.issued = index + 1
         self._due[index] = now_ns
@@ -193,9 +208,19 @@ class ClosedSource:
         self._think(now_ns, max(self._think_ns, BACK_OFF_NS))
 
     def backlog(self) -> int:
-        return 0 if self.exhausted else len(self._ready)
+        return 0 if self._rests() else len(self._ready)
+
+    def _rests(self) -> bool:
+        """Whether nothing may be sent now."""
+        return _monotonic_ns() >= self._end_ns or self.issued >= self._requests_max
 
     def _think(self, now_ns: int, for_ns: int) -> None:
         heapq.heappush(self._thinking, now_ns + for_ns)
         if self._thinking[0] == now_ns + for_ns:
-            self._wake_at(self._thinking[0])
+            self._arm()
+
+    def _arm(self) -> None:
+        """Wake when the next turn begins or the next user has thought, whichever is first."""
+        events_ns = [*self._thinking[:1], *(begin_ns for begin_ns, _ in islice(self._turns, 1))]
+        if events_ns:
+            self._wake_at(min(events_ns))

@@ -130,6 +130,7 @@ class Driver:
             think_ns=int(arrivals.think_s * 1e9),
             requests_max=ROWS_MAX if arrivals.requests_max is None else arrivals.requests_max,
             wake_at=self._pacer.wake_at,
+            turns_ns=arrivals.turns_ns,
         )
 
     def _start(self, start_ns: int) -> None:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -155,10 +155,21 @@ def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
 def tree_cpu_s(pid: int) -> float | None:
     """CPU seconds of a process and its children so far; None when it is gone."""
     try:
-        root = psutil.Process(pid)
-        return sum(process_cpu_s(process) for process in (root, *root.children(recursive=True)))
+        clock = tree_cpu_clock(pid)
+        return None if clock is None else clock()
     except psutil.Error:
         return None
+
+
+def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
+    """Reads within microseconds the CPU seconds so far of a process and the children that it has now; None when it is
+    gone. It raises psutil.Error once one of them is."""
+    try:
+        root = psutil.Process(pid)
+        processes = (root, *root.children(recursive=True))
+    except psutil.Error:
+        return None
+    return lambda: sum(map(process_cpu_s, processes))
 
 
 def process_cpu_s(process: psutil.Process) -> float:

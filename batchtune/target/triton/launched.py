@@ -103,6 +103,9 @@ class LaunchedTriton:
     def cpu_s(self) -> float | None:
         return None if self._process is None else self._process.cpu_s()
 
+    def cpu_clock(self) -> Callable[[], float] | None:
+        return None if self._process is None else self._process.cpu_clock()
+
     def memory_peak_bytes(self) -> int | None:
         return None if self._process is None else self._process.memory_peak_bytes()
 

@@ -158,6 +158,10 @@ class TritonTarget:
             memory_peak_bytes=self._launched.memory_peak_bytes(),
         )
 
+    def cpu_clock(self) -> Callable[[], float] | None:
+        """As `ServerProcess.cpu_clock`; None too of a server that somebody else runs."""
+        return None if self._launched is None else self._launched.cpu_clock()
+
     def signature(self, name: str) -> Signature:
         return read_kserve_signature(self.endpoint, name)
 

@@ -110,7 +110,7 @@ def compare(
                 number += 1
                 turn = Turn(variant=variant, block=block, attempt=attempt, number=number)
                 on_turn(turn)
-                finished = bench_of(variant).run(_plan(turn, (paces or {}).get(variant.name)))
+                finished = bench_of(variant).run(plan_of(turn, (paces or {}).get(variant.name)))
                 yield finished
                 if finished.trial.state == "failed":
                     failures += 1
@@ -131,7 +131,8 @@ def is_noisy(trial: Trial) -> bool:
     )
 
 
-def _plan(turn: Turn, pace: Pace | None) -> Plan:
+def plan_of(turn: Turn, pace: Pace | None) -> Plan:
+    """The trial of a turn; all of a block have the seed of the block."""
     return Plan(
         number=turn.number,
         configuration=turn.variant.configuration,

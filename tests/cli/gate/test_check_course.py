@@ -20,10 +20,12 @@ GATES = [Gate(metric="startup", margin=0.1), Gate(metric="p95", margin=0.1)]
 
 
 class FakeBenches:
-    """Servers that start in one second, those of `new` in `slower` of them; `dead` is one that was killed."""
+    """Servers that start in one second, those of `new` in `slower` of them; `dead` is one that was killed. Loaded in
+    turn a request of `new` costs `dearer` times as much CPU time; the duet of block 2 tells nothing."""
 
-    def __init__(self, *, slower: float = 1.0, dead: str | None = None) -> None:
-        self.slower, self.dead, self.blocks = slower, dead, 24
+    def __init__(self, *, slower: float = 1.0, dearer: float = 1.0, dead: str | None = None) -> None:
+        self.slower, self.dearer, self.dead, self.blocks = slower, dearer, dead, 24
+        self.duets: list[int] = []
         self.running: set[str] = set()
         self.launches: list[str] = []
 
@@ -49,6 +51,10 @@ class FakeBenches:
         if variant.name == self.dead:
             raise TargetError(f"{variant.name}: ended by signal 9")
 
+    def duet(self, pair, _trials, _paces, *, block):
+        self.duets.append(block)
+        return None if block == 2 else (5e-5, 5e-5 * self.dearer * (1.0 + 0.001 * (-1) ** block))
+
     def stop_server(self, variant) -> None:
         self.running.discard(variant.name)
 
@@ -58,13 +64,17 @@ class FakeBenches:
 
 def course_of(benches: FakeBenches, gates) -> Course:
     silent = SimpleNamespace(event=lambda _text: None)
-    run = SimpleNamespace(append=lambda _trial, _samples: None, path="RUN")
+    run = SimpleNamespace(
+        append=lambda _trial, _samples: None, keep_duet=lambda _block, _cpu: None, path="RUN"
+    )
+    duets: dict[int, tuple[float, float]] = {}
     return Course(
         variants=SIDES,
         benches=benches,  # type: ignore[arg-type]
         run=run,  # type: ignore[arg-type]
         view=silent,  # type: ignore[arg-type]
-        figures=lambda trials, _phase: paired_figures(trials, baseline="main", candidate="new"),
+        figures=lambda trials, _phase: paired_figures(trials, baseline="main", candidate="new", cpu=duets),
+        duets=duets,
         relaunches=needs_relaunches(gates),
     )
 
@@ -96,3 +106,20 @@ def test_a_server_that_was_killed_between_two_runs_makes_it_invalid(dead):
     conclusion = course_of(FakeBenches(dead=dead), GATES[1:]).conclude(GATES[1:], 24)
     assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 7)
     assert conclusion.reason == f"{dead}: ended by signal 9"
+
+
+def test_a_gate_of_cpu_time_is_judged_by_duets_a_block_each_in_both_phases():
+    benches = FakeBenches(dearer=1.05)
+    gates = [Gate(metric="cpu", margin=0.02)]
+    course = course_of(benches, gates)
+    conclusion = course.conclude(gates, 24)
+    assert conclusion.verdict == "REGRESSED"
+    blocks = conclusion.blocks + conclusion.fresh_blocks
+    assert benches.duets == list(range(1, blocks + 1))
+    assert sorted(course.duets) == [1, *range(3, blocks + 1)]
+
+
+def test_without_a_gate_of_cpu_time_there_are_none():
+    benches = FakeBenches()
+    course_of(benches, GATES[1:]).conclude(GATES[1:], 24)
+    assert benches.duets == []

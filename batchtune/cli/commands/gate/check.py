@@ -73,6 +73,7 @@ def run_paired_check(
     margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates
     gates = gates_of(margins, objective=pair[0].scenario.objective)
     course: Course | None = None
+    duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
         try:
@@ -86,7 +87,10 @@ def run_paired_check(
                 benches=Benches(view, stack, blocks=blocks_max, folder=run.path, apart=True),
                 run=run,
                 view=view,
-                figures=lambda trials, _phase: paired_figures(trials, baseline=baseline, candidate=candidate),
+                figures=lambda trials, _phase: paired_figures(
+                    trials, baseline=baseline, candidate=candidate, cpu=duets
+                ),
+                duets=duets,
                 relaunches=needs_relaunches(gates),
             )
             conclusion = course.conclude(gates, blocks_max)

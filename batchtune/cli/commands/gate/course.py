@@ -30,7 +30,8 @@ _OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_me
 @dataclass(slots=True, kw_only=True)
 class Course:
     """The runs of one check. `figures` makes blocks of the trials of a phase. `relaunches`: every run has a server of
-    its own, so that each block has two start-up times and two peaks of memory."""
+    its own, so that each block has two start-up times and two peaks of memory. `duets`, with a gate of the CPU time of
+    two sides: what a request cost each of them, by block, where they could be loaded in turn."""
 
     variants: Sequence[Variant]
     benches: Benches
@@ -40,8 +41,11 @@ class Course:
     relaunches: bool = False
     paces: dict[str, Pace] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
+    duets: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _asks_cpu: bool = False
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
     _blocks: dict[Phase, int] = field(default_factory=dict)
+    _asked_duets: set[int] = field(default_factory=set)
 
     def measure(self, phase: Phase, blocks: int) -> Sequence[BlockFigures]:
         """At least so many blocks of a phase.
@@ -68,11 +72,14 @@ class Course:
             self.view.event(variant_line(trial))
             if trial.state == "failed":
                 raise TargetError(f"{trial.reason}: {trial.failure}")
+        if self._asks_cpu and len(self.variants) > 1:
+            self._compare_cpu(trials)
         self._blocks[phase] = blocks
         return self.figures(trials, phase)
 
     def conclude(self, gates: Sequence[Gate], blocks_max: int) -> Conclusion:
         """Measure until it is clear; a server that fails makes the check invalid."""
+        self._asks_cpu = any(gate.metric == "cpu" for gate in gates)
         try:
             return run_check(
                 gates,
@@ -90,6 +97,15 @@ class Course:
                 reason=error.message,
                 target_failed=True,
             )
+
+    def _compare_cpu(self, trials: Sequence[Trial]) -> None:
+        """A duet for each block that has none yet."""
+        for block in sorted({trial.block for trial in trials if trial.block is not None} - self._asked_duets):
+            self._asked_duets.add(block)
+            cost_s = self.benches.duet(self.variants, trials, self.paces, block=block)
+            if cost_s is not None:
+                self.duets[block] = cost_s
+                self.run.keep_duet(block, cost_s)
 
     def _launch(self, phase: Phase) -> None:
         """Servers as fresh as each other, and warm."""

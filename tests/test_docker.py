@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario
+from batchtune.server.flags import is_loopback, parse_flags
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
@@ -82,6 +83,23 @@ def test_a_compose_file_builds_what_there_is_and_waits_until_the_server_is_ready
     server = services(path)["server"]
     assert "healthcheck" in server or "HEALTHCHECK" in STAGES[server["build"]["target"]]
     assert services(path)["tuner"]["depends_on"]["server"] == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("stage", ["server", "server-cuda"])
+def test_a_server_in_a_container_is_reached_from_outside_of_it(stage: str) -> None:
+    """The loopback is the container's own: neither a published port nor another container gets there."""
+    line = re.search(r"^ENTRYPOINT (.*)$", STAGES[stage], re.MULTILINE)
+    assert line is not None
+    program, *flags = json.loads(line[1])
+    assert program == "batchtune-model-server"
+    commands = [
+        service["command"]
+        for path in COMPOSE_FILES
+        for service in services(path).values()
+        if service.get("build", {}).get("target") == stage
+    ]
+    for command in commands or [["--model_base_path=/models/m"]]:
+        assert not is_loopback(parse_flags([*flags, *command]).flags.host)
 
 
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -100,10 +101,18 @@ def test_a_model_that_failed_to_load_is_told_at_once(fake: Fake) -> None:
         wait_until_ready(fake.endpoint, limit_s=10)
 
 
-def test_a_server_that_never_gets_ready_is_given_up_with_its_last_answer(fake: Fake) -> None:
+def test_a_server_that_never_gets_ready_is_given_up_with_its_last_answer(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(
+        "batchtune.target.endpoint.time",
+        SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda _s: now_s.append(now_s.pop() + 25.0)),
+    )
     fake.answers = [(503, b"starting")]
     with pytest.raises(TargetError, match="503: starting"):
-        wait_until_ready(fake.endpoint, limit_s=0.1)
+        wait_until_ready(fake.endpoint, limit_s=60.0)
+    assert now_s == [75.0]
 
 
 def test_waiting_ends_when_the_process_is_dead(fake: Fake) -> None:

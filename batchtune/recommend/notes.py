@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
+from batchtune.measure.statistics.distributions import Z_95
 from batchtune.recommend.alternatives import Alternative
 from batchtune.recommend.choice import Choice
 from batchtune.recommend.prediction import predicted, predicted_latency
@@ -83,9 +84,9 @@ def half_load_notes(chosen: Pooled, search: SearchSummary | None, *, scenario: S
 
 
 def drift_notes(
-    chosen: Pooled, pooled: Sequence[Pooled], speed: float, *, drift: Drift, scenario: Scenario
+    chosen: Pooled, pooled: Sequence[Pooled], ahead_sd: float, *, drift: Drift, scenario: Scenario
 ) -> tuple[str, ...]:
-    """That it is the host that makes the interval wide, where it is; `speed` is that of `speed_sd`."""
+    """That it is the host that makes the interval wide, where it is; `ahead_sd` is that of `speed_ahead_sd`."""
     if scenario.load.open_loop:
         figure = "p95"
         wide, narrow = (
@@ -102,9 +103,9 @@ def drift_notes(
     if not math.log(wide.high / wide.low) >= WIDER_RATIO * math.log(narrow.high / narrow.low):
         return ()
     note = (
-        f"the host drifts: its speed differed by {percentage(speed)} from trial to trial (standard deviation of a "
-        f"fixed loop), which makes a fresh run's {figure} uncertain by {percentage(wide.half_width_ratio)} instead of "
-        f"{percentage(narrow.half_width_ratio)}"
+        "the host drifts: by a fixed loop that every trial times, its speed minutes later may differ by "
+        f"{percentage(math.expm1(Z_95 * ahead_sd))}, which makes a fresh run's {figure} uncertain by "
+        f"{percentage(wide.half_width_ratio)} instead of {percentage(narrow.half_width_ratio)}"
     )
     return (note,)
 

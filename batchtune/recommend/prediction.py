@@ -82,11 +82,11 @@ def reference_of(
     pooled: Sequence[Pooled],
     *,
     beside: Pooled,
-    speed_sd: float,
+    ahead_sd: float,
     scenario: Scenario,
 ) -> Reference:
     """A reference point's figures as they are stated `beside` the recommended ones, on a host that drifts as it did."""
-    measured, drift = measurements_of(candidate), drift_of(candidate, speed_sd, scenario=scenario)
+    measured, drift = measurements_of(candidate), drift_of(candidate, ahead_sd, scenario=scenario)
     return Reference(
         name=name,
         configuration=candidate.configuration,

@@ -41,7 +41,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import searched_bottleneck
-from batchtune.tune.evidence.host_drift import drift_of, speed_sd
+from batchtune.tune.evidence.host_drift import drift_of, speed_ahead_sd
 from batchtune.tune.evidence.pooled import Pooled, run_noise
 from batchtune.tune.evidence.run_noise import geometric_mean
 from batchtune.tune.trials.failure_texts import explain_failure
@@ -180,8 +180,8 @@ def recommend(
     }
     last = chosen.runs[-1].trial
     measured = measurements_of(chosen)
-    speed = speed_sd(trials)
-    drift = drift_of(chosen, speed, scenario=scenario)
+    ahead_sd = speed_ahead_sd(trials)
+    drift = drift_of(chosen, ahead_sd, scenario=scenario)
     latency_s = predicted_latency(chosen, pooled, drift_sd=drift.latency_sd)
     promises = promises_of(latency_s, promised) if may_promise(chosen) else ()
     questions = open_questions(
@@ -245,7 +245,7 @@ def recommend(
         concurrency=last.concurrency,
         rows_per_request=scenario.request.rows_most,
         references=tuple(
-            reference_of(name, reference, pooled, beside=chosen, speed_sd=speed, scenario=scenario)
+            reference_of(name, reference, pooled, beside=chosen, ahead_sd=ahead_sd, scenario=scenario)
             for name, reference in choice.references.items()
         ),
         failed_references=_failed_references(choice, trials),
@@ -254,7 +254,7 @@ def recommend(
         notes=(
             *notes_of(choice, unconfirmed, trials, scenario=scenario, promised=promised),
             *half_load_notes(chosen, search, scenario=scenario),
-            *drift_notes(chosen, pooled, speed, drift=drift, scenario=scenario),
+            *drift_notes(chosen, pooled, ahead_sd, drift=drift, scenario=scenario),
             *padding_note(chosen, trials),
         ),
     )

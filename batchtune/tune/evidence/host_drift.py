@@ -9,10 +9,9 @@ that speed over the whole sweep; a run that is made some minutes later is allowe
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from datetime import datetime
 from urllib.parse import urlsplit
 
 from batchtune.measure.bottleneck_figures import BUSY_RATIO
@@ -22,19 +21,12 @@ from batchtune.target.endpoint import is_loopback
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
+from batchtune.tune.evidence.host_speed import ahead_sd
 from batchtune.tune.evidence.pooled import Pooled
 from batchtune.tune.trials.trial import Trial
 
 READINGS_MIN = 8
-"""Of fewer trials the tenth and the ninetieth percentile are the two extremes."""
-
-NEIGHBOURS = 2
-"""Trials on either side whose canaries are taken together: the loop's own noise is no drift, which lasts."""
-
-AHEAD = 5.0
-"""Standard deviations of the speed between trials that a run minutes later lies from them: √2, as both drift, and 3.5
-times as much, because a sweep of 90 s sees a small part of a drift that takes minutes. The least of 4, 5 and 7 with
-which nine fresh runs in ten are inside on every host of drifting_host.py."""
+"""Of fewer trials their spread says nothing of how it lasts."""
 
 LATENCY_PER_SPEED = 1.4
 """Change of a log latency quantile per change of log speed: the median ratio of the two spreads between runs of a cell,
@@ -46,16 +38,6 @@ SLEEPING_GPU_RATIO = 0.05
 COMPUTING_RATIO = 0.5
 """CPU seconds of the server per second of execution, from here on the model runs on the CPU; while a device computes
 the server sleeps."""
-
-OWN_NOISE_LEFT = 0.55
-"""Of the canary's own noise in the medians of neighbours, as a share: 0.54 of five normal readings, 0.67 of the three
-at either end."""
-
-_OUTER_DECILES_SD = 2.563
-"""Standard deviations of a normal distribution between its tenth and its ninetieth percentile."""
-
-_MEDIAN_DIFFERENCE_SD = 0.954
-"""Median of the differences between two normal readings, regardless of sign, over the standard deviation of one."""
 
 _ON_THE_CPU = frozenset({"front_end", "client"})
 
@@ -72,39 +54,31 @@ class Drift:
 NO_DRIFT = Drift()
 
 
-def speed_sd(trials: Sequence[Trial]) -> float:
-    """Standard deviation of the logarithm of the CPUs' speed between trials; 0 where too few of them timed it."""
-    times_s = [trial.measurement.canary_s for trial in trials if trial.measurement is not None]
-    return spread_of([canary_s for canary_s in times_s if canary_s is not None])
+def speed_ahead_sd(trials: Sequence[Trial]) -> float:
+    """How far the logarithm of the CPUs' speed will be from that of the trials, as a standard deviation.
 
-
-def spread_of(times_s: Sequence[float]) -> float:
-    """Standard deviation of the logarithms of positive times, in their order; 0 for fewer than READINGS_MIN.
-
-    By the outer deciles of the medians of neighbours: a moment's preemption is no drift. What is left in these of the
-    readings' own noise, told by how far each lies from the next, is taken away.
+    0 where fewer than READINGS_MIN of them timed it.
     """
-    logs = [math.log(time_s) for time_s in times_s if time_s > 0.0]
-    if len(logs) < READINGS_MIN:
+    readings = sorted(
+        (datetime.fromisoformat(trial.started_utc).timestamp(), math.log(trial.measurement.canary_s))
+        for trial in trials
+        if trial.measurement is not None and trial.measurement.canary_s
+    )
+    if len(readings) < READINGS_MIN:
         return 0.0
-    windows = (logs[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1] for at in range(len(logs)))
-    deciles = statistics.quantiles(map(statistics.median, windows), n=10, method="inclusive")
-    spread = (deciles[-1] - deciles[0]) / _OUTER_DECILES_SD
-    differences = (abs(later - earlier) for earlier, later in pairwise(logs))
-    own = OWN_NOISE_LEFT * statistics.median(differences) / _MEDIAN_DIFFERENCE_SD
-    return math.sqrt(max(0.0, spread**2 - own**2))
+    times_s, log_times = zip(*readings, strict=True)
+    return ahead_sd(times_s, log_times)
 
 
-def drift_of(pooled: Pooled, speed: float, *, scenario: Scenario) -> Drift:
-    """What a host whose speed moves by `speed` (in logs, between trials) does to this configuration's figures.
+def drift_of(pooled: Pooled, ahead: float, *, scenario: Scenario) -> Drift:
+    """What a host whose speed will differ by `ahead` (`speed_ahead_sd`) does to this configuration's figures.
 
     Nothing where the device sleeps or computes by itself, or the server is on another machine than the canary. An open
     loop's rate is that of its arrivals. Near the capacity a quantile moves as much more than the rate as
     policy.RATE_ELASTICITY says.
     """
-    if not speed > 0.0 or not _is_on_this_machine(scenario) or not _is_cpu_bound(pooled, scenario):
+    if not ahead > 0.0 or not _is_on_this_machine(scenario) or not _is_cpu_bound(pooled, scenario):
         return NO_DRIFT
-    ahead = AHEAD * speed
     if scenario.objective == "capacity":
         return Drift(latency_sd=ahead / policy.RATE_ELASTICITY, capacity_sd=ahead)
     return Drift(rate_sd=0.0 if scenario.load.open_loop else ahead, latency_sd=LATENCY_PER_SPEED * ahead)

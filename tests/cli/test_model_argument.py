@@ -23,11 +23,14 @@ from batchtune.cli.commands.model_scenario import (
     look_at,
     look_at_running,
     loop_of_model,
+    shortage_of,
     wants_of,
 )
 from batchtune.cli.commands.subject import subject_of_comparison, subject_of_load, subject_of_sweep
 from batchtune.errors import TargetError, UsageError
+from batchtune.load.first_tries import FirstTries
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
+from batchtune.scenario.spec.request import RequestSpec
 from batchtune.target.address import answering_at, is_address
 from batchtune.target.model_files import located_model, resolve_model
 from tests.cli.in_process import answered
@@ -35,6 +38,7 @@ from tests.cli.test_cli import EMULATED, batchtune
 from tests.load.tiny_onnx import lookup, product
 from tests.server.server_process import ServerProcess, free_ports
 from tests.target.kserve_server import KserveServer
+from tests.tune.tune_fakes import scenario_of
 
 
 @pytest.fixture
@@ -179,6 +183,19 @@ def test_a_mistake_in_an_option_is_told_before_a_model_is_looked_for(
     assert isinstance(done.exception, UsageError)
     assert message in done.exception.message
     assert "no scenario (.yaml), model file" not in done.exception.message
+
+
+def test_a_budget_too_short_for_so_slow_a_model_is_said_before_it_is_spent() -> None:
+    tries = FirstTries(request=RequestSpec(), shapes={}, ranges={}, lone_s=0.302, larger_s=0.309)
+    asked = {"load": {"arrivals": "poisson"}, "objective": "capacity", "slo": {"p95": "2s"}}
+    space = {"max_batch_size": [1, 8, 64]}
+    short, enough = (
+        shortage_of(scenario_of(**asked, search={"space": space, "budget": {"time": budget}}), tries)
+        for budget in ("35s", "10m")
+    )
+    assert "35s are enough for about" in (short or "")
+    assert "for a sure answer give" in (short or "")
+    assert enough is None
 
 
 def test_one_load_is_no_range() -> None:

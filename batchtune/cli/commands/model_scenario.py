@@ -23,7 +23,9 @@ from batchtune.target.address import Address
 from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
-from batchtune.tune.sweep.proposal import proposed
+from batchtune.tune.sweep.proposal import pace_of, proposed
+from batchtune.tune.sweep.time_budget import plan_text
+from batchtune.tune.trials.pace import Pace
 from batchtune.wire.signature import Signature, TensorSpec
 
 Command = Literal["sweep", "load", "compare", "init"]
@@ -155,6 +157,18 @@ def wants_of(scenario: Scenario) -> str:
             return f"the lowest latency at {rate}{within} is looked for (--rate)"
 
 
+def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
+    """What the budget that was given can do on so slow a model, before it is spent; None: it is enough."""
+    plan = plan_text(scenario, _pace(scenario, tries))
+    return plan if "for a sure answer" in plan else None
+
+
+def _pace(scenario: Scenario, tries: FirstTries) -> Pace:
+    larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
+    larger_rows = TIMES_LARGER * scenario.request.rows
+    return pace_of(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=larger_rows)
+
+
 def speed_of(tries: FirstTries) -> str:
     """`1 row is answered in 1.2 ms, 8 rows at once in 3.4 ms`."""
     if tries.recorded:
@@ -245,8 +259,7 @@ def _completed(
     document = {**base, "request": request}
     if searched:
         rows = TIMES_LARGER * scenario.request.rows
-        larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
-        parts = proposed(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=rows)
+        parts = proposed(scenario, _pace(scenario, tries))
         if tries.refusal is not None and "space" in parts["search"]:
             sizes = parts["search"]["space"]["max_batch_size"]
             parts["search"]["space"]["max_batch_size"] = [size for size in sizes if size < rows]

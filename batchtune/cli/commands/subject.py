@@ -21,6 +21,7 @@ from batchtune.cli.commands.model_scenario import (
     look_at,
     look_at_running,
     loop_of_model,
+    shortage_of,
     speed_of,
     wants_of,
 )
@@ -197,6 +198,9 @@ def looked_at(
         for note in looked.notes:
             view.event(note)
         if command == "sweep":
-            text = looked.text(argument)
-            view.event(wants_of(parse_scenario(text.text, source=argument)))
+            scenario = parse_scenario(looked.text(argument).text, source=argument)
+            view.event(wants_of(scenario))
+            shortage = shortage_of(scenario, looked.tries)
+            if shortage is not None:
+                view.event(shortage)
     return looked

@@ -29,16 +29,15 @@ _QUEUED_BATCHES: Final = 100
 """The server's own 10 refuse a burst that 100 would answer in time."""
 
 
-def proposed(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> dict[str, Any]:
-    """What to add to a scenario's document: `load`, `search` and `fixed`, as far as the scenario leaves them open.
+def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
+    """`lone_s` is the time of one request, `larger_s` of one with `larger_rows` rows."""
+    rows = scenario.request.rows
+    batch_s_by_rows = {rows: lone_s, larger_rows: max(larger_s, lone_s)}
+    return Pace(lone_s=lone_s, lone_rows=rows, batch_s_by_rows=batch_s_by_rows)
 
-    `lone_s` is the time of one request, `larger_s` of one with `larger_rows` rows.
-    """
-    pace = Pace(
-        lone_s=lone_s,
-        lone_rows=scenario.request.rows,
-        batch_s_by_rows={scenario.request.rows: lone_s, larger_rows: max(larger_s, lone_s)},
-    )
+
+def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
+    """What to add to a scenario's document: `load`, `search` and `fixed`, as far as the scenario leaves them open."""
     space = _space(scenario, pace)
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}

@@ -207,13 +207,17 @@ class ModelServer:
         if not interval_s or not self._flags.model_config_file:
             return
         loop = asyncio.get_running_loop()
+        complaint = ""
         while True:
             await asyncio.sleep(interval_s)
             try:
                 models = await loop.run_in_executor(None, read_model_config_file, path)
                 await loop.run_in_executor(None, self._repository.configure, models)
+                complaint = ""
             except (UsageError, StatusError) as error:
-                warn(error.message)
+                if error.message != complaint:  # a mistake may stay for days, and is told once
+                    warn(error.message)
+                complaint = error.message
             except Exception:  # the file is looked at again
                 _logger.exception("%s could not be followed", path)
 

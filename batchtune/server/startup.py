@@ -98,7 +98,7 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
         UsageError: a configuration file that cannot be used.
     """
     if flags.model_config_file:
-        return read_model_config_file(Path(flags.model_config_file))
+        return read_model_config_file(Path(flags.model_config_file), may_be_empty=True)
     model = ModelConfig(name=flags.model_name, base_path=Path(flags.model_base_path).expanduser().absolute())
     return (model, *models_beside(model))
 

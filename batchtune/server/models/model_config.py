@@ -85,8 +85,10 @@ def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
     )
 
 
-def read_model_config_file(path: Path) -> tuple[ModelConfig, ...]:
-    """The models of a text ModelServerConfig.
+def read_model_config_file(path: Path, *, may_be_empty: bool = False) -> tuple[ModelConfig, ...]:
+    """The models of a text ModelServerConfig. At the start it `may_be_empty`: there is no model yet.
+
+    Later an empty file is one that somebody is writing; `model_config_list { }` says that no model shall be served.
 
     Raises:
         UsageError: a file that cannot be read or parsed, or that breaks a rule.
@@ -102,6 +104,10 @@ def read_model_config_file(path: Path) -> tuple[ModelConfig, ...]:
             f"--model_config_file={path}: {error}",
             hint='expected text such as model_config_list { config { name: "m" base_path: "/models/m" } }',
         ) from error
+    if message.WhichOneof("config") is None:
+        if may_be_empty:
+            return ()
+        raise UsageError(f"--model_config_file={path}: it is empty: the models stay as they are")
     try:
         return models_of(message)
     except StatusError as error:
@@ -112,9 +118,9 @@ def models_of(config: ModelServerConfig) -> tuple[ModelConfig, ...]:
     """The models of a ModelServerConfig.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for a custom configuration, a model named twice or without name or path.
+        StatusError: INVALID_ARGUMENT for a custom or no configuration, a model named twice or without name or path.
     """
-    if config.WhichOneof("config") == "custom_model_config":
+    if config.WhichOneof("config") != "model_config_list":
         raise invalid_argument(
             "ServerModelConfig type not supported by HandleReloadConfigRequest. "
             "Only ModelConfigList is currently supported"

@@ -488,5 +488,17 @@ def test_an_illegal_configuration_is_refused(models: list[tuple[str, str]], said
 def test_a_custom_configuration_is_refused_with_the_reference_s_text() -> None:
     config = ModelServerConfig()
     config.custom_model_config.SetInParent()
-    with pytest.raises(StatusError, match="Only ModelConfigList is currently supported"):
-        models_of(config)
+    for refused in (config, ModelServerConfig()):
+        with pytest.raises(StatusError, match="Only ModelConfigList is currently supported"):
+            models_of(refused)
+
+
+def test_a_file_that_is_being_written_takes_no_model_out_of_service(tmp_path: Path) -> None:
+    """As in TensorFlow Serving (ServerCore::ReloadConfig): only a list, which may be empty, changes anything."""
+    path = tmp_path / "models.config"
+    path.write_text("# the editor has not written yet\n")
+    with pytest.raises(UsageError, match=r"models\.config: it is empty: the models stay as they are"):
+        read_model_config_file(path)
+    assert read_model_config_file(path, may_be_empty=True) == ()
+    path.write_text("model_config_list { }")
+    assert read_model_config_file(path) == ()

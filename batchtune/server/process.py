@@ -41,6 +41,9 @@ from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.status import StatusError
 
 _DRAIN_LIMIT_S = 30.0
+_STOPPING = (
+    f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
+)
 # Requests make short-lived objects by the thousand; the young generation may grow before it is looked through.
 _GC_THRESHOLDS = (50_000, 20, 100)
 
@@ -99,20 +102,25 @@ class ModelServer:
             return 1
         self._gpus.start()
         self._repository.start()
+        watch = asyncio.ensure_future(self._watch_model_config())  # it may name what never comes
         loaded: asyncio.Future[Any] = loop.run_in_executor(None, self._repository.wait_until_loaded)
         stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait([loaded, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not loaded.done():
-            _exit_now(0)  # nothing has been promised yet, and a load cannot be interrupted
+            say(_STOPPING)
+            await front_ends.drain(_DRAIN_LIMIT_S)  # while one model is waited for, others answer
+            _exit_now(0)  # a load cannot be interrupted
         try:
             loaded.result()
         except StatusError as error:
             say_error(error.message)
             _exit_now(1)
-        await self._serve(front_ends, stopped)
+        await self._serve(front_ends, stopped, watch)
         return 0
 
-    async def _serve(self, front_ends: FrontEnds, stopped: asyncio.Future[Any]) -> None:
+    async def _serve(
+        self, front_ends: FrontEnds, stopped: asyncio.Future[Any], watch: asyncio.Future[None]
+    ) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
@@ -120,12 +128,9 @@ class ModelServer:
         lag.start()
         trimming = Trimming()
         trimming.start(asyncio.get_running_loop())
-        watch = asyncio.ensure_future(self._watch_model_config())
         say(f"{front_ends.addresses()}, ready")
         await stopped
-        say(
-            f"stopping: what is under way is answered, for {_DRAIN_LIMIT_S:g} s at most; a second signal ends it now"
-        )
+        say(_STOPPING)
         watch.cancel()
         lag.close()
         trimming.close()

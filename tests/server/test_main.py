@@ -311,6 +311,37 @@ def test_sigterm_under_load_answers_what_was_sent(tmp_path: Path) -> None:
         assert server.stop(0) == 0
 
 
+def test_while_a_model_is_waited_for_another_s_requests_are_answered_at_sigterm(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", base_ms=20)
+    config = tmp_path / "models.config"
+    config.write_text(listed(tmp_path, "m", "typo"))
+    parameters = tmp_path / "batching.txt"
+    parameters.write_text("max_batch_size { value: 4 } num_batch_threads { value: 1 }")
+    flags = ("--enable_batching", f"--batching_parameters_file={parameters}", f"--model_config_file={config}")
+    with ServerProcess(None, *flags, wait=False) as server:
+        wait_until(lambda: any("model m version 1 is available" in line for line in server.lines))
+        assert asyncio.run(send_then_stop(server, requests=32)) == [0] * 32
+        assert server.stop(0) == 0
+
+
+def test_a_mistake_in_the_list_of_models_can_be_mended_while_it_is_waited_for(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m")
+    config = tmp_path / "models.config"
+    config.write_text(listed(tmp_path, "typo"))
+    flags = (f"--model_config_file={config}", "--model_config_file_poll_wait_seconds=1")
+    with ServerProcess(None, *flags, wait=False) as server:
+        wait_until(lambda: any("Could not find base path" in line for line in server.lines))
+        config.write_text(listed(tmp_path, "m"))
+        server.wait_until_ready()
+        assert server.stop() == 0
+
+
+def listed(folder: Path, *names: str) -> str:
+    """A text ModelServerConfig of the models in a folder."""
+    entries = " ".join(f'config {{ name: "{name}" base_path: "{folder / name}" }}' for name in names)
+    return f"model_config_list {{ {entries} }}"
+
+
 async def send_then_stop(server: ServerProcess, *, requests: int) -> list[int]:
     """Send at once, let the server be told to stop after the first answer; the status of every call."""
     statuses: list[int] = []

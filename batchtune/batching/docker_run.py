@@ -30,6 +30,9 @@ _SWITCHES: Final = frozenset(
 )
 """The options of `docker run` without a value; every other has one (docker run --help)."""
 _SHORT_SWITCHES: Final = frozenset("diPqt")
+_WITHIN_A_WORD: Final = re.compile(r"(?<=\S)#")
+_HASH: Final = "\ue000"
+"""Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
 _VOLUMES: Final = ("v", "volume", "mount")
 _FILE_FLAG: Final = "--batching_parameters_file"
 _OF_THE_MODEL: Final = re.compile(
@@ -117,9 +120,10 @@ def _of_substitution(command: str, opened: str) -> str:
 
 def _words(command: str) -> Iterator[str]:
     """The words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
+    lexer = shlex.shlex(_WITHIN_A_WORD.sub(_HASH, command), posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
-    return itertools.takewhile(lambda word: not word or not set(word) <= set(";&|<>"), lexer)
+    words = (word.replace(_HASH, "#") for word in lexer)
+    return itertools.takewhile(lambda word: not word or not set(word) <= set(";&|<>"), words)
 
 
 def _require_plain(args: Sequence[str], *, where: str) -> None:

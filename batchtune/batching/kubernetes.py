@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import yaml
@@ -24,6 +25,10 @@ _VOLUME: Final = "batching"
 _LABEL: Final = "batchtune"
 _HOW: Final = "kubectl apply --server-side --force-conflicts --field-manager=batchtune --filename=FILE"
 _FILES: Final = ("batching_parameters.txt", "config.pbtxt")
+_SWITCH: Final = "--enable_batching"
+_FILE_FLAG: Final = "--batching_parameters_file"
+_CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
+"""Keys of which one is in every manifest that runs a server."""
 _NAME_CHARACTERS_MAX: Final = 50
 """Kubernetes takes 63; a ConfigMap's name has nine more."""
 
@@ -90,30 +95,57 @@ def parse_manifests(text: str, *, source: str) -> tuple[str, str, bool]:
     """The name and text of the parameters' file in a ConfigMap, its lines numbered as in `text`; False: no batching.
 
     Raises:
-        BatchingParametersError: no YAML, several files, or args that name a file which is in no ConfigMap.
+        BatchingParametersError: no YAML, several files, args that name a file which is in no ConfigMap, a shell that
+            starts the server, or nothing of a server.
     """
     try:
         documents = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise BatchingParametersError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
-    files = [file for document in documents for file in _files(document)]
+    words = [node for document in documents if not _is_config_map(document) for node in _scalars(document)]
+    named = _named_file(words, source)
+    names = (*_FILES, *([PurePosixPath(named[0]).name] if named else []))
+    files = [file for document in documents for file in _files(document, names)]
     if len(files) > 1:
         raise BatchingParametersError(
             f"{source}:{files[1][2]}: a second {files[1][0]}", hint="keep one ConfigMap with parameters"
         )
+    switches = [node.value for node in words if node.value.partition("=")[0] == _SWITCH]
+    if switches and switches[-1].endswith("=false"):
+        return "", "", False
     if files:
         name, content, line = files[0]
         return name, "\n" * line + content, True
-    words = [(node.value, node.start_mark.line + 1) for document in documents for node in _scalars(document)]
-    for word, line in words:
-        if word.startswith("--batching_parameters_file"):
+    if named:
+        raise BatchingParametersError(
+            f"{source}:{named[1]}: no ConfigMap here has the file of {_FILE_FLAG}={named[0]}",
+            hint=f"put it beside, under data: {{{PurePosixPath(named[0]).name}: …}}, or name the file itself",
+        )
+    if any("tritonserver" in node.value for node in words):
+        raise BatchingParametersError(
+            f"{source}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
+        )
+    if not switches and not _CONTAINERS & {node.value for node in words}:
+        raise BatchingParametersError(
+            f"{source}: neither a ConfigMap with {_FILES[0]} nor a server's container is in it",
+            hint="give the manifest of the Deployment or the InferenceService, or of their ConfigMap",
+        )
+    return _FILES[0], "", bool(switches)
+
+
+def _named_file(words: Iterable[yaml.ScalarNode], source: str) -> tuple[str, int] | None:
+    """The path and the line of the file that the server's args name, if any."""
+    for node in words:
+        line = node.start_mark.line + 1
+        if not node.value.startswith("-") and re.search(rf"\s({_FILE_FLAG}|{_SWITCH})\b", node.value):
             raise BatchingParametersError(
-                f"{source}:{line}: no ConfigMap here has the file of {word}",
-                hint=f"put it beside, under data: {{{_FILES[0]}: …}}, or name the file itself",
+                f"{source}:{line}: a shell in the container starts the server",
+                hint="give the file of parameters itself, or a manifest with the server's own args",
             )
-        if word.startswith("--enable_batching") and not word.endswith("=false"):
-            return _FILES[0], "", True
-    return "", "", False
+        flag, equals, path = node.value.partition("=")
+        if flag == _FILE_FLAG and equals:
+            return path, line
+    return None
 
 
 def _container(configuration: Configuration, file: ParametersFile, folder: str) -> dict[str, Any]:
@@ -166,21 +198,29 @@ def _written(
     return head + "---\n".join(texts)
 
 
-def _files(node: yaml.Node | None) -> Iterator[tuple[str, str, int]]:
-    """Name, text and line of each parameters' file under the `data` of a ConfigMap."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    entries = {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
-    kind, data = entries.get("kind"), entries.get("data")
-    if kind is None or kind.value != "ConfigMap" or not isinstance(data, yaml.MappingNode):
+def _files(node: yaml.Node | None, names: Container[str]) -> Iterator[tuple[str, str, int]]:
+    """Name, text and line of each file of these names under the `data` of a ConfigMap."""
+    data = _entry(node, "data")
+    if not _is_config_map(node) or not isinstance(data, yaml.MappingNode):
         return
     for key, value in data.value:
-        if key.value in _FILES and isinstance(value, yaml.ScalarNode):
+        if key.value in names and isinstance(value, yaml.ScalarNode):
             yield key.value, value.value, value.start_mark.line + (value.style == "|")
 
 
+def _is_config_map(node: yaml.Node | None) -> bool:
+    kind = _entry(node, "kind")
+    return kind is not None and kind.value == "ConfigMap"
+
+
+def _entry(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    """The value of a key; None: it is not there, or nothing has keys."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for key, value in pairs if key.value == name), None)
+
+
 def _scalars(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
-    """Every plain value of a document, in its order."""
+    """Every key and plain value of a document, in its order."""
     if isinstance(node, yaml.ScalarNode):
         yield node
     elif isinstance(node, yaml.CollectionNode):

@@ -26,6 +26,10 @@ _CORTEX: Final = re.compile(
     r"^[ -]*(?:server_side_batching|processes_per_replica|threads_per_process) *:", re.MULTILINE
 )
 _MANIFEST: Final = re.compile(r"^apiVersion *:", re.MULTILINE)
+_COMPOSE: Final = re.compile(r"^services *:", re.MULTILINE)
+_INSTEAD_OF_COMPOSE: Final = (
+    "give the file of parameters that its service mounts, or its command as a docker run"
+)
 _TRITON: Final = re.compile(
     rf"(?<![\w\"'])(?:{'|'.join(name for name in MODEL_FIELDS if name != 'max_batch_size')})\s*[:{{\[<]"
 )
@@ -52,6 +56,13 @@ def parse_batching(text: str, *, source: str) -> BatchingFile:
     Raises:
         BatchingParametersError: `source:line: …` for what its server would not understand, or do otherwise.
     """
+    try:
+        return _parsed(text, source)
+    except RecursionError as error:
+        raise BatchingParametersError(f"{source}: nested too deeply to be read") from error
+
+
+def _parsed(text: str, source: str) -> BatchingFile:
     bare = _COMMENT.sub("", text)
     if is_docker_run(bare):
         return _of_docker_run(text, source)
@@ -60,6 +71,12 @@ def parse_batching(text: str, *, source: str) -> BatchingFile:
         if not enabled:
             return BatchingFile(dialect="kubernetes", parameters=parse_tfserving_text(""), enabled=False)
         return _of_pbtxt(content, source, named=name)
+    compose = _COMPOSE.search(bare)
+    if compose is not None:
+        line = bare.count("\n", 0, compose.start()) + 1
+        raise BatchingParametersError(
+            f"{source}:{line}: a compose file is not read", hint=_INSTEAD_OF_COMPOSE
+        )
     if Path(source).suffix in _YAML_NAMES or _CORTEX.search(bare):
         return parse_cortex(text, source=source)
     if bare.lstrip().startswith("--"):

@@ -219,6 +219,12 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("k.yaml", CORTEX_YAML.replace("replica: 4", "replica: four"), "k.yaml:7: processes_per_replica: expected a whole", ""),
         ("k.yaml", CORTEX_YAML * 2, "k.yaml:15: server_side_batching: a second API", ""),
         ("m", "apiVersion: apps/v1\nargs:\n- --batching_parameters_file=/x\n", "m:3: no ConfigMap here has", "data"),
+        ("m", "apiVersion: apps/v1\nargs:\n- --enable_batching\n- --batching_parameters_file=/x\n", "m:4: no ConfigMap here has", "x"),
+        ("m", "apiVersion: v1\ncommand: [sh, -c, exec tensorflow_model_server --enable_batching]\n", "m:2: a shell in the", "own args"),
+        ("m", "apiVersion: v1\ncontainers: [{image: nvcr.io/nvidia/tritonserver:26.04-py3}]\n", "m: a Triton's parameters", "that file"),
+        ("m", "apiVersion: v1\nkind: Service\n", "m: neither a ConfigMap with batching_parameters.txt nor", "Deployment"),
+        ("m", "apiVersion: v1\ndata: &a [*a]\n", "m: nested too deeply", ""),
+        ("c.yaml", "version: '3'\nservices:\n  s: {command: [--enable_batching]}\n", "c.yaml:2: a compose file", "docker run"),
     ],
 )  # fmt: skip
 def test_what_its_server_would_not_understand_is_told_with_file_and_line(
@@ -236,6 +242,43 @@ def test_a_mistake_in_a_config_map_is_told_with_the_line_of_the_manifest() -> No
     line = next(at for at, words in enumerate(text.splitlines(), 1) if "num_batch_thread {" in words)
     with pytest.raises(BatchingParametersError, match=rf"^m\.yaml:{line}: unknown batching parameter"):
         parse_batching(text, source="m.yaml")
+
+
+CONFIG_MAP = """\
+apiVersion: v1
+kind: ConfigMap
+data:
+  batching.config: |
+    # read where --enable_batching is given
+    max_batch_size { value: 8 }
+"""
+DEPLOYMENT = """\
+---
+apiVersion: apps/v1
+kind: Deployment
+spec: {template: {spec: {containers: [{args: [%s, --batching_parameters_file=/conf/batching.config]}]}}}
+"""
+
+
+def test_the_file_that_the_args_name_may_have_any_name() -> None:
+    for text in (
+        CONFIG_MAP + DEPLOYMENT % "--enable_batching=true",
+        DEPLOYMENT % "--enable_batching" + "---\n" + CONFIG_MAP,
+    ):
+        assert parse_batching(text, source="m.yaml").knobs(on_triton=False)[0] == {"max_batch_size": 8}
+
+
+def test_a_switch_that_is_off_counts_more_than_a_file() -> None:
+    text = CONFIG_MAP + DEPLOYMENT % "--enable_batching=false"
+    assert parse_batching(text, source="m.yaml").knobs(on_triton=False)[0] == {"enable_batching": False}
+
+
+def test_a_hash_within_a_word_begins_no_comment() -> None:
+    knobs = {"max_batch_size": 8, "saved_model_tags": "a#b"}
+    flags = "--saved_model_tags=a#b --max_batch_size=8 # it's eight"
+    assert parse_batching(flags, source="f").knobs(on_triton=False)[0] == knobs
+    script = "docker run -e P=a#b tf --saved_model_tags=a#b --enable_batching --max_batch_size=8 # now\n"
+    assert parse_batching(script, source="f").knobs(on_triton=False)[0] == knobs
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -537,6 +537,29 @@ def test_a_document_nested_too_deep_is_told_in_a_line(nested: str) -> None:
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    ("flag", "said", "hint"),
+    [
+        ("enable_batching: true", "enable_batching: each trial gives the server its parameters", "in fixed"),
+        ("--batching_parameters_file: b.txt", "--batching_parameters_file: each trial gives", "in fixed"),
+        ("rest_api_port: x", "rest_api_port: expected a port, 0 to 65535; was 'x'", ""),
+        ("port: 70000", "port: expected a port, 0 to 65535; was 70000", ""),
+        ("port: true", "port: expected a port", ""),
+    ],
+)
+def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(flag: str, said: str, hint: str) -> None:
+    """The last of two equal flags counts: every trial would have run with the parameters of that one."""
+    error = refused(
+        changed(SMALL, ("{model: imdb_transformer}", f"{{model: imdb_transformer, flags: {{{flag}}}}}"))
+    )
+    assert error.message.startswith(f"s.yaml:2: target.flags.{said}")
+    assert hint in error.hint
+    if "batching" in flag:
+        fixed = refused(SMALL + "fixed: {batching_parameters_file: b.txt}\n")
+        assert fixed.message.startswith("s.yaml:10: fixed.batching_parameters_file: ")
+        assert "--batching-parameters-file" in fixed.hint
+
+
 def test_numbers_beyond_what_a_server_counts_are_refused() -> None:
     with pytest.raises(ScenarioError, match=r"load\.concurrency: expected less than or equal to 2147483647"):
         parse_scenario(changed(SMALL, ("concurrency: 8", "concurrency: 99999999999999999999")))

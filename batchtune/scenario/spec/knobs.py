@@ -11,6 +11,7 @@ from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS, parse_
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     PARAMETER_NAMES,
+    SERVER_SWITCHES,
     Configuration,
     from_dict,
     validate,
@@ -58,7 +59,17 @@ def configuration_of(
 
 
 def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Those of the values that are no batching parameter, as sorted pairs of a name without dashes and a text."""
+    """Those of the values that are no batching parameter, as sorted pairs of a name without dashes and a text.
+
+    Raises:
+        BatchingParametersError: a flag that each trial writes by itself.
+    """
+    for name in values:
+        if name not in KNOBS and name.lstrip("-") in SERVER_SWITCHES:
+            raise BatchingParametersError(
+                f"{name}: each trial gives the server its parameters by this flag",
+                hint="write the parameters in fixed, or give their file to --batching-parameters-file",
+            )
     flags = {name.lstrip("-"): _flag_text(value) for name, value in values.items() if name not in KNOBS}
     return tuple(sorted(flags.items()))
 

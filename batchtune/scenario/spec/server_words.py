@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from batchtune.batching.parameters import SERVER_SWITCHES
 from batchtune.scenario.spec.section import FileName, Spec
 from batchtune.scenario.units import problem
 
@@ -19,6 +20,32 @@ def _words(given: object) -> object:
     return given
 
 
+def _flag_value(given: object) -> object:
+    if not isinstance(given, bool | int | float | str):
+        raise problem(f"expected a number, a word, true or false; was {given!r}")
+    return given
+
+
+FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
+
+_PORTS: Final = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")
+
+
+def _server_flags(given: dict[str, FlagValue]) -> dict[str, FlagValue]:
+    for name, value in given.items():
+        plain = name.lstrip("-")
+        if plain in SERVER_SWITCHES:
+            raise problem(
+                "each trial gives the server its parameters by this flag",
+                at=(name,),
+                hint="write the parameters, or enable_batching: false, in fixed",
+            )
+        if plain in _PORTS and not (str(value).isdecimal() and int(value) < 2**16):
+            raise problem(f"expected a port, 0 to 65535; was {value!r}", at=(name,))
+    return given
+
+
+FlagValues = Annotated[dict[str, FlagValue], AfterValidator(_server_flags)]
 Argv = Annotated[tuple[str, ...], BeforeValidator(_words), Field(min_length=1)]
 RenderedFile = Literal["tfserving", "triton", "cortex", "flags", "k8s", "kserve"]
 JSON_PLACE: Final = "{json}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.scenario.spec.section import ModelName, ServerCpus, Spec
@@ -14,6 +14,7 @@ from batchtune.scenario.spec.server_words import (
     FILE_PLACE,
     Argv,
     DockerSpec,
+    FlagValues,
     RenderedFile,
     TlsSpec,
     takes_file,
@@ -23,15 +24,6 @@ from batchtune.scenario.units import PositiveSeconds, problem
 Framework = Literal["keras", "torch", "torchscript"]
 TargetKind = Literal["tfserving", "triton", "command", "external"]
 ServerKind = Literal["bundled", "local", "docker"]
-
-
-def _flag_value(given: object) -> object:
-    if not isinstance(given, bool | int | float | str):
-        raise problem(f"expected a number, a word, true or false; was {given!r}")
-    return given
-
-
-FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
 
 
 Address = Annotated[
@@ -101,7 +93,7 @@ class TargetSpec(Spec):
         description="another server with the same flags",
         examples=[["tensorflow_model_server"]],
     )
-    flags: dict[str, FlagValue] = Field(
+    flags: FlagValues = Field(
         default_factory=dict,
         description="server flags without dashes, the same in every trial",
         examples=[{"tensorflow_intra_op_parallelism": 1}],

@@ -18,6 +18,7 @@ from batchtune.errors import UsageError
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _TRUE = {"true", "1", "t", "yes", "y"}
 _FALSE = {"false", "0", "f", "no", "n"}
+_NUMBER_MAX, _LONG_MAX = 2**31 - 1, 2**53  # of 32 bits in tensorflow_model_server, of 64
 
 
 def _flag(default: Any, meaning: str, *, choices: tuple[str, ...] = (), ours: bool = False) -> Any:
@@ -272,6 +273,9 @@ def _check(flags: ServerFlags) -> None:
             raise UsageError(f"--{flag.name}={value}: expected {', '.join(choices)}")
         if isinstance(value, (int, float)) and value < 0 and flag.name != "file_system_poll_wait_seconds":
             raise UsageError(f"--{flag.name}={value}: expected 0 or more")
+        most = _LONG_MAX if flag.name.endswith(("_micros", "_bytes")) else _NUMBER_MAX
+        if isinstance(value, (int, float)) and not value <= most:
+            raise UsageError(f"--{flag.name}={value}: expected {most} or less")
     if not _DEVICE.fullmatch(flags.device):
         raise UsageError(f"--device={flags.device}: expected auto, cpu, cuda or cuda:N")
     for name in ("port", "rest_api_port"):
@@ -284,6 +288,8 @@ def _check(flags: ServerFlags) -> None:
             else "--port and --rest_api_port are both 0",
             hint="give each its own port; 0 switches one of them off",
         )
+    if not flags.model_name:
+        raise UsageError("--model_name=: a model needs a name")
     if not flags.model_base_path and not flags.model_config_file:
         raise UsageError(
             "Both server_options.model_base_path and server_options.model_config_file are empty!",

@@ -99,7 +99,11 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
     """
     if flags.model_config_file:
         return read_model_config_file(Path(flags.model_config_file), may_be_empty=True)
-    model = ModelConfig(name=flags.model_name, base_path=Path(flags.model_base_path).expanduser().absolute())
+    try:
+        base_path = Path(flags.model_base_path).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"--model_base_path={flags.model_base_path}: {error}") from error
+    model = ModelConfig(name=flags.model_name, base_path=base_path)
     return (model, *models_beside(model))
 
 

@@ -72,6 +72,10 @@ def test_a_flag_without_effect_is_accepted_with_a_note() -> None:
         (["--xyzzy"], "unknown argument: --xyzzy", "see --help"),
         (["--port=http"], "--port=http: expected a whole number", ""),
         (["--port=-1"], "--port=-1: expected 0 or more", ""),
+        (["--file_system_poll_wait_seconds=99999999999"], "99999999999: expected 2147483647 or less", ""),
+        ([f"--load_retry_interval_micros={10**18}"], f"{10**18}: expected 9007199254740992 or less", ""),
+        (["--per_process_gpu_memory_fraction=nan"], "nan: expected 2147483647 or less", ""),
+        (["--model_name="], "--model_name=: a model needs a name", ""),
         (["--port=70000"], "--port=70000: expected a port, 0 to 65535", ""),
         (["--port"], "--port: a value is missing", "--port=VALUE"),
         (["--enable_batching=maybe"], "--enable_batching=maybe: expected true or false", ""),
@@ -112,6 +116,12 @@ def test_a_wrong_command_line_is_refused_with_a_hint(arguments: list[str], messa
 def test_some_model_must_be_named() -> None:
     with pytest.raises(UsageError, match="are empty!"):
         parse_flags([])
+
+
+def test_a_home_that_is_nobody_s_is_told() -> None:
+    flags = parse_flags(["--model_base_path=~no_such_user/m"]).flags
+    with pytest.raises(UsageError, match=r"--model_base_path=~no_such_user/m: .*home directory"):
+        startup.configured_models(flags)
 
 
 def test_help_and_version_need_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

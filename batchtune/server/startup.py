@@ -15,6 +15,7 @@ from batchtune.server.models.chains.beside import models_beside
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.model_config import ModelConfig, read_model_config_file
 from batchtune.server.models.repository import RepositoryOptions
+from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import check_allowed
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
@@ -28,12 +29,13 @@ def batching_settings(flags: ServerFlags) -> BatchingSettings:
     """The settings to start with.
 
     Raises:
-        UsageError: a file that cannot be read, parameters that TF Serving refuses, length buckets that do not rise.
+        UsageError: a file that cannot be read, parameters that TF Serving refuses, more threads than a system has,
+            length buckets that do not rise.
     """
     parameters = BatchingParameters()
     if flags.batching_parameters_file:
         parameters = read_batching_parameters(Path(flags.batching_parameters_file))
-    return BatchingSettings(
+    settings = BatchingSettings(
         enabled=flags.enable_batching,
         parameters=parameters,
         scheduler=flags.batch_scheduler,  # type: ignore[arg-type]  # its choices are checked
@@ -44,6 +46,12 @@ def batching_settings(flags: ServerFlags) -> BatchingSettings:
         default_num_batch_threads=flags.processes_per_replica or None,
         length_buckets=parse_length_buckets(flags.length_buckets),
     )
+    if settings.num_batch_threads > THREADS_MAX:
+        said = flags.batching_parameters_file if parameters.num_batch_threads else "--processes_per_replica"
+        raise UsageError(
+            f"{said}: num_batch_threads must be at most {THREADS_MAX}; was {settings.num_batch_threads}"
+        )
+    return settings
 
 
 def read_batching_parameters(path: Path) -> BatchingParameters:

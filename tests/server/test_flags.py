@@ -179,6 +179,17 @@ def test_a_bad_batching_file_is_refused_with_the_reference_s_text(
         startup.batching_settings(flags_of("--enable_batching", batching_file(tmp_path, text)))
 
 
+def test_more_threads_than_a_system_has_are_refused_before_any_starts(tmp_path: Path) -> None:
+    said = r"batching_parameters.txt: num_batch_threads must be at most 4096; was 4097"
+    with pytest.raises(UsageError, match=said):
+        startup.batching_settings(
+            flags_of("--enable_batching", batching_file(tmp_path, "num_batch_threads { value: 4097 }"))
+        )
+    cortex = ("--enable_batching", "--processes_per_replica=4097", "--threads_per_process=1")
+    with pytest.raises(UsageError, match="--processes_per_replica: num_batch_threads must be at most 4096"):
+        startup.batching_settings(flags_of(*cortex))
+
+
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
 def test_a_model_runs_where_the_device_flag_says(device: str) -> None:
     options = startup.backend_options(flags_of(f"--device={device}", "--torch_dtype=bfloat16"))

@@ -16,6 +16,8 @@ from batchtune.server.timer_slack import lower_timer_slack
 from batchtune.wire.status import StatusError
 
 NEVER_MICROS = 2**62
+THREADS_MAX = 4_096
+"""More than any device runs batches at once; each takes memory of its own, and a system has some 30,000."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,6 +69,10 @@ class BatchThreads(Generic[BatchT]):
         self._unsettled = count
         if count < 1:
             raise StatusError("INVALID_ARGUMENT", f"num_batch_threads must be positive; was {count}")
+        if count > THREADS_MAX:
+            raise StatusError(
+                "INVALID_ARGUMENT", f"num_batch_threads must be at most {THREADS_MAX}; was {count}"
+            )
         clock.watch(self._settled)
         self._workers = [self._new_worker(index) for index in range(count)]
         for worker in self._workers:

@@ -444,6 +444,10 @@ def test_a_scheduler_needs_a_thread() -> None:
     with pytest.raises(StatusError) as caught:
         SharedBatchScheduler(num_batch_threads=0)
     assert caught.value.message == "num_batch_threads must be positive; was 0"
+    before = threading.active_count()
+    with pytest.raises(StatusError, match="num_batch_threads must be at most 4096; was 4097"):
+        SharedBatchScheduler(num_batch_threads=4097)
+    assert threading.active_count() == before
 
 
 def test_the_defaults_are_those_of_tf_serving() -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from batchtune.errors import UsageError
 from batchtune.server.flags import help_text, parse_flags
-from batchtune.server.log import say, say_error
+from batchtune.server.log import let_go, say, say_error
 from batchtune.server.memory import share_one_heap
 
 
@@ -18,6 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop; the exit code: 0 stopped, 1 could not serve, 2 wrong flags or files."""
     if sys.stderr is None:  # closed by whoever started us: its number must not become a socket's
         os.open(os.devnull, os.O_WRONLY)
+    try:
+        return _serve(argv)
+    finally:
+        let_go()
+
+
+def _serve(argv: Sequence[str] | None) -> int:
     try:
         command = parse_flags(sys.argv[1:] if argv is None else argv)
         if command.wants == "help":

@@ -6,7 +6,9 @@ serving.
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 
 _NAME = "batchtune-model-server"
 
@@ -34,6 +36,19 @@ def say_error(message: str, *, hint: str = "") -> None:
 def flush() -> None:
     """Give what was said out of hand; before the process ends without Python's own end."""
     _write("")
+
+
+def let_go() -> None:
+    """Before Python's own end, which fails (exit code 120) over lines that nobody took: they go nowhere."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            stream.flush()
 
 
 def _write(text: str) -> None:

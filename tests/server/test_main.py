@@ -217,7 +217,8 @@ def unheard(reader: str, model: Path) -> Iterator[Unheard]:
     command += [f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
     if reader == "closed":
         command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
-    process = subprocess.Popen(command, stderr=stderr)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(command, stderr=stderr, env=buffered)
     try:
         yield Unheard(process, model, f"http://127.0.0.1:{rest_port}/v1/models/m")
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchtune.cli.arguments.option import of_option
 from batchtune.errors import UsageError
 from batchtune.scenario.units import parse_duration_s, parse_ratio
 
@@ -32,10 +33,8 @@ def failing_of(failing: str | None, detect: str | None) -> Failing | None:
 
 def _down(text: str) -> tuple[int, float]:
     if text.endswith("%"):
-        try:
+        with of_option("--failing", hint=_HINT):
             share = parse_ratio(text)
-        except UsageError as error:
-            raise UsageError(f"--failing: {error.message}", hint=_HINT) from error
         if not 0.0 < share < 1.0:
             raise UsageError(f"--failing {text}: expected more than 0 % and less than 100 %", hint=_HINT)
         return 0, share
@@ -45,7 +44,5 @@ def _down(text: str) -> tuple[int, float]:
 
 
 def _detect_s(text: str) -> float:
-    try:
+    with of_option("--detect"):
         return parse_duration_s(text)
-    except UsageError as error:
-        raise UsageError(f"--detect: {error.message}", hint=error.hint) from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from batchtune.cli.arguments.option import of_option
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import QUANTILES
 from batchtune.scenario.spec.slo import SloSpec
@@ -64,12 +65,8 @@ def _limits_s(given: Mapping[str, str]) -> dict[str, float]:
 
 
 def _limit_s(name: str, text: str) -> float:
-    try:
+    with of_option(f"--slo-{name}", hint="write a duration such as 20ms or 1.5s"):
         limit_s = parse_duration_s(text)
-    except UsageError as error:
-        raise UsageError(
-            f"--slo-{name}: {error.message}", hint="write a duration such as 20ms or 1.5s"
-        ) from error
     if limit_s <= 0:
         raise UsageError(f"--slo-{name}: {text!r} is not above 0", hint="write a duration such as 20ms")
     return limit_s
@@ -77,10 +74,8 @@ def _limit_s(name: str, text: str) -> float:
 
 def _error_ratio(text: str) -> float:
     hint = "write a share such as 0.1% or 0.001"
-    try:
+    with of_option("--slo-errors", hint=hint):
         ratio = parse_ratio(text)
-    except UsageError as error:
-        raise UsageError(f"--slo-errors: {error.message}", hint=hint) from error
     if not 0.0 <= ratio <= 1.0:
         raise UsageError(f"--slo-errors: {text!r} is not between 0 and 100 %", hint=hint)
     return ratio

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from batchtune.batching.parameters import FILE_FLAG
 from batchtune.errors import BatchingParametersError
 
 _WORDS_BEFORE: Final = r"(?:sudo(?:[ \t]+-\w+)*|exec|nohup|time|if|then|\w+=[^\s$`]*)"
@@ -34,7 +35,6 @@ _WITHIN_A_WORD: Final = re.compile(r"(?<=\S)#")
 _HASH: Final = "\ue000"
 """Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
 _VOLUMES: Final = ("v", "volume", "mount")
-_FILE_FLAG: Final = "--batching_parameters_file"
 _OF_THE_MODEL: Final = re.compile(
     r"--(?:port|rest_api_port|model_name|model_base_path|model_config_file|monitoring_config_file)(?:=|$)"
 )
@@ -92,8 +92,8 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
     if not any("tritonserver" in word for word in args):
         _require_plain(args[1:], where=f"{source}:{line}")
     flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
-    file = next((word.partition("=")[2] for word in flags if word.startswith(f"{_FILE_FLAG}=")), None)
-    kept = shlex.join(word for word in flags if not word.startswith(_FILE_FLAG))
+    file = next((word.partition("=")[2] for word in flags if word.startswith(f"{FILE_FLAG}=")), None)
+    kept = shlex.join(word for word in flags if not word.startswith(FILE_FLAG))
     if file is not None:
         return DockerRun(flags=kept, file=_on_the_host(file, mounts, source=source, line=line), line=line)
     own = next((host for host in mounts.values() if host.name == "config.pbtxt"), None)
@@ -134,9 +134,9 @@ def _require_plain(args: Sequence[str], *, where: str) -> None:
             raise BatchingParametersError(f"{where}: a shell in the container starts the server", hint=hint)
         if "$" in word and word not in ("$@", "$*") and not _OF_THE_MODEL.match(word):
             raise BatchingParametersError(f"{where}: {word}: what it stands for is not known here", hint=hint)
-        if re.match(r"-\w", word) or word == _FILE_FLAG:
+        if re.match(r"-\w", word) or word == FILE_FLAG:
             name = word.lstrip("-")
-            equals = "" if "=" in name or word != _FILE_FLAG else "=PATH"
+            equals = "" if "=" in name or word != FILE_FLAG else "=PATH"
             raise BatchingParametersError(
                 f"{where}: {word}: the server takes flags as --name=value", hint=f"write --{name}{equals}"
             )
@@ -189,6 +189,6 @@ def _on_the_host(named: str, mounts: Mapping[PurePosixPath, Path], *, source: st
             )
         return Path(source).parent / mounts[place] / inside.relative_to(place)
     raise BatchingParametersError(
-        f"{source}:{line}: no --mount or --volume holds {named}, which {_FILE_FLAG} names",
+        f"{source}:{line}: no --mount or --volume holds {named}, which {FILE_FLAG} names",
         hint="give the file itself, as it lies on this machine",
     )

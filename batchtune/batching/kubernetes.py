@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import FILE_FLAG, SWITCH_FLAG, Configuration
 from batchtune.errors import BatchingParametersError
 
 _FOLDER: Final = "/batchtune"
@@ -25,8 +25,6 @@ _VOLUME: Final = "batching"
 _LABEL: Final = "batchtune"
 _HOW: Final = "kubectl apply --server-side --force-conflicts --field-manager=batchtune --filename=FILE"
 _FILES: Final = ("batching_parameters.txt", "config.pbtxt")
-_SWITCH: Final = "--enable_batching"
-_FILE_FLAG: Final = "--batching_parameters_file"
 _CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
 """Keys of which one is in every manifest that runs a server."""
 _NAME_CHARACTERS_MAX: Final = 50
@@ -110,7 +108,7 @@ def parse_manifests(text: str, *, source: str) -> tuple[str, str, bool]:
         raise BatchingParametersError(
             f"{source}:{files[1][2]}: a second {files[1][0]}", hint="keep one ConfigMap with parameters"
         )
-    switches = [node.value for node in words if node.value.partition("=")[0] == _SWITCH]
+    switches = [node.value for node in words if node.value.partition("=")[0] == SWITCH_FLAG]
     if switches and switches[-1].endswith("=false"):
         return "", "", False
     if files:
@@ -118,7 +116,7 @@ def parse_manifests(text: str, *, source: str) -> tuple[str, str, bool]:
         return name, "\n" * line + content, True
     if named:
         raise BatchingParametersError(
-            f"{source}:{named[1]}: no ConfigMap here has the file of {_FILE_FLAG}={named[0]}",
+            f"{source}:{named[1]}: no ConfigMap here has the file of {FILE_FLAG}={named[0]}",
             hint=f"put it beside, under data: {{{PurePosixPath(named[0]).name}: …}}, or name the file itself",
         )
     if any("tritonserver" in node.value for node in words):
@@ -137,13 +135,13 @@ def _named_file(words: Iterable[yaml.ScalarNode], source: str) -> tuple[str, int
     """The path and the line of the file that the server's args name, if any."""
     for node in words:
         line = node.start_mark.line + 1
-        if not node.value.startswith("-") and re.search(rf"\s({_FILE_FLAG}|{_SWITCH})\b", node.value):
+        if not node.value.startswith("-") and re.search(rf"\s({FILE_FLAG}|{SWITCH_FLAG})\b", node.value):
             raise BatchingParametersError(
                 f"{source}:{line}: a shell in the container starts the server",
                 hint="give the file of parameters itself, or a manifest with the server's own args",
             )
         flag, equals, path = node.value.partition("=")
-        if flag == _FILE_FLAG and equals:
+        if flag == FILE_FLAG and equals:
             return path, line
     return None
 

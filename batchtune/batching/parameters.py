@@ -54,6 +54,7 @@ class BatchingParameters:
 PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
 SERVER_SWITCHES = ("enable_batching", "batching_parameters_file")
 """The flags by which a server is given its parameters: what starts it writes them."""
+SWITCH_FLAG, FILE_FLAG = (f"--{name}" for name in SERVER_SWITCHES)
 UNKNOWN = "unknown"
 Dialect = Literal["tfserving", "triton"]
 """Whose words and defaults a configuration has."""

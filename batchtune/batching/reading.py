@@ -16,6 +16,7 @@ from batchtune.batching.cortex import parse_cortex
 from batchtune.batching.docker_run import is_docker_run, parse_docker_run
 from batchtune.batching.flags import parse_flags
 from batchtune.batching.kubernetes import parse_manifests
+from batchtune.batching.parameters import SWITCH_FLAG
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.batching.triton_reading import MODEL_FIELDS, parse_config_pbtxt
 from batchtune.errors import BatchingParametersError
@@ -89,7 +90,7 @@ def _of_docker_run(text: str, source: str) -> BatchingFile:
     run = parse_docker_run(text, source=source)
     flags = parse_flags(run.flags, source=source)
     if run.file is None:
-        return replace(flags, dialect="docker", enabled="--enable_batching" in run.flags and flags.enabled)
+        return replace(flags, dialect="docker", enabled=SWITCH_FLAG in run.flags and flags.enabled)
     try:
         file = read_batching_file(run.file)
     except BatchingParametersError as error:
@@ -101,7 +102,7 @@ def _of_docker_run(text: str, source: str) -> BatchingFile:
             f"{source}:{run.line}: batching parameters stand in the command and in {run.file}",
             hint="keep the file's",
         )
-    enabled = "--enable_batching" in run.flags and flags.enabled
+    enabled = SWITCH_FLAG in run.flags and flags.enabled
     return replace(file, dialect="docker", enabled=enabled, settings=flags.settings)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,6 @@ from batchtune.load.clients import source as source_module
 from batchtune.load.clients.source import NOTHING, ClosedSource
 from batchtune.load.duet import ClockReader, DuetPlan, Reading, pair_costs, run_duet
 from batchtune.load.fleet import LoadFleet
-from batchtune.load.record.columns import Columns, new_memory
 from batchtune.load.record.samples import NEVER_NS
 from batchtune.measure.statistics.paired import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
@@ -24,14 +22,6 @@ from tests.load.test_samples import some_samples
 
 MS_NS = 1_000_000
 PLAN = DuetPlan(turn_ns=25 * MS_NS, gap_ns=15 * MS_NS, order=(0, 1, 1, 0))
-
-
-@pytest.fixture
-def columns() -> Columns:
-    descriptor = new_memory(100)
-    made = Columns(descriptor, 100)
-    os.close(descriptor)
-    return made
 
 
 def test_a_schedule_goes_on_in_the_servers_next_turn_and_both_get_the_same():

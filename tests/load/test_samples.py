@@ -24,14 +24,6 @@ pytestmark = pytest.mark.smoke
 SECOND_NS = 1_000_000_000
 
 
-@pytest.fixture
-def columns() -> Columns:
-    descriptor = new_memory(100)
-    made = Columns(descriptor, 100)
-    os.close(descriptor)
-    return made
-
-
 def some_samples(due_ns: list[int], *, started_ns: int = 5, status: int = 0, text: str = "") -> Samples:
     due = np.array(due_ns, dtype=np.int64)
     return Samples(

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from batchtune.measure.slo import Limit
 from batchtune.twin.model.failures import Failing, Outage, failure_minute
-from batchtune.twin.model.replicas import plan_replicas
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Routing
 from tests.twin.test_replicas import POISSON, twin_of
-from tests.twin.twin_fakes import batcher_of
+from tests.twin.twin_fakes import batcher_of, plan_replicas
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 

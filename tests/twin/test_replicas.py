@@ -11,12 +11,12 @@ import pytest
 from batchtune.errors import TwinError
 from batchtune.measure.slo import Limit
 from batchtune.twin.model.reading import Fitted
-from batchtune.twin.model.replicas import POOL_MOST, plan_replicas
+from batchtune.twin.model.replicas import POOL_MOST
 from batchtune.twin.model.service_time import linear_service_time
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Routing
-from tests.twin.twin_fakes import batcher_of, device_of
+from tests.twin.twin_fakes import batcher_of, device_of, plan_replicas
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 POISSON = Traffic(rate_rps=1.0)

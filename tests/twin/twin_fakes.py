@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibration.calibrate import Observation
+from batchtune.twin.model.failures import Failing
+from batchtune.twin.model.replicas import Fleet, ReplicaPlan
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.model.twin import Twin
+from batchtune.twin.simulator.replica import Batcher, Device, Routing
 from tests.twin.simulated_run import SimulatedRun, simulate_closed, simulate_open
 
 
@@ -115,3 +120,18 @@ def activity_of(run: SimulatedRun, batcher: Batcher, device: Device) -> ServerAc
         queue_wait_mean_s=float(waits_s.mean()),
         device_busy_ratio=busy_s / run.duration_s,
     )
+
+
+def plan_replicas(
+    twin: Twin,
+    batcher: Batcher,
+    traffic: Traffic,
+    *,
+    rate_rps: float,
+    limits: Sequence[Limit],
+    error_ratio: float = 0.01,
+    routing: Routing = "round_robin",
+    failing: Failing | None = None,
+) -> ReplicaPlan:
+    """The plan of such a fleet for one rate."""
+    return Fleet(twin, batcher, traffic, limits, error_ratio, routing, failing).plan(rate_rps)

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from batchtune.cli.arguments.failing import failing_of
+from batchtune.cli.arguments.option import of_option
 from batchtune.cli.arguments.slo import in_place_of, promised
 from batchtune.cli.commands.calibrated import (
     Calibrated,
@@ -34,8 +35,6 @@ from batchtune.twin.simulator.replica import Routing, batcher_of
 
 EXACT_S = 60.0
 """Of the whole fleet: enough for the p99 of a single replica of 100 requests/s."""
-
-_CHANGING = frozenset({"ramp", "steps", "trace"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +109,8 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
 
 
 def _rate_rps(rate: str) -> float:
-    try:
+    with of_option("--rate", hint="write --rate 10000, or 10k/s"):
         rate_rps = parse_rate_rps(rate)
-    except UsageError as error:
-        raise UsageError(f"--rate: {error.message}", hint="write --rate 10000, or 10k/s") from error
     if rate_rps <= 0.0:
         raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
     return rate_rps
@@ -127,10 +124,8 @@ def _exact_s(wanted: PlanRequest) -> float | None:
         return EXACT_S if wanted.exact else None
     if not wanted.exact:
         raise UsageError("--exact-time is read only with --exact", hint="write --exact --exact-time 60s")
-    try:
+    with of_option("--exact-time"):
         duration_s = parse_duration_s(wanted.exact_time)
-    except UsageError as error:
-        raise UsageError(f"--exact-time: {error.message}", hint=error.hint) from error
     if duration_s <= 0.0:
         raise UsageError(f"--exact-time: {wanted.exact_time!r} is not above 0", hint="write --exact-time 60s")
     return duration_s
@@ -159,8 +154,7 @@ def _own_profile(scenario: Scenario) -> tuple[Interval, ...]:
 def _traffic(scenario: Scenario, rate_rps: float, profile: Sequence[Interval]) -> Traffic:
     """Within an interval the rate is steady: Poisson arrivals, where the scenario's own change over time."""
     traffic = traffic_of(scenario, rate_rps=rate_rps)
-    changing = traffic.load is not None and traffic.load.arrivals in _CHANGING
-    return replace(traffic, load=None) if profile and changing else traffic
+    return traffic.steady() if profile else traffic
 
 
 def _doing(rate_rps: float, profile: Sequence[Interval]) -> str:

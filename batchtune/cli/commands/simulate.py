@@ -85,7 +85,7 @@ def trusted(twin: Twin) -> int:
 
 def _point(calibrated: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
     batcher = batcher_of(configuration, cpus=calibrated.scenario.target.cpus)
-    prediction = calibrated.twin.predict(batcher, traffic, quantiles=("p50", "p95", "p99"))
+    prediction = calibrated.twin.predict(batcher, traffic)
     return Simulated(
         configuration=configuration,
         traffic=traffic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import Twin, estimate_of
+from batchtune.twin.model.twin import Twin, estimate_of, shown_quantiles
 from batchtune.twin.simulator.replica import Batcher, Routing
 from batchtune.twin.simulator.summary import order_statistics
 
@@ -31,8 +31,6 @@ SURVIVORS_MOST: Final = 16
 DEAD_MOST: Final = 4
 REQUESTS_MOST: Final = 1_000_000
 """Of one reading: so many tell a p99 in each of 60 seconds; ten readings of them take about a second."""
-
-_CHANGING: Final = frozenset({"ramp", "steps", "trace"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,7 @@ def failure_minute(
         routing=routing,
         seed=traffic.seed,
     )
-    names = tuple(dict.fromkeys(("p50", "p95", "p99", *(limit.name for limit in limits))))
+    names = shown_quantiles(limits)
 
     def played(fit: Fitted) -> list[float]:
         share_rps = outage.rate_rps / outage.replicas
@@ -185,10 +183,7 @@ def _due_s(traffic: Traffic, outage: Outage, pool: _Pool, routing: Routing) -> N
     kept = lengths_s > 0.0
     times_s = np.concatenate([[0.0], np.cumsum(lengths_s[kept])])
     steady_s = np.concatenate([[0.0], np.cumsum(shares[kept])])
-    steady = traffic.at(before_rps)
-    if traffic.load is not None and traffic.load.arrivals in _CHANGING:
-        steady = replace(steady, load=None)
-    due_s = steady.due_s(max(round(before_rps * steady_s[-1]), 1))
+    due_s = traffic.at(before_rps).steady().due_s(max(round(before_rps * steady_s[-1]), 1))
     return np.asarray(np.interp(due_s[due_s < steady_s[-1]], steady_s, times_s))
 
 

@@ -18,7 +18,7 @@ from batchtune.scenario.units import rounded_duration
 from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.failures import Failing, Failure, Outage, failure_minute
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of
+from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of, shown_quantiles
 from batchtune.twin.simulator.replica import Batcher, Routing
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 POOL_MOST: Final = 16
 """A larger fleet is simulated as a pool of so many replicas with its share of the traffic."""
-
-SHOWN: Final = ("p50", "p95", "p99")
-"""Latencies that every plan tells; those of other limits come besides."""
 
 SURE_RATIO: Final = 0.95
 REPLICAS_MOST: Final = 10_000_000
@@ -73,25 +70,6 @@ class ReplicaPlan:
         """Plain types, safe for JSON."""
         limits = [{"name": limit.name, "seconds": limit.seconds} for limit in self.limits]
         return {**fields_to_plain(self), "limits": limits, "extrapolated": self.extrapolated}
-
-
-def plan_replicas(
-    twin: Twin,
-    batcher: Batcher,
-    traffic: Traffic,
-    *,
-    rate_rps: float,
-    limits: Sequence[Limit],
-    error_ratio: float = 0.01,
-    routing: Routing = "round_robin",
-    failing: Failing | None = None,
-) -> ReplicaPlan:
-    """The replicas that a rate needs, over the twin's readings; see `Fleet`.
-
-    Raises:
-        TwinError: no rate keeps the limits, or the rate is not above 0.
-    """
-    return Fleet(twin, batcher, traffic, limits, error_ratio, routing, failing).plan(rate_rps)
 
 
 class Fleet:
@@ -200,7 +178,7 @@ class Fleet:
         return self._twin.predict(
             self._batcher,
             self._traffic.at(rate_rps * pool / replicas),
-            quantiles=tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in self._limits)))),
+            quantiles=shown_quantiles(self._limits),
             only_best=only_best,
             replicas=pool,
             routing=self._routing,

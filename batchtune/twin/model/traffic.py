@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,11 +12,13 @@ from numpy.typing import NDArray
 from batchtune.scenario.arrivals import draw
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.twin.simulator.replica import Rows, drawn_rows
 
 LONGEST_REQUESTS = 400_000
 """Most requests that one simulation sends, whatever the length of its ramp, steps or trace."""
 
-_OWN_LENGTH = frozenset({"ramp", "steps", "trace", "on_off"})
+_CHANGING = frozenset({"ramp", "steps", "trace"})
+_OWN_LENGTH = _CHANGING | {"on_off"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,11 @@ class Traffic:
         """The same pattern in an open loop at this mean rate."""
         return replace(self, clients=None, rate_rps=rate_rps, think_s=0.0)
 
+    def steady(self) -> Traffic:
+        """Poisson arrivals where the rate changes over time, else the same."""
+        changing = self.load is not None and self.load.arrivals in _CHANGING
+        return replace(self, load=None) if changing else self
+
     def due_s(self, requests: int) -> NDArray[np.float64]:
         """When about so many requests are due, shape (n,) in seconds, ascending.
 
@@ -67,13 +73,9 @@ class Traffic:
             duration_s = requests / (rate_rps or 1.0)
         return _due_s(load, rate_rps, duration_s, self.seed)
 
-    def rows_of(self, requests: int) -> int | NDArray[np.int32]:
+    def rows_of(self, requests: int) -> Rows:
         """Rows of each request; one number when all are alike."""
-        if len(self.rows) == 1:
-            return self.rows[0]
-        shares = np.array(self.weights) / math.fsum(self.weights)
-        rng = np.random.default_rng(self.seed + 1)
-        return rng.choice(np.array(self.rows, dtype=np.int32), size=requests, p=shares).astype(np.int32)
+        return drawn_rows(self.rows, self.weights, requests, np.random.default_rng(self.seed + 1))
 
     def to_dict(self) -> dict[str, Any]:
         """For the reader of a prediction; the pattern by its name."""

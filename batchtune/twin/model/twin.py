@@ -29,6 +29,9 @@ LEADS_BELOW: Final = 0.15
 SHARES_BELOW: Final = 0.30
 LEADS_FROM_SPEARMAN: Final = 0.7
 
+SHOWN: Final = ("p50", "p95", "p99")
+"""Latencies that every prediction tells; those of limits come besides."""
+
 NEAR_SATURATION: Final = 0.9
 """Above this share of the saturation throughput a latency is the queue's growth, not the server's."""
 
@@ -37,6 +40,11 @@ _TRUST_WORDS: Final[Mapping[Trust, str]] = {
     "shares": "the twin proposes half of the trials",
     "off": "the twin is switched off: the search trusts measurements only",
 }
+
+
+def shown_quantiles(limits: Sequence[Limit]) -> tuple[str, ...]:
+    """The names of the latencies that are told where these limits are promised."""
+    return tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in limits))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +163,7 @@ class Twin:
         batcher: Batcher,
         traffic: Traffic,
         *,
-        quantiles: Sequence[str] = ("p50", "p95", "p99"),
+        quantiles: Sequence[str] = SHOWN,
         requests: int | None = None,
         only_best: bool = False,
         replicas: int = 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -85,6 +85,16 @@ class Device:
         for name in ("contention", "jitter_ratio", "delay_s", "front_end_s"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be non-negative and finite; was {getattr(self, name)}")
+
+
+def drawn_rows(
+    kinds: Sequence[int], weights: Sequence[float], requests: int, rng: np.random.Generator
+) -> Rows:
+    """Rows of each request, of kinds that come in these proportions; one number when all are alike."""
+    if len(kinds) == 1:
+        return kinds[0]
+    shares = np.array(weights) / math.fsum(weights)
+    return rng.choice(np.array(kinds, dtype=np.int32), size=requests, p=shares)
 
 
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:

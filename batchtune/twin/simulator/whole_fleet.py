@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.simulator.latency_histogram import LatencyHistogram
-from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, drawn_rows
 from batchtune.twin.simulator.run import OpenTraffic, run_open
 
 BLOCK: Final = 64
@@ -137,7 +137,7 @@ def _play_piece(fleet: WholeFleet, number: int, played: Played) -> None:
     count_from_s = float(due_s[settling])
     traffic = OpenTraffic(
         due_s=due_s,
-        rows=_rows(fleet, len(due_s), rng),
+        rows=drawn_rows(fleet.rows, fleet.weights, len(due_s), rng),
         replicas=replicas,
         routing=fleet.routing,
         seed=fleet.seed + number % _SEEDS,
@@ -173,10 +173,3 @@ def _sums(
             return rng.standard_gamma(np.asarray(many) / variance, requests) * variance
         case "poisson":
             return rng.standard_gamma(np.asarray(many, dtype=np.float64), requests)
-
-
-def _rows(fleet: WholeFleet, requests: int, rng: np.random.Generator) -> int | NDArray[np.int32]:
-    if len(fleet.rows) == 1:
-        return fleet.rows[0]
-    shares = np.array(fleet.weights) / math.fsum(fleet.weights)
-    return rng.choice(np.array(fleet.rows, dtype=np.int32), size=requests, p=shares)

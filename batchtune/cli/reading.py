@@ -62,6 +62,10 @@ def recommend(
     from batchtune.cli.commands.recommend import run_recommend
     from batchtune.cli.joint_sweep import run_joint_recommend, swept_together
 
+    if write == Path("-"):
+        raise UsageError(
+            "--write: - is no file", hint="name one; on stdout --format shows the parameters too"
+        )
     if swept_together(run, results=results):
         given = {"--format": format_, "--slo-…": slo or None}
         idle = [name for name, value in given.items() if value is not None]

@@ -117,7 +117,7 @@ def _decide(run: CountedRequests, latencies_s: NDArray[np.float64], slo: Slo) ->
         counted = (
             f"{misses} of {count} requests over {limit.name}'s {rounded_duration(limit.seconds)} "
             f"({percentage(misses / count, 2)}; {percentage(limit.allowed_miss_ratio, 2)} may), "
-            f"counted as {count / effect:.0f}"
+            f"which tell as much as {count / effect:.0f} independent ones"
         )
         if decision == "FAIL":
             return "FAIL", counted

@@ -26,6 +26,7 @@ from batchtune.recommend.recommendation import recommend as choose
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.trials.search_summary import SearchSummary
+from tests.cli.in_process import answered
 from tests.recommend.test_recommendation import BATCH_14, LABEL_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import planted, scenario_of
 
@@ -510,3 +511,10 @@ def test_inside_a_scenarios_folder_the_newest_run_is_found(run, monkeypatch):
     assert (
         run_recommend(Path(), {}, dialect="tfserving", write=None, results=Path("results"), json=False) == 0
     )
+
+
+def test_a_dash_is_no_file_to_write_to(tmp_path):
+    done = answered("recommend", "--write", "-", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--write: - is no file" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -6,23 +6,29 @@ TensorFlow Serving has one queue a signature, whatever the length of its request
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 from batchtune.errors import BatchingParametersError
 
 LENGTH_BUCKETS: Final = "length_buckets"
 NO_BUCKETS: Final = "none"
+AUTO_BUCKETS: Final = "auto"
+
+Boundaries = tuple[int, ...] | Literal["auto"]
+"""Lengths, rising; none for one queue; or what the server makes of the lengths that come."""
 
 BUCKETS_MAX: Final = 64
 """Every signature gets a queue for each; a batch thread asks them in turn."""
 
 
-def parse_length_buckets(given: object) -> tuple[int, ...]:
-    """Rising boundaries from `32,64,128`, a list or a single length; "none", "" and () give none.
+def parse_length_buckets(given: object) -> Boundaries:
+    """Rising boundaries from `32,64,128`, a list or a single length; "none", "" and () give none, "auto" itself.
 
     Raises:
         BatchingParametersError: anything else, boundaries that do not rise, or too many.
     """
+    if isinstance(given, str) and given.strip() == AUTO_BUCKETS:
+        return AUTO_BUCKETS
     if isinstance(given, str):
         given = [] if given.strip() in ("", NO_BUCKETS) else given.split(",")
     elif isinstance(given, int):
@@ -37,8 +43,10 @@ def parse_length_buckets(given: object) -> tuple[int, ...]:
     return boundaries
 
 
-def format_length_buckets(boundaries: tuple[int, ...]) -> str:
+def format_length_buckets(boundaries: Boundaries) -> str:
     """As the flag takes them; "none" for none."""
+    if boundaries == AUTO_BUCKETS:
+        return AUTO_BUCKETS
     return ",".join(map(str, boundaries)) or NO_BUCKETS
 
 
@@ -56,5 +64,5 @@ def _check(boundaries: tuple[int, ...]) -> None:
 
 def _not_lengths(given: object) -> BatchingParametersError:
     return BatchingParametersError(
-        f"{LENGTH_BUCKETS} must be lengths such as 32,64,128, or {NO_BUCKETS}; was {str(given)[:100]!r}"
+        f"{LENGTH_BUCKETS} must be lengths such as 32,64,128, {AUTO_BUCKETS} or {NO_BUCKETS}; was {str(given)[:100]!r}"
     )

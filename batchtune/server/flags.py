@@ -89,7 +89,7 @@ class ServerFlags:
         ours=True,
     )
     length_buckets: str = _flag(
-        "", "32,64,128: lengths up to which requests of a variable-length model share a queue", ours=True
+        "", "32,64,128: lengths up to which requests share a queue; auto: by those that come", ours=True
     )
     batching_stage: str = _flag(
         "device",

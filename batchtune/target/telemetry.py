@@ -42,8 +42,9 @@ class ServerActivity:
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
     `event_loop_lag_p99_s` is a floor: the lower edge of the histogram's bucket.
     `memory_peak_bytes` is the most that the server and its children held since their launch.
-    `bucket_rows`, `bucket_sent_elements` and `bucket_padding_elements` tell by length bucket ("" without buckets) of
-    inputs that may differ in length: rows, elements that the requests brought, elements that filled them up.
+    `bucket_batches`, `bucket_rows`, `bucket_sent_elements`, `bucket_padding_elements` and `bucket_execution_micros`
+    tell by length bucket ("" without buckets) of inputs that may differ in length: batches, rows, elements that the
+    requests brought, elements that filled them up, and how long all of it took.
     `model_batches`, `model_batch_rows` (after padding) and `model_batch_micros` tell by model what its batches took.
     `chain_step_requests` and `chain_step_micros` tell by step of a chain how often it was asked, and how long that took
     in all, queueing included.
@@ -70,9 +71,11 @@ class ServerActivity:
     device_parallel: bool | None = None
     gpu_busy_ratio: float | None = None
     gpu_memory_used_bytes: float | None = None
+    bucket_batches: dict[str, int] = field(default_factory=dict)
     bucket_rows: dict[str, int] = field(default_factory=dict)
     bucket_sent_elements: dict[str, int] = field(default_factory=dict)
     bucket_padding_elements: dict[str, int] = field(default_factory=dict)
+    bucket_execution_micros: dict[str, int] = field(default_factory=dict)
     model_batches: dict[str, int] = field(default_factory=dict)
     model_batch_rows: dict[str, int] = field(default_factory=dict)
     model_batch_micros: dict[str, int] = field(default_factory=dict)
@@ -179,9 +182,11 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
         model_batch_micros=change.by_label(f"{_OURS}model_batch_micros_total", "model_name"),
         chain_step_requests=change.by_label(f"{_OURS}chain_step_latency_count", "step"),
         chain_step_micros=change.by_label(f"{_OURS}chain_step_latency_sum", "step"),
+        bucket_batches=change.by_label(f"{_OURS}length_bucket_batches_total", "bucket"),
         bucket_rows=change.by_label(f"{_OURS}length_bucket_rows_total", "bucket"),
         bucket_sent_elements=change.by_label(f"{_OURS}length_bucket_sent_elements_total", "bucket"),
         bucket_padding_elements=change.by_label(f"{_OURS}length_bucket_padding_elements_total", "bucket"),
+        bucket_execution_micros=change.by_label(f"{_OURS}length_bucket_execution_micros_total", "bucket"),
     )
 
 

@@ -20,6 +20,7 @@ from batchtune.errors import BatchingParametersError
         ("none", ()),
         ("", ()),
         ((), ()),
+        (" auto ", "auto"),
     ],
 )
 def test_boundaries_are_a_text_a_list_or_one_length(given: Any, boundaries: tuple[int, ...]) -> None:
@@ -33,7 +34,9 @@ def test_boundaries_are_a_text_a_list_or_one_length(given: Any, boundaries: tupl
         ("64,32", "entries must be monotonically increasing; was 64,32"),
         ("32,32", "entries must be monotonically increasing"),
         ("0,32", "entries must be positive; was 0"),
-        ("auto", "must be lengths such as 32,64,128, or none; was 'auto'"),
+        ("Auto", "must be lengths such as 32,64,128, auto or none; was 'Auto'"),
+        ("auto,64", "must be lengths"),
+        (["auto"], "must be lengths"),
         ("32,,64", "must be lengths"),
         ([32.5], "must be lengths"),
         ([True], "must be lengths"),

@@ -184,7 +184,7 @@ def test_a_scenario_with_lengths_reads_back_as_it_was_written() -> None:
 
 
 SEARCHED = changed(
-    SMALL, ("    max_batch_size:", "    length_buckets: [none, [32, 64], 128]\n    max_batch_size:")
+    SMALL, ("    max_batch_size:", "    length_buckets: [none, [32, 64], 128, auto]\n    max_batch_size:")
 )
 
 
@@ -193,11 +193,14 @@ def test_buckets_are_searched_and_none_means_what_the_server_does_without() -> N
     space = Space(scenario)
     found = [
         scenario.configuration({"max_batch_size": 4, "length_buckets": value})
-        for value in ("none", (32, 64), 128)
+        for value in ("none", (32, 64), 128, "auto")
     ]
-    assert [one.flags for one in found] == [(), (("length_buckets", "32,64"),), (("length_buckets", "128"),)]
+    assert [one.flags for one in found] == [
+        (),
+        *((("length_buckets", text),) for text in ("32,64", "128", "auto")),
+    ]
     assert [space.locate(one) for one in found] == [
-        {"length_buckets": value, "max_batch_size": 4} for value in ("none", (32, 64), 128)
+        {"length_buckets": value, "max_batch_size": 4} for value in ("none", (32, 64), 128, "auto")
     ]
     assert all(lies_inside(one, scenario) for one in found)
     assert not lies_inside(
@@ -211,12 +214,12 @@ def test_buckets_are_searched_and_none_means_what_the_server_does_without() -> N
     ("text", "words"),
     [
         (SEARCHED.replace("[32, 64]", "[64, 32]"), "search.space.length_buckets"),
-        (SEARCHED.replace("[32, 64]", "auto"), "search.space.length_buckets"),
+        (SEARCHED.replace("[32, 64]", "automatic"), "search.space.length_buckets"),
         (SEARCHED.replace("[32, 64]", "[]"), "search.space.length_buckets: length_buckets must be a list of"),
         *(
             (
                 changed(SMALL, ("load:", f"fixed: {{length_buckets: {empty}}}\nload:")),
-                "fixed.length_buckets: length_buckets must be a list of rising lengths, or none; is empty",
+                "fixed.length_buckets: length_buckets must be a list of rising lengths, auto or none; is empty",
             )
             for empty in ("[]", "''")
         ),

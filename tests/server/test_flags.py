@@ -261,6 +261,10 @@ def test_length_buckets_rise_and_mean_nothing_without_batching() -> None:
     flags = flags_of("--enable_batching", "--length_buckets=32,64")
     assert startup.batching_settings(flags).length_buckets == (32, 64)
     assert startup.batching_settings(flags_of()).length_buckets == ()
+    assert (
+        startup.batching_settings(flags_of("--enable_batching", "--length_buckets=auto")).length_buckets
+        == "auto"
+    )
     with pytest.raises(
         BatchingParametersError, match=r"length_buckets entries must be .* increasing; was 64,32"
     ):

@@ -138,6 +138,8 @@ def test_padding_is_told_by_length_bucket() -> None:
     page = """:batchtune:serving:length_bucket_rows_total{{bucket="32"}} {rows}
 :batchtune:serving:length_bucket_sent_elements_total{{bucket="32"}} {sent}
 :batchtune:serving:length_bucket_sent_elements_total{{bucket=">32"}} 50
+:batchtune:serving:length_bucket_batches_total{{bucket="32"}} {rows}
+:batchtune:serving:length_bucket_execution_micros_total{{bucket="32"}} {sent}.4
 :batchtune:serving:length_bucket_padding_elements_total{{bucket="32"}} {padding}
 """
     before, after = (
@@ -148,7 +150,8 @@ def test_padding_is_told_by_length_bucket() -> None:
         )
     )
     moved = activity(before, after)
-    assert moved.bucket_rows == {"32": 4}
+    assert moved.bucket_rows == moved.bucket_batches == {"32": 4}
+    assert moved.bucket_execution_micros == {"32": 100}
     assert moved.bucket_sent_elements == {"32": 100}
     assert padding_per_element([moved, None]) == 0.25
     assert bucket_text(moved) == "length padding: 20 % of the elements computed (bucket 32: 20 %)"

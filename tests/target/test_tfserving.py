@@ -141,6 +141,9 @@ def test_length_buckets_come_into_force_between_two_batches_and_other_flags_by_a
     bucketed = Configuration(batching=BATCHED.batching, flags=(("length_buckets", "32,64"),))
     assert target.apply(bucketed).how == "hot"
     assert read_parameters(target.endpoint) == bucketed
+    automatic = Configuration(batching=BATCHED.batching, flags=(("length_buckets", "auto"),))
+    assert target.apply(automatic).how == "hot"
+    assert read_parameters(target.endpoint) == automatic
     assert target.apply(BATCHED).how == "hot"
     assert read_parameters(target.endpoint) == BATCHED
     assert target.apply(Configuration(batching=None, flags=(("zero_padding", "true"),))).how == "restart"

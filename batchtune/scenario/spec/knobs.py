@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS, parse_length_buckets
+from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     PARAMETER_NAMES,
@@ -37,7 +37,7 @@ def configuration_of(
     values = {**fixed, **point}
     if values.get(LENGTH_BUCKETS) in ([], (), ""):
         raise BatchingParametersError(
-            f"{LENGTH_BUCKETS} must be a list of rising lengths, or {NO_BUCKETS}; is empty"
+            f"{LENGTH_BUCKETS} must be a list of rising lengths, {AUTO_BUCKETS} or {NO_BUCKETS}; is empty"
         )
     batching = {
         name: value for name, value in values.items() if name in PARAMETER_NAMES and value is not None

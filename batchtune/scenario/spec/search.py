@@ -250,7 +250,7 @@ class SearchSpec(Spec):
     space: dict[str, Space] = Field(
         default_factory=_default_space,
         description="values to try: max_batch_size, batch_timeout_micros, num_batch_threads, max_enqueued_batches, "
-        "allowed_batch_sizes (lists, powers_of_two or none), length_buckets (lists or none) and any server flag",
+        "allowed_batch_sizes (lists, powers_of_two or none), length_buckets (lists, auto or none) and any server flag",
     )
 
     @model_validator(mode="after")

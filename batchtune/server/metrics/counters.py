@@ -14,7 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 from batchtune.server.metrics.chain_use import ChainUse
 from batchtune.server.metrics.gpu import GpuReading
-from batchtune.server.metrics.length_use import LengthUse
+from batchtune.server.metrics.length_use import LengthUse, boundary_lines
 from batchtune.server.metrics.model_use import ModelUse
 from batchtune.server.metrics.prometheus_text import (
     Histogram,
@@ -43,11 +43,15 @@ _BATCHES_MAX = 16
 _LAG_BOUNDS = exponential_bounds(10, 2, 16)
 
 
-class QueueDepths(Protocol):
-    """Who knows how much waits to be batched."""
+class Queues(Protocol):
+    """Who knows how much waits to be batched, and where."""
 
     def queue_depths(self) -> tuple[int, int]:
         """(batches, rows) waiting now over all queues."""
+        ...
+
+    def length_boundaries(self) -> dict[str, tuple[int, ...]]:
+        """Those in force, of each session that has queues by length."""
         ...
 
 
@@ -101,7 +105,7 @@ class Metrics:
         self.stages = StageUse()
         self.emulated = False
         self.emulated_parallel = False
-        self.queue_depths: QueueDepths | None = None
+        self.queues: Queues | None = None
         self.gpus: Gpus | None = None
         self._lock = threading.Lock()
         self._request_counts: dict[tuple[str, str], int] = {}
@@ -240,7 +244,7 @@ class Metrics:
         return counts
 
     def _own_lines(self) -> list[str]:
-        batches, rows = (0, 0) if self.queue_depths is None else self.queue_depths.queue_depths()
+        batches, rows = (0, 0) if self.queues is None else self.queues.queue_depths()
         gauges = {
             "queue_depth_batches": batches,
             "queue_depth_rows": rows,
@@ -264,6 +268,7 @@ class Metrics:
                 _OURS + "batch_execution_micros_total", "counter", _labelled(by_size, self._execution_micros)
             ),
             *self._lengths.lines(_OURS),
+            *boundary_lines(_OURS, {} if self.queues is None else self.queues.length_boundaries()),
             *self.models.lines(_OURS),
             *self.chains.lines(_OURS),
             *self.stages.lines(_OURS),

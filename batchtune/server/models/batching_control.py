@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, parse_length_buckets
+from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import PARAMETER_NAMES, BatchingParameters, from_dict, to_dict, validate
 from batchtune.errors import BatchingParametersError
 from batchtune.server.models.servable import Servable
@@ -79,7 +79,9 @@ class BatchingControl:
         if settings.enabled:
             shown |= {"batch_scheduler": settings.scheduler, **to_dict(settings.parameters)}
         if settings.enabled and settings.length_buckets:
-            shown[LENGTH_BUCKETS] = list(settings.length_buckets)
+            shown[LENGTH_BUCKETS] = (
+                AUTO_BUCKETS if settings.length_buckets == AUTO_BUCKETS else list(settings.length_buckets)
+            )
         if settings.enabled and settings.models:
             shown[_MODELS] = {name: to_dict(own) for name, own in settings.models.items()}
         return shown
@@ -88,9 +90,9 @@ class BatchingControl:
         """Put other parameters in force; returns what then is. Blocks for milliseconds.
 
         `wanted` holds what `in_force` shows; enable_batching absent means true, batch_scheduler absent means the
-        present one, and so length_buckets (32,64 or a list, "none"); any other field absent means the server's default.
-        They hold for every model alike, but for those that `models` names ({NAME: {max_batch_size: …}}), whose own hold
-        in place of them; the threads are shared.
+        present one, and so length_buckets (a list, "32,64", "auto", "none"); any other field absent means the server's
+        default. They hold for every model alike, but for those that `models` names ({NAME: {max_batch_size: …}}), whose
+        own hold in place of them; the threads are shared.
         Batches under way and requests queued under the old parameters are still answered under them.
 
         Raises:
@@ -124,6 +126,10 @@ class BatchingControl:
     def queue_depths(self) -> tuple[int, int]:
         """(batches, rows) waiting now over all queues in use."""
         return self._pool.queue_depths()
+
+    def length_boundaries(self) -> dict[str, tuple[int, ...]]:
+        """Between which lengths each session tells requests apart now."""
+        return self._pool.length_boundaries()
 
     def close(self) -> None:
         """Answer everything that is queued, then end all threads."""

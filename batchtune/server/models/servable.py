@@ -150,7 +150,9 @@ class Servable:
                             stages.around(name, metered),
                             stages.batched_signature(name, model),
                         )
-                    by_run[key] = pool.open(signature, metered, own=own)
+                    by_run[key] = pool.open(
+                        signature, metered, own=own, name=f"{self.name}/{self.version}/{name}"
+                    )
                 sessions[name] = by_run[key]
             model.prepare(expected_sizes(parameters), pool.settings.num_batch_threads if batched else None)
         except Exception:

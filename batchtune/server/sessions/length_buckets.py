@@ -2,16 +2,20 @@
 
 The length of a request is the largest size of any dimension that its signature leaves open, the rows aside. A queue
 takes lengths above the boundary before its own up to its own, the last queue whatever is longer; so a batch is padded
-no further than its boundary. Each has its own `max_enqueued_batches`, as each signature has in TF Serving.
+no further than its boundary. Each has its own `max_enqueued_batches`, as each signature has in TF Serving. Boundaries
+are given, or chosen from the lengths that come (`auto_buckets`).
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from batchtune.server.backends.model import Tensors
+from batchtune.server.log import say
+from batchtune.server.sessions.auto_buckets import LengthWindow, better_boundaries, computed_elements
 from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.request import BatchObserver, BatchRecord, Done, Request
 from batchtune.wire.signature import Signature, TensorSpec
@@ -23,7 +27,9 @@ class LengthBuckets:
     """A batching session for each range of lengths; the same `submit` as one session.
 
     `open_session` makes one for the observer that counts its batches under the bucket's name: its boundary, `>` and the
-    last boundary for what is longer.
+    last boundary for what is longer, "" for all lengths. With a `window` other boundaries come into force where the
+    lengths that came call for them: later requests have new queues, what waits in the old ones is answered there, those
+    that are tried again (`settle` waits for them) included.
     """
 
     def __init__(
@@ -33,29 +39,82 @@ class LengthBuckets:
         *,
         observer: BatchObserver,
         open_session: Callable[[BatchObserver], BatchingSession],
+        name: str = "",
+        window: LengthWindow | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        self._boundaries = boundaries
+        self.name = name
+        self.boundaries = boundaries
         self._open_axes = tuple(open_axes.items())
-        names = [*map(str, boundaries), f">{boundaries[-1]}"]
-        self._sessions = [open_session(_OfBucket(observer, name)) for name in names]
+        self._observer = observer
+        self._open_session: Callable[[BatchObserver], BatchingSession] | None = open_session
+        self._window = window
+        self._settle = settle
+        self._sessions = self._opened(boundaries, open_session)
+        self._left: list[BatchingSession] = []  # of earlier boundaries, until what they have is answered
+        self._leaving: list[threading.Thread] = []
 
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Request | None:
         """As `BatchingSession.submit`, in the queue of the request's length."""
-        bucket = bisect_left(self._boundaries, self._length(inputs))
-        return self._sessions[bucket].submit(inputs, output_names, deadline_ns, done)
+        length = self._length(inputs)
+        request = self._sessions[bisect_left(self.boundaries, length)].submit(
+            inputs, output_names, deadline_ns, done
+        )
+        if self._window is not None and request is not None and self._window.add(length, request.size):
+            self._follow(self._window.take())
+        return request
 
     def close(self) -> None:
         """Refuse new requests and return when all queued ones are answered."""
         for session in self._sessions:
             session.close()
+        for thread in self._leaving:
+            thread.join()
+        self._open_session = None  # it refers to the model
 
     @property
     def queue_depth(self) -> tuple[int, int]:
         """(batches, rows) that wait."""
-        depths = [session.queue_depth for session in self._sessions]
+        depths = [session.queue_depth for session in (*self._sessions, *self._left)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
+
+    def _opened(
+        self, boundaries: tuple[int, ...], open_session: Callable[[BatchObserver], BatchingSession]
+    ) -> list[BatchingSession]:
+        names = [*map(str, boundaries), f">{boundaries[-1]}"] if boundaries else [""]
+        return [open_session(_OfBucket(self._observer, name)) for name in names]
+
+    def _follow(self, rows_by_length: dict[int, int]) -> None:
+        """On the thread that submits, 1 ms for each window: no request is given to a queue that closes."""
+        boundaries = better_boundaries(rows_by_length, self.boundaries)
+        if boundaries == self.boundaries or self._open_session is None:
+            return
+        ratio = computed_elements(rows_by_length, boundaries) / computed_elements(
+            rows_by_length, self.boundaries
+        )
+        self._left += self._sessions
+        old, self._sessions = self._sessions, self._opened(boundaries, self._open_session)
+        self.boundaries = boundaries
+        lengths = ",".join(map(str, boundaries)) or "none"
+        text = (
+            f"length_buckets of {self.name}: {lengths} by the last {sum(rows_by_length.values()):,} rows; "
+            f"{1.0 - ratio:.0%} less to compute than before"
+        )
+        self._leaving = [thread for thread in self._leaving if thread.is_alive()]
+        self._leaving.append(
+            threading.Thread(target=self._leave, args=(old, text), name="leave_old_buckets", daemon=True)
+        )
+        self._leaving[-1].start()
+
+    def _leave(self, sessions: list[BatchingSession], text: str) -> None:
+        """On a thread of its own: to say something may block, as the rest does."""
+        say(text)
+        self._settle()
+        for session in sessions:
+            session.close()
+            self._left.remove(session)
 
     def _length(self, inputs: Tensors) -> int:
         """0 where the inputs are not those of the signature: whichever session gets them refuses them."""

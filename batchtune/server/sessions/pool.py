@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS
+from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, Boundaries, format_length_buckets
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
@@ -25,6 +25,7 @@ from batchtune.server.backends.model import Runner
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.server.scheduling.queue_options import QueueOptions
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
+from batchtune.server.sessions.auto_buckets import LengthWindow
 from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
 from batchtune.server.sessions.length_buckets import LengthBuckets, open_axes_of
 from batchtune.server.sessions.merging import LengthPadding
@@ -47,8 +48,9 @@ class BatchingSettings:
     `per_model`: each version directory's batching_params.pbtxt replaces `parameters` but for the threads, and a
     version without one is not batched. `retry_max_time_micros` 0: a full queue fails at once.
     `default_num_batch_threads` applies where `parameters` has none. `length_buckets`: the lengths up to which requests
-    share a queue, rising, padded to the longest of their batch; () means one queue, as in TF Serving. `models` are the
-    parameters of single models by name, put in force by the tuning API in place of the files' and of `parameters`.
+    share a queue, rising, padded to the longest of their batch; () means one queue, as in TF Serving, "auto"
+    that they are chosen from the lengths that come. `models` are the parameters of single models by name, put in force
+    by the tuning API in place of the files' and of `parameters`.
     """
 
     enabled: bool = False
@@ -59,7 +61,7 @@ class BatchingSettings:
     retry_max_time_micros: int = 0
     retry_delay_micros: int = 100
     default_num_batch_threads: int | None = None
-    length_buckets: tuple[int, ...] = ()
+    length_buckets: Boundaries = ()
     models: Mapping[str, BatchingParameters] = field(default_factory=dict)
 
     @property
@@ -93,7 +95,7 @@ def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:
         "num_batch_threads": settings.num_batch_threads,
         "allowed_batch_sizes": ",".join(map(str, options.allowed_batch_sizes)),
         "max_execution_batch_size": options.max_execution_batch_size,
-        LENGTH_BUCKETS: ",".join(map(str, settings.length_buckets)),
+        LENGTH_BUCKETS: format_length_buckets(settings.length_buckets) if settings.length_buckets else "",
     }
     return ", ".join(f"{name} {value}" for name, value in values.items() if value not in {None, ""})
 
@@ -136,8 +138,10 @@ class SessionPool:
                 )
             )
 
-    def open(self, signature: Signature, run: Runner, *, own: BatchingParameters | None) -> Session:
-        """A session for one signature; `own` are the parameters of the model's own file.
+    def open(
+        self, signature: Signature, run: Runner, *, own: BatchingParameters | None, name: str = ""
+    ) -> Session:
+        """A session for one signature; `own` are the parameters of the model's own file, `name` what it is told by.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule.
@@ -155,7 +159,7 @@ class SessionPool:
                     "batch_timeout_micros must be positive for the streaming scheduler: it never runs a batch that "
                     "neither fills up nor times out"
                 )
-            session = self._batching(self._scheduler, signature, run, parameters)
+            session = self._batching(self._scheduler, signature, run, parameters, name)
             self._batched.append(session)
             return session
 
@@ -172,10 +176,15 @@ class SessionPool:
         depths = [session.queue_depth for session in tuple(self._batched)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
+    def length_boundaries(self) -> dict[str, tuple[int, ...]]:
+        """Of each session with length buckets, by name."""
+        batched = tuple(self._batched)
+        return {session.name: session.boundaries for session in batched if isinstance(session, LengthBuckets)}
+
     def close(self) -> None:
         """Answer everything that is queued, then end the threads."""
+        self._wait_for_retries()
         if self._retrier is not None:
-            self._retrier.wait_until_idle(_RETRIES_LIMIT_S)
             self._retrier.close()
         while (session := self._next_batched()) is not None:
             session.close()
@@ -185,7 +194,12 @@ class SessionPool:
             self._handlers.close()
 
     def _batching(
-        self, scheduler: SessionScheduler, signature: Signature, run: Runner, parameters: BatchingParameters
+        self,
+        scheduler: SessionScheduler,
+        signature: Signature,
+        run: Runner,
+        parameters: BatchingParameters,
+        name: str,
     ) -> BatchingSession | LengthBuckets:
         """One queue, or one for each length bucket where the signature leaves a length open."""
         boundaries, axes = self.settings.length_buckets, open_axes_of(signature)
@@ -207,7 +221,19 @@ class SessionPool:
 
         if not bucketed:
             return open_session(self._observer)
-        return LengthBuckets(boundaries, axes, observer=self._observer, open_session=open_session)
+        return LengthBuckets(
+            () if boundaries == AUTO_BUCKETS else boundaries,
+            axes,
+            name=name,
+            observer=self._observer,
+            open_session=open_session,
+            window=LengthWindow() if boundaries == AUTO_BUCKETS else None,
+            settle=self._wait_for_retries,
+        )
+
+    def _wait_for_retries(self) -> None:
+        if self._retrier is not None:
+            self._retrier.wait_until_idle(_RETRIES_LIMIT_S)
 
     def _next_batched(self) -> BatchingSession | LengthBuckets | None:
         with self._lock:  # a version that ends at the same time forgets its own

@@ -168,17 +168,24 @@ def test_busy_time_counts_overlapping_runs_once(monkeypatch: pytest.MonkeyPatch)
     assert device.in_flight == 0
 
 
-def test_queue_depths_come_from_the_sessions_in_force() -> None:
+def test_queue_depths_and_length_boundaries_come_from_the_sessions_in_force() -> None:
     class Depths:
         def queue_depths(self) -> tuple[int, int]:
             return 2, 17
 
+        def length_boundaries(self) -> dict[str, tuple[int, ...]]:
+            return {"m/1/s": (32, 64), "m/2/s": ()}
+
     metrics = Metrics()
-    metrics.queue_depths = Depths()
+    metrics.queues = Depths()
     metrics.emulated = True
     assert lines(metrics, "queue_depth") == [
         ":batchtune:serving:queue_depth_batches{} 2",
         ":batchtune:serving:queue_depth_rows{} 17",
+    ]
+    assert lines(metrics, "length_buckets{") == [
+        ':batchtune:serving:length_buckets{session="m/1/s",boundaries="32,64"} 1',
+        ':batchtune:serving:length_buckets{session="m/2/s",boundaries=""} 1',
     ]
     assert lines(metrics, "emulated_device{") == [":batchtune:serving:emulated_device{} 1"]
 

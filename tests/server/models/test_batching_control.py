@@ -62,7 +62,7 @@ class Server:
         self.control = BatchingControl(
             settings, observer=self.metrics, deliver=port.deliver, on_loop=port.run_soon
         )
-        self.metrics.queue_depths = self.control
+        self.metrics.queues = self.control
         self.model = GatedModel()
         x, y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
         signature = Signature(name="s", method_name="tensorflow/serving/predict", inputs=(x,), outputs=(y,))
@@ -523,6 +523,7 @@ def test_length_buckets_are_replaced_like_parameters_and_stay_until_they_are() -
         with pytest.raises(BatchingParametersError, match="length_buckets entries must be"):
             await server.replace({"length_buckets": [64, 32]})
         assert server.control.in_force()["length_buckets"] == [32, 64]
+        assert (await server.replace({"length_buckets": "auto"}))["length_buckets"] == "auto"
         assert "length_buckets" not in await server.replace({"length_buckets": "none"})
         assert "length_buckets" not in await server.replace(
             {"enable_batching": False, "length_buckets": [32]}

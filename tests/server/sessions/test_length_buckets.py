@@ -37,11 +37,11 @@ class Server:
         parameters = BatchingParameters(
             max_batch_size=8, batch_timeout_micros=LONG_US, num_batch_threads=1, max_enqueued_batches=1
         )
-        self.observer = observer or Observer()
+        self.observer: Any = observer or Observer()
         self.batches: list[list[list[int]]] = []
         self.settings = BatchingSettings(enabled=True, parameters=parameters, **settings)
         self.pool = SessionPool(self.settings, observer=self.observer, deliver=self.deliver)
-        self.session: Session = self.pool.open(of, self.run, own=None)
+        self.session: Session = self.pool.open(of, self.run, own=None, name="m/1/s")
 
     def run(self, inputs: Tensors) -> Tensors:
         self.batches.append(inputs["x"].tolist())
@@ -186,8 +186,10 @@ def test_rows_and_padding_are_told_by_bucket(served: list[Server]) -> None:
     for row in ((1,), (1, 2), (1, 2, 3)):
         server.ask(*row)
     server.pool.close()
-    lines = [line for line in metrics.render().splitlines() if "length_bucket" in line and "#" not in line]
-    assert sorted(lines) == [
+    lines = [line for line in metrics.render().splitlines() if "length_bucket_" in line and "#" not in line]
+    assert sorted(line for line in lines if "execution_micros" not in line) == [
+        ':batchtune:serving:length_bucket_batches_total{bucket="2"} 1',
+        ':batchtune:serving:length_bucket_batches_total{bucket="4"} 1',
         ':batchtune:serving:length_bucket_padding_elements_total{bucket="2"} 1',
         ':batchtune:serving:length_bucket_padding_elements_total{bucket="4"} 0',
         ':batchtune:serving:length_bucket_rows_total{bucket="2"} 2',

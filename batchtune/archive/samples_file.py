@@ -32,6 +32,8 @@ def to_parquet(samples: Samples) -> bytes:
         "pauses_ns": list(samples.pauses_ns),
         "workers": [asdict(share) for share in samples.workers],
         "endpoints": list(samples.endpoints),
+        "one_in": samples.one_in,
+        "failures": samples.failures,
     }
     columns = {name: getattr(samples, name) for name in COLUMNS}
     for name in ("worker", "endpoint"):
@@ -47,7 +49,7 @@ def to_parquet(samples: Samples) -> bytes:
 
 
 def read_parquet(path: Path) -> Samples:
-    """The samples in a file; one older than `pauses_ns`, `workers` or `endpoints` has none.
+    """The samples in a file; one older than `pauses_ns`, `workers`, `endpoints` or `one_in` has none.
 
     Raises:
         ArchiveError: missing, corrupt or of another schema.

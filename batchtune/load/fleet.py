@@ -20,7 +20,7 @@ from batchtune.errors import BatchtuneError, MeasurementInvalidError
 from batchtune.interrupts import interrupts_noted
 from batchtune.load.live import LiveAggregate, LiveView
 from batchtune.load.record.columns import Columns, new_memory
-from batchtune.load.record.samples import Samples, merge, merge_endpoints
+from batchtune.load.record.samples import KEPT_MAX, Samples, kept_one_in, merge, merge_endpoints
 from batchtune.load.worker import process as load_process
 from batchtune.load.worker.child import start_undisturbed
 from batchtune.load.worker.job import LoadJob, WorkerJob, samples_of, split
@@ -61,15 +61,19 @@ class LoadFleet:
     """A context manager around `processes` workers; `run` may be called any number of times, one job at a time.
 
     `cpus`: the CPUs that the workers may use, dealt out in turn; None: all. A fleet whose worker died, or that was
-    closed, starts afresh with the next `run`.
+    closed, starts afresh with the next `run`. Of more than about `kept_max` requests of a job some are drawn, and their
+    samples say so (`Samples.one_in`).
     """
 
-    def __init__(self, *, processes: int = 1, cpus: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, *, processes: int = 1, cpus: Sequence[int] | None = None, kept_max: int = KEPT_MAX
+    ) -> None:
         if processes < 1:
             raise ValueError("a fleet needs at least one process")
         require_cpus("load.cpus", cpus)
         self.processes = processes
         self._cpus = tuple(cpus) if cpus is not None else None
+        self._kept_max = kept_max
         self._workers: list[_Worker] = []
         self._scratch: ScratchFolder | None = None
 
@@ -227,8 +231,10 @@ class LoadFleet:
                 self._tell(load_process.Stop())
             if time.monotonic() > give_up:
                 raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
+        issued = sum(report.issued for worker in done.values() for report in worker.reports)
+        one_in = kept_one_in(issued, self._kept_max)
         return [
-            _of_worker(of_worker, done[worker.number], share, start_ns)
+            _of_worker(of_worker, done[worker.number], share, start_ns, one_in)
             for of_worker, worker, share in zip(tables, self._workers, shares, strict=True)
         ]
 
@@ -286,11 +292,11 @@ def summed_up(
 
 
 def _of_worker(
-    tables: Sequence[Columns], done: load_process.Done, share: Sequence[WorkerJob], start_ns: int
+    tables: Sequence[Columns], done: load_process.Done, share: Sequence[WorkerJob], start_ns: int, one_in: int
 ) -> Samples:
     """What one worker sent, whichever endpoints it went to."""
     parts = [
-        samples_of(table, report, part, start_ns)
+        samples_of(table, report, part, start_ns, one_in=one_in)
         for table, report, part in zip(tables, done.reports, share, strict=True)
     ]
     return merge_endpoints(parts, [part.endpoint.authority(part.requests.transport) for part in share])

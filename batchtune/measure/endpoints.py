@@ -69,8 +69,8 @@ def _figures_of(samples: Samples, window: Window, number: int) -> EndpointFigure
     count = int(np.count_nonzero(due))
     return EndpointFigures(
         endpoint=samples.endpoints[number],
-        requests=count,
-        throughput_rps=answered / window.seconds if window.seconds else math.nan,
+        requests=samples.one_in * count,
+        throughput_rps=samples.one_in * answered / window.seconds if window.seconds else math.nan,
         p50_s=quantiles["p50"],
         p95_s=quantiles["p95"],
         error_ratio=int(np.count_nonzero(due & ~good)) / count if count else 0.0,

@@ -41,7 +41,8 @@ class Measurement:
     `latency_mean_s` is over good answers. `errors` counts by class. `misses` are the requests over the SLO's primary
     limit (failed ones included; without an SLO only these), `design_effect` says how far they come together.
     `verdict` is None without an SLO. `endpoints`: the same by replica, where requests went to several. `canary_s` is
-    how long a fixed loop took on the host, before or after the run, whichever was faster; None: nobody timed one.
+    how long a fixed loop took on the host, before or after the run, whichever was faster; None: nobody timed one. Where
+    of a load one request in so many was kept (`Samples.one_in`), counts and `design_effect` are multiplied by that.
     """
 
     requests: int
@@ -114,14 +115,15 @@ def measure(
     window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
     activity = None if activity is None else _while_loaded(activity, samples.wall_s)
     run = counted_requests(samples, window, activity)
-    good = samples.status == Status.OK
+    good, one_in = samples.status == Status.OK, samples.one_in
     answered = run.latencies_s[np.isfinite(run.latencies_s)]
     latency_s = latency_quantiles(run.latencies_s, run.due_ns)
     limit = None if slo is None else primary_limit(slo)
     limit_s = limit.seconds if limit is not None else _finite(latency_s["p95"].value)
     client = client_activity(samples, window, limit_s=limit_s)
     done_ns, ends = samples.done_ns[good], (window.start_ns, window.end_ns)
-    throughput_rps = rate_estimate(done_ns, ends)
+    rows = samples.rows[good].astype(np.float64)
+    throughput_rps = rate_estimate(done_ns, ends, weights=np.full(len(done_ns), float(one_in)))
     errors = error_counts(samples, window)
     noted = (
         *client_caveats(
@@ -129,6 +131,7 @@ def measure(
         ),
         *worker_caveats(samples, window, limit_s=limit_s),
         *_own_caveats(run, window, errors),
+        *_thinned_caveats(samples),
         *_server_caveats(activity),
         *notes,
     )
@@ -136,22 +139,23 @@ def measure(
     verdict, reason = (None, "") if slo is None else judge(run, slo, noted)
     distrust = (*noted, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
     return Measurement(
-        requests=len(run.due_ns),
+        requests=one_in * len(run.due_ns),
         window_s=window.seconds,
         offered_rps=samples.offered_rps,
         concurrency=samples.concurrency,
         throughput_rps=throughput_rps,
-        throughput_rows_per_s=rate_estimate(done_ns, ends, weights=samples.rows[good].astype(np.float64)),
-        goodput_rps=_goodput_rps(samples, good, window, limit),
+        throughput_rows_per_s=rate_estimate(done_ns, ends, weights=one_in * rows),
+        goodput_rps=one_in * _goodput_rps(samples, good, window, limit),
         latency_s=latency_s,
         latency_mean_s=float(answered.mean()) if len(answered) else math.nan,
-        error_ratio=sum(errors.values()) / len(run.due_ns) if len(run.due_ns) else 0.0,
+        error_ratio=sum(errors.values()) / (one_in * len(run.due_ns)) if len(run.due_ns) else 0.0,
         errors=errors,
         send_lag_p99_s=client.send_lag_p99_s,
         client_cpu_ratio=client.cpu_ratio,
         client_cpu_per_request_s=client.cpu_per_request_s,
-        misses=int(np.count_nonzero(run.latencies_s > (limit.seconds if limit is not None else _LONGEST_S))),
-        design_effect=run.design_effect(limit_s),
+        misses=one_in
+        * int(np.count_nonzero(run.latencies_s > (limit.seconds if limit is not None else _LONGEST_S))),
+        design_effect=one_in * run.design_effect(limit_s),
         server=activity,
         verdict=verdict,
         verdict_reason=reason,
@@ -185,7 +189,8 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
         classes = ", ".join(f"{name} {count}" for name, count in errors.items())
         first = _first_text(run.samples, errors)
         failed = sum(errors.values())
-        caveats.append(caveat("errors", errors=failed, requests=requests, classes=classes, first_text=first))
+        figures = {"errors": failed, "requests": requests * run.samples.one_in}
+        caveats.append(caveat("errors", **figures, classes=classes, first_text=first))
     if not window.steady:
         caveats.append(caveat("not_steady"))
     done = int(np.count_nonzero(window.holds(run.samples.done_ns)))
@@ -194,6 +199,12 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
     if run.samples.stopped_early:
         caveats.append(caveat("stopped_early", elapsed_s=window.end_ns / 1e9))
     return caveats
+
+
+def _thinned_caveats(samples: Samples) -> list[Caveat]:
+    one_in = samples.one_in
+    figures = {"one_in": one_in, "requests": one_in * len(samples), "kept": len(samples)}
+    return [caveat("thinned", **figures, failures=samples.failures or 0)] if one_in > 1 else []
 
 
 def _first_text(samples: Samples, errors: Mapping[str, int]) -> str:

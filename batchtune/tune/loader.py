@@ -295,6 +295,7 @@ def _loaded_cpus(scenario: Scenario) -> frozenset[int]:
 def _cut_caveats(arrivals: Arrivals, samples: Samples) -> tuple[Caveat, ...]:
     """Say so where the time was over before the number of requests that was asked for."""
     asked = arrivals.requests_max if isinstance(arrivals, ClosedLoop) else None
-    if asked is None or len(samples) >= asked:
+    requests = samples.one_in * len(samples)
+    if asked is None or requests >= asked:
         return ()
-    return (caveat("requests_cut", requests=len(samples), asked=asked),)
+    return (caveat("requests_cut", requests=requests, asked=asked),)

@@ -57,6 +57,18 @@ def test_two_workers_send_one_schedule_between_them(fleet: LoadFleet, server: Sc
     assert sent == sorted(list(range(5)) * 40)
 
 
+def test_of_more_requests_than_are_kept_some_are_drawn(
+    fleet: LoadFleet, server: ScriptedHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_kept_max", 30)
+    schedule = evenly(1000, 0.1)
+    samples = fleet.run(a_job("rest", server.port, schedule))
+    assert (samples.one_in, samples.failures) == (4, 0)
+    assert len(samples) == 26  # of each worker's 50 one in 4: 13
+    assert set(samples.due_ns.tolist()) <= set(schedule.due_ns.tolist())
+    assert (samples.latency_ns > 0).all()
+
+
 def test_a_fleet_runs_one_job_after_another(fleet: LoadFleet, server: ScriptedHttp) -> None:
     for users in (1, 3):
         samples = fleet.run(a_job("rest", server.port, closed(users, 50)))

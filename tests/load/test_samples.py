@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batchtune.load.live import LiveView
 from batchtune.load.record import failures
 from batchtune.load.record.columns import ENDED, ISSUED, OLDEST_PENDING, Columns, new_memory
-from batchtune.load.record.samples import NEVER_NS, Samples, Status, merge
+from batchtune.load.record.samples import NEVER_NS, Samples, Status, drawn_rows, kept_one_in, merge
 from batchtune.load.worker.job import LoadJob, WorkerReport, samples_of, split
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import a_job, evenly, requests_for
@@ -54,6 +54,30 @@ def test_merging_interleaves_parts_by_due_time_and_adds_what_adds() -> None:
     assert (merged.wall_s, merged.client_cpu_s, merged.client_cores, merged.concurrency) == (3.0, 1.0, 2, 4)
     assert merged.error_texts == {"OK": "first"}
     assert merged.notes == ("coarse",)
+
+
+@given(count=st.integers(0, 500), one_in=st.integers(1, 60))
+def test_of_so_many_rows_in_turn_one_is_drawn(count: int, one_in: int) -> None:
+    rows = drawn_rows(count, one_in)
+    assert (rows // one_in).tolist() == list(range(-(-count // one_in)))
+    assert (rows < count).all()
+
+
+def test_rows_are_not_drawn_at_a_stride_that_payloads_may_have() -> None:
+    assert np.bincount(drawn_rows(40_000, 4) % 4).min() > 2_300  # of 2,500 each; 1 in 100,000 by chance
+
+
+def test_no_more_are_kept_than_asked_for() -> None:
+    assert [kept_one_in(count, 100) for count in (0, 100, 101, 1000, 1001)] == [1, 1, 2, 10, 11]
+
+
+def test_thinned_samples_know_how_many_of_all_failed() -> None:
+    parts = [some_samples(list(range(begin, 100, 2))).thinned(5) for begin in (0, 1)]
+    failed = some_samples(list(range(100)), status=Status.RESET).thinned(5)
+    merged = merge([*parts, failed])
+    assert (len(merged), merged.one_in, merged.failures) == (40, 5, 100)
+    whole = some_samples([1, 2])
+    assert whole.thinned(1) is whole
 
 
 def test_parts_without_a_common_start_are_not_merged() -> None:
@@ -167,6 +191,12 @@ def test_gathering_takes_what_was_issued_and_says_never_where_it_never_was(colum
     assert samples.connection_wait_ns.tolist() == [0, 0, 0, 4]
     assert samples.status.tolist() == [Status.OK, Status.OK, Status.UNSENT, Status.UNFINISHED]
     assert send_lag_ns(samples).tolist() == [1, 1, 1]
+    drawn = samples_of(columns, a_report(4), part, start, one_in=2)
+    places = drawn.due_ns.tolist()
+    assert [place // 2 for place in places] == [0, 1]
+    assert (drawn.one_in, drawn.failures) == (2, 2)
+    assert drawn.sent_ns.tolist() == samples.sent_ns[places].tolist()
+    assert drawn.rows.tolist() == samples.rows[places].tolist()
 
 
 @pytest.fixture

@@ -53,6 +53,34 @@ def test_rows_weigh_in_the_row_rate() -> None:
     assert result.throughput_rows_per_s.value == pytest.approx(5 * result.throughput_rps.value)
 
 
+def test_some_of_many_requests_tell_what_all_do_and_say_so() -> None:
+    generator = np.random.default_rng(2)
+    due_s = np.sort(generator.uniform(0.0, 5.0, 40_000))
+    status = np.where(generator.random(len(due_s)) < 0.02, Status.RESET, Status.OK).astype(np.uint8)
+    latency_s = generator.exponential(0.01, len(due_s))
+    whole = make_samples(due_s, latency_s, status=status, rows=2, offered_rps=8000.0)
+    every, some = (
+        measure(samples, warm_up_s=1.0, slo=p95_within(0.1), duration_s=5.0)
+        for samples in (whole, whole.thinned(8))
+    )
+    assert some.requests == pytest.approx(every.requests, rel=0.005)
+    for figure in ("throughput_rps", "throughput_rows_per_s"):
+        estimate = getattr(some, figure)
+        assert estimate.low < getattr(every, figure).value < estimate.high
+        assert estimate.half_width_ratio < 0.05
+    assert some.goodput_rps == pytest.approx(every.goodput_rps, rel=0.01)
+    for quantile in ("p50", "p90", "p95"):
+        assert some.latency_s[quantile].low < every.latency_s[quantile].value < some.latency_s[quantile].high
+    assert some.error_ratio == pytest.approx(every.error_ratio, abs=0.008)  # 4 standard errors
+    assert some.errors["reset"] == pytest.approx(some.error_ratio * some.requests)
+    assert some.client_cpu_per_request_s == pytest.approx(every.client_cpu_per_request_s, rel=0.05)
+    assert some.requests / some.design_effect <= 5_000
+    assert "thinned" not in codes(every)
+    text = next(each.text for each in some.caveats if each.code == "thinned")
+    assert text.startswith("of about 40,000 requests one in 8, drawn at random, was kept: ")
+    assert text.endswith(f"are of 5,000, counts are multiplied; {np.count_nonzero(status):,} of all failed")
+
+
 def test_a_kept_promise_passes_and_a_broken_one_fails() -> None:
     generator = np.random.default_rng(1)
     samples = make_samples(EVENLY, generator.exponential(0.01, len(EVENLY)), offered_rps=500.0)

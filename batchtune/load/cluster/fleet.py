@@ -34,7 +34,7 @@ from batchtune.load.fleet import (
     summed_up,
 )
 from batchtune.load.live import LiveAggregate, together
-from batchtune.load.record.samples import Samples, joined
+from batchtune.load.record.samples import KEPT_MAX, Samples, joined, kept_one_in
 from batchtune.load.worker.job import LoadJob, WorkerJob, split
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.units import counted
@@ -76,6 +76,7 @@ class ClusterFleet:
         now_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
         chunk_rows: int = CHUNK_ROWS,
+        kept_max: int = KEPT_MAX,
     ) -> None:
         self._cluster = cluster
         self._cpus = None if cpus is None else tuple(cpus)
@@ -83,6 +84,7 @@ class ClusterFleet:
         self._now_ns = now_ns
         self._sleep = sleep
         self._chunk_rows = chunk_rows
+        self._kept_max = kept_max
         self._workers: list[Worker] = []
         self._asked = 0
 
@@ -210,7 +212,7 @@ class ClusterFleet:
         limit_s = parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         self._await_end(start_ns + int(limit_s * 1e9), interrupts, on_progress, should_stop)
         accounts = self._clock_accounts(before)
-        samples = [replace(self._collected(worker), started_ns=start_ns) for worker in self._workers]
+        samples = [replace(part, started_ns=start_ns) for part in self._collected()]
         names = [worker.name for worker in self._workers]
         whole = summed_up(job, samples, client_cores=self.client_cores, names=names)
         clocks = (f"{name}: {account.text()}" for name, account in zip(names, accounts, strict=True))
@@ -282,11 +284,21 @@ class ClusterFleet:
                 raise LostWorker(worker, f"its clock was set or held under the load ({account.text()})")
         return accounts
 
-    def _collected(self, worker: Worker) -> Samples:
-        with blaming(worker):
-            count = worker.host.count()
-            firsts = range(0, max(count, 1), self._chunk_rows)
-            return joined([worker.host.rows(first, min(first + self._chunk_rows, count)) for first in firsts])
+    def _collected(self) -> list[Samples]:
+        """What each worker sent; of more requests than are kept some, drawn on their way here."""
+        counts, parts = [], []
+        for worker in self._workers:
+            with blaming(worker):
+                counts.append(worker.host.count())
+        one_in = kept_one_in(sum(counts), self._kept_max)
+        step = self._chunk_rows * one_in
+        for worker, count in zip(self._workers, counts, strict=True):
+            with blaming(worker):
+                firsts = range(0, max(count, 1), step)
+                parts.append(
+                    joined([worker.host.rows(first, min(first + step, count), one_in) for first in firsts])
+                )
+        return parts
 
     def _lost(self, worker: Worker, why: str) -> WorkerLostError:
         """Part with a worker; the others are stopped, and go on if they are enough."""

@@ -74,8 +74,11 @@ class Host(Protocol):
     def count(self) -> int:
         """How many rows the ended part has."""
 
-    def rows(self, first: int, last: int) -> Samples:
-        """Rows `first` to `last`, without `last`, of the ended part; times from the start, by the host's own clock."""
+    def rows(self, first: int, last: int, one_in: int) -> Samples:
+        """Rows `first` to `last`, without `last`, of the ended part, or one of so many of them, drawn at random.
+
+        Times are from the start, by the host's own clock.
+        """
 
     def client_max_rps(self, requests: RequestSet) -> float:
         """What this worker can send at most, to a server beside it that does nothing."""

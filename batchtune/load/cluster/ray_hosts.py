@@ -88,8 +88,8 @@ class RayHost:
         count: int = self._ask("count")
         return count
 
-    def rows(self, first: int, last: int) -> Samples:
-        rows: Samples = self._ask("rows", first, last, limit_s=LONG_CALL_LIMIT_S)
+    def rows(self, first: int, last: int, one_in: int) -> Samples:
+        rows: Samples = self._ask("rows", first, last, one_in, limit_s=LONG_CALL_LIMIT_S)
         return rows
 
     def client_max_rps(self, requests: RequestSet) -> float:

@@ -6,6 +6,7 @@ that sends.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Station:
         return this_place()
 
     def open(self, cpu: int) -> None:
-        fleet = LoadFleet(cpus=(cpu,))
+        fleet = LoadFleet(cpus=(cpu,), kept_max=sys.maxsize)  # the head says how many it keeps of all
         fleet.__enter__()
         self._fleet = fleet
 
@@ -64,8 +65,8 @@ class Station:
     def count(self) -> int:
         return len(self._running().samples())
 
-    def rows(self, first: int, last: int) -> Samples:
-        return self._running().samples().between(first, last)
+    def rows(self, first: int, last: int, one_in: int) -> Samples:
+        return self._running().samples().between(first, last).thinned(one_in)
 
     def client_max_rps(self, requests: RequestSet) -> float:
         self._end_part()

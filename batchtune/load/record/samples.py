@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 NEVER_NS = -1
 COLUMNS = ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows")
+
+KEPT_MAX: Final = 20_000_000
+"""Requests of a load that are kept one by one: what makes figures of them holds 180 bytes of each, 3.6 GB in all."""
 
 Number = TypeVar("Number", int, float)
 
@@ -68,7 +72,8 @@ class Samples:
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
     `pauses_ns`: start and length of each time that a worker stood still for longer than 5 ms (no garbage collection:
     that is off). `worker` (n,) says which of `workers` sent each request, `endpoint` (n,) to which of `endpoints` it
-    went; None and empty: there was but one.
+    went; None and empty: there was but one. `one_in`: of so many requests in turn one is here, drawn at random, and
+    counts are to be multiplied by it; `failures` is then how many of all got no good answer.
     """
 
     due_ns: NDArray[np.int64]
@@ -93,6 +98,8 @@ class Samples:
     workers: tuple[WorkerShare, ...] = ()
     endpoint: NDArray[np.uint16] | None = None
     endpoints: tuple[str, ...] = ()
+    one_in: int = 1
+    failures: int | None = None
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -115,6 +122,13 @@ class Samples:
         """Rows `first` to `last`, without `last`; what concerns them all is kept."""
         return self._chosen(slice(first, last))
 
+    def thinned(self, one_in: int) -> Samples:
+        """One row of so many in turn, drawn at random; 1: all."""
+        if one_in == 1:
+            return self
+        failures = int(np.count_nonzero(self.status != Status.OK))
+        return replace(self._chosen(drawn_rows(len(self), one_in)), one_in=one_in, failures=failures)
+
     def of_worker(self, number: int) -> Samples:
         """What the worker of this number sent, as if alone; pauses are not told apart."""
         share = self.workers[number]
@@ -124,13 +138,14 @@ class Samples:
             client_cpu_s=share.cpu_s,
             client_cores=1,
             pauses_ns=(),
+            worker=None,
             workers=(),
         )
 
     def _chosen(self, rows: slice | NDArray[np.intp]) -> Samples:
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
-        endpoint = None if self.endpoint is None else self.endpoint[rows]
-        return replace(self, **columns, worker=None, endpoint=endpoint)
+        worker, endpoint = (None if of is None else of[rows] for of in (self.worker, self.endpoint))
+        return replace(self, **columns, worker=worker, endpoint=endpoint)
 
     def errors(self) -> dict[str, int]:
         """How many requests ended with each status other than OK, those with none left out."""
@@ -142,12 +157,23 @@ class Samples:
         }
 
 
+def kept_one_in(count: int, kept_max: int = KEPT_MAX) -> int:
+    """Of how many requests in turn one is kept, so that about `kept_max` are."""
+    return max(1, math.ceil(count / kept_max))
+
+
+def drawn_rows(count: int, one_in: int) -> NDArray[np.int64]:
+    """The number of one row of each `one_in` in turn. A fixed stride would meet the same payloads again and again."""
+    firsts = np.arange(0, count, one_in)
+    return firsts + np.random.default_rng(count).integers(0, np.minimum(one_in, count - firsts))
+
+
 def joined(chunks: Sequence[Samples]) -> Samples:
     """Consecutive slices of one worker's samples, whole again."""
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
     }
-    return replace(chunks[0], **columns, endpoint=_all_endpoints(chunks))
+    return replace(chunks[0], **columns, endpoint=_all_endpoints(chunks), failures=_failures(chunks))
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
@@ -219,7 +245,13 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         workers=_shares(parts, names) if len(parts) > 1 else (),
         endpoint=None if endpoint is None else endpoint[order],
         endpoints=first.endpoints,
+        one_in=first.one_in,
+        failures=_failures(parts),
     )
+
+
+def _failures(parts: Sequence[Samples]) -> int | None:
+    return _sum_or_none([part.failures for part in parts])
 
 
 def _worker_numbers(parts: Sequence[Samples]) -> NDArray[np.uint16]:

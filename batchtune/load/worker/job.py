@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.record.columns import ENDED, PENDING, Columns
-from batchtune.load.record.samples import NEVER_NS, Samples, Status
+from batchtune.load.record.samples import NEVER_NS, Samples, Status, drawn_rows
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.target.endpoint import Endpoint
@@ -118,27 +118,30 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
     ]
 
 
-def samples_of(columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int) -> Samples:
-    """Copy the rows that the worker issued out of the shared memory, as offsets from `start_ns`."""
-    issued = report.issued
-    status = np.array(columns.outcomes()[:issued])
+def samples_of(
+    columns: Columns, report: WorkerReport, part: WorkerJob, start_ns: int, *, one_in: int = 1
+) -> Samples:
+    """Copy the rows that the worker issued, one of so many, out of the shared memory, as offsets from `start_ns`."""
+    issued = slice(report.issued) if one_in == 1 else drawn_rows(report.issued, one_in)
+    good = np.count_nonzero(columns.outcomes()[: report.issued] == Status.OK + ENDED)
+    status = np.array(columns.outcomes()[issued])
     status[status == PENDING] = Status.UNFINISHED + ENDED
     status -= ENDED
-    sent_ns = _offsets(columns.times("sent")[:issued], start_ns)
-    done_ns = _offsets(columns.times("done")[:issued], start_ns)
+    sent_ns = _offsets(columns.times("sent")[issued], start_ns)
+    done_ns = _offsets(columns.times("done")[issued], start_ns)
     done_ns[(status == Status.UNFINISHED) | (status == Status.UNSENT)] = NEVER_NS
-    first_byte_ns = _offsets(columns.times("first_byte")[:issued], start_ns)
+    first_byte_ns = _offsets(columns.times("first_byte")[issued], start_ns)
     in_one_piece = (first_byte_ns == NEVER_NS) & (status == Status.OK)
-    wait_ns = np.array(columns.times("wait")[:issued])
+    wait_ns = np.array(columns.times("wait")[issued])
     wait_ns[sent_ns == NEVER_NS] = 0
     return Samples(
-        due_ns=columns.times("due")[:issued] - start_ns,
+        due_ns=columns.times("due")[issued] - start_ns,
         sent_ns=sent_ns,
         first_byte_ns=np.where(in_one_piece, done_ns, first_byte_ns),
         done_ns=done_ns,
         connection_wait_ns=wait_ns,
         status=status,
-        rows=part.rows(issued),
+        rows=part.rows(report.issued)[issued],
         started_ns=start_ns,
         wall_s=report.wall_s,
         client_cpu_s=report.cpu_s,
@@ -149,6 +152,8 @@ def samples_of(columns: Columns, report: WorkerReport, part: WorkerJob, start_ns
         error_texts=report.error_texts,
         notes=report.notes,
         pauses_ns=report.pauses_ns,
+        one_in=one_in,
+        failures=None if one_in == 1 else report.issued - int(good),
     )
 
 

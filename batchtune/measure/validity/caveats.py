@@ -140,6 +140,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "{requests} of {asked} requests were sent when load.duration ended the run",
         "raise `load.duration`",
     ),
+    "thinned": _Known(
+        "everything",
+        "of about {requests:,} requests one in {one_in}, drawn at random, was kept: intervals, percentiles and file "
+        "of requests are of {kept:,}, counts are multiplied; {failures:,} of all failed",
+        "lower rate or duration to keep every request",
+    ),
     "stopped_early": _Known(
         "everything",
         "stopped after {elapsed_s}, before its planned end",

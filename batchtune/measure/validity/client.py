@@ -59,7 +59,7 @@ def client_activity(samples: Samples, window: Window, *, limit_s: float) -> Clie
         sent_ratio=float(np.mean(samples.due_ns[sent] + lag_ns < window.end_ns)) if len(lag_s) else 1.0,
         connection_wait_p99_s=float(np.quantile(wait_s, 0.99)) if len(wait_s) else math.nan,
         cpu_ratio=samples.client_cpu_ratio,
-        cpu_per_request_s=samples.client_cpu_s / sent_in_all if sent_in_all else math.nan,
+        cpu_per_request_s=samples.client_cpu_s / sent_in_all / samples.one_in if sent_in_all else math.nan,
         longest_pause_s=max(pauses_s, default=0.0),
         paused_ratio=sum(pauses_s) / window.seconds / samples.client_cores if window.seconds else 0.0,
     )
@@ -150,10 +150,13 @@ def client_caveats(
 
 
 def error_counts(samples: Samples, window: Window) -> dict[str, int]:
-    """Requests due in the window that got no good answer, by class in lower case; the commonest first."""
+    """Requests due in the window that got no good answer, by class in lower case; the commonest first.
+
+    Of samples of which one in so many was kept, so many times those.
+    """
     counts = np.bincount(samples.status[window.holds(samples.due_ns)], minlength=len(Status))
     counts_by_class = {
-        status.name.lower(): int(counts[status])
+        status.name.lower(): samples.one_in * int(counts[status])
         for status in Status
         if status != Status.OK and counts[status]
     }

@@ -135,7 +135,7 @@ class FakeHost:
     def count(self) -> int:
         return len(self._due_ns())
 
-    def rows(self, first: int, last: int) -> Samples:
+    def rows(self, first: int, last: int, one_in: int) -> Samples:
         self._must_live()
         self.asked_rows.append((first, last))
         due_ns = self._due_ns()
@@ -154,7 +154,7 @@ class FakeHost:
             client_cpu_s=0.1,
             client_cores=1,
         )
-        return whole.between(first, last)
+        return whole.between(first, last).thinned(one_in)
 
     def client_max_rps(self, requests: RequestSet) -> float:
         self._must_live("client_max_rps")

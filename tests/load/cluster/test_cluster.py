@@ -377,6 +377,20 @@ def test_processes_of_one_machine_are_not_sent_again_for() -> None:
     assert "worker_slow" in {each.code for each in figures.measurement.caveats}
 
 
+def test_more_requests_than_are_kept_come_back_as_some_of_each_worker() -> None:
+    """Drawn there, so that no more than is kept passes through the head."""
+    hosts = hosts_of(2)
+    schedule = evenly(1000, 1.0)
+    with fleet_of_fakes(hosts, chunk_rows=50, kept_max=250) as fleet:
+        samples = fleet.run(job_of(schedule))
+    assert (len(samples), samples.one_in, samples.failures) == (250, 4, 0)
+    assert set(samples.due_ns.tolist()) <= set(schedule.due_ns.tolist())
+    assert [len(samples.of_worker(number)) for number in (0, 1)] == [125, 125]
+    assert hosts[0].asked_rows == [(0, 200), (200, 400), (400, 500)]
+    kept = np.searchsorted(schedule.due_ns[::2], samples.of_worker(0).due_ns)
+    assert (kept // 4).tolist() == list(range(125))
+
+
 def test_samples_of_several_workers_survive_their_file(tmp_path: Path) -> None:
     with fleet_of_fakes(hosts_of(2)) as fleet:
         samples = fleet.run(job_of(evenly(10, 1.0)))
@@ -388,6 +402,8 @@ def test_samples_of_several_workers_survive_their_file(tmp_path: Path) -> None:
     assert samples.worker is not None
     assert kept.worker.tolist() == samples.worker.tolist()
     assert kept.notes == samples.notes
+    path.write_bytes(to_parquet(samples.thinned(2)))
+    assert (read_parquet(path).one_in, read_parquet(path).failures) == (2, 0)
 
 
 def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:

@@ -165,7 +165,7 @@ def _parts_s(measured: Measurement) -> tuple[float | None, float, float] | None:
 
 def _quantiles_of(samples: Samples, measured: Measurement) -> tuple[list[float], list[float | None]]:
     """Of as many requests as were measured, the last that became due: those before are the warm-up."""
-    requests = min(measured.requests, len(samples))
+    requests = min(measured.requests // samples.one_in, len(samples))
     latency_ms = np.sort(_latencies_ms(samples)[len(samples) - requests :])
     if not len(latency_ms):
         return [], []

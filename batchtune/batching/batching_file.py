@@ -13,7 +13,7 @@ from batchtune.batching.triton_words import MISSING, SETTINGS
 FileDialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "kubernetes"]
 
 _QUEUE: Final = "default_queue_policy.max_queue_size"
-_UINT32_MAX: Final = 2**32 - 1
+UINT32_MAX: Final = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,9 @@ class BatchingFile:
         if on_triton:
             batches = values.pop("max_enqueued_batches", None)
             if batches is not None:
-                values[_QUEUE] = min(batches * requests_a_batch, _UINT32_MAX)
-            lacking, server = [name for name in values if name in MISSING], "Triton"
+                values[_QUEUE] = min(batches * requests_a_batch, UINT32_MAX)
+            alien = {*MISSING, *(name for name in self.settings if name not in SETTINGS)}
+            lacking, server = [name for name in values if name in alien], "Triton"
         else:
             requests = values.pop(_QUEUE, None)
             if requests:

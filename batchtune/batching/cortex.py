@@ -17,6 +17,7 @@ import yaml
 from batchtune.batching.batching_file import BatchingFile
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
+    SENSIBLE_MOST,
     BatchingParameters,
     did_you_mean,
     to_dict,
@@ -50,7 +51,8 @@ _UNITS: Final = {
     "m": "6e7",
     "h": "3.6e9",
 }
-_DURATION: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_CHARACTERS_MAX: Final = 64
 
 _Entries = dict[str, yaml.Node]
 
@@ -192,26 +194,35 @@ class _Reader:
                 raise self._wrong(
                     key, str(key.value), f"{where} has no such key", did_you_mean(key.value, known)
                 )
+        names = [key.value for key, _ in node.value]
+        for at, (key, _) in enumerate(node.value):
+            if key.value in names[:at]:
+                raise self._wrong(key, str(key.value), "given twice", "keep one of them")
         return {key.value: value for key, value in node.value}
 
     def _whole(self, entries: _Entries, name: str) -> int | None:
         node = entries.get(name)
         if node is None:
             return None
-        if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(r"[1-9]\d{0,8}", node.value):
+        if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(r"[1-9][0-9]{0,8}", node.value):
             raise self._wrong(node, name, f"expected a whole number above 0; was {_shown(node)}")
-        return int(node.value)
+        number, most = int(node.value), SENSIBLE_MOST["num_batch_threads"]
+        if name == "processes_per_replica" and number > most:
+            raise self._wrong(node, name, f"expected at most {most}; was {number}")
+        return number
 
     def _micros(self, node: yaml.Node) -> int:
         """A Go duration, such as 0.1s or 1m30s, in whole microseconds, at least 1."""
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        if not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
+        if len(text) > _DURATION_CHARACTERS_MAX or not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
             raise self._wrong(
                 node, "batch_interval", f"expected a duration, such as 100ms; was {_shown(node)}"
             )
         exact = sum(Decimal(number) * Decimal(_UNITS[unit]) for number, unit in _DURATION.findall(text))
         if exact <= 0:
             raise self._wrong(node, "batch_interval", "Cortex accepts only an interval above 0")
+        if exact > SENSIBLE_MOST["batch_timeout_micros"]:
+            raise self._wrong(node, "batch_interval", f"expected at most 24h; was {text}")
         return max(1, int(exact))
 
     def _wrong(self, node: yaml.Node, key: str, what: str, hint: str = "") -> BatchingParametersError:
@@ -220,7 +231,7 @@ class _Reader:
 
 
 def _shown(node: Any) -> str:
-    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or keys"
+    return repr(node.value[:80]) if isinstance(node, yaml.ScalarNode) else "a list or keys"
 
 
 def _go_duration(micros: int) -> str:

@@ -1,4 +1,7 @@
-"""Which file of parameters does a `docker run` mount, and which flags does it give the server in the container?"""
+"""Which flags, and which file of parameters, does a command in a script give a server?
+
+A `docker run`, whose server is in the container, or a line that starts the server itself.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from batchtune.batching.parameters import FILE_FLAG
 from batchtune.errors import BatchingParametersError
 
 _WORDS_BEFORE: Final = r"(?:sudo(?:[ \t]+-\w+)*|exec|nohup|time|if|then|\w+=[^\s$`]*)"
-_BEFORE: Final = rf"(?:^|(?<=[;&|({{`]))[ \t]*(?:{_WORDS_BEFORE}[ \t]+)*(?:/\S*/)?"
+_BEFORE: Final = rf"(?:^|(?<=[;&|({{`]))[ \t]*(?:{_WORDS_BEFORE}[ \t]+)*(?:ExecStart=)?(?:[\w./-]*/)?"
 """What may stand before a command: the beginning of a line, of a list, of a substitution; words that run another."""
 _RUN: Final = re.compile(_BEFORE + r"(?:docker|podman)[ \t]+(?:container[ \t]+)?run\s", re.MULTILINE)
 _COMPOSE: Final = re.compile(
     _BEFORE + r"(?:(?:docker|podman)[ \t]+compose|docker-compose|podman-compose)\s", re.MULTILINE
 )
+_PROGRAMS: Final = r"(?:tensorflow_model_server|batchtune-model-server|tritonserver)(?![\w/.-])"
+_SERVER: Final = re.compile(_BEFORE + f"(?={_PROGRAMS})", re.MULTILINE)
+_NAMED: Final = re.compile(_PROGRAMS)
 _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 _EXPANDED: Final = re.compile(r"[$`]|^~")
@@ -38,16 +44,26 @@ _VOLUMES: Final = ("v", "volume", "mount")
 _OF_THE_MODEL: Final = re.compile(
     r"--(?:port|rest_api_port|model_name|model_base_path|model_config_file|monitoring_config_file)(?:=|$)"
 )
+_WITH_PATH: Final = re.compile(r"--[^=]+=/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DockerRun:
-    """What a command says of batching: the server's flags, but for ports and model, and the mounted file of parameters
-    that it names on line `line`; None: none."""
+class ServerWords:
+    """What a server's own arguments on line `line` say: its flags, but for ports and model, as for a shell; the path of
+    the file of parameters, "" where they name none; what of them cannot be taken over."""
 
-    flags: str
+    flags: str = ""
+    file: str = ""
+    left_out: tuple[str, ...] = ()
+    line: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """What a command says of batching; `file` is that of the parameters on this machine, None: none."""
+
+    words: ServerWords
     file: Path | None
-    line: int
 
 
 def is_docker_run(text: str) -> bool:
@@ -55,7 +71,12 @@ def is_docker_run(text: str) -> bool:
     return _RUN.search(text) is not None or _COMPOSE.search(text) is not None
 
 
-def parse_docker_run(text: str, *, source: str) -> DockerRun:
+def names_server(text: str) -> bool:
+    """Whether a server's program stands somewhere in a text."""
+    return _NAMED.search(text) is not None
+
+
+def parse_docker_run(text: str, *, source: str) -> ServerCommand:
     """What the only `docker run` of a text says; the rest of it, a shell script's, is left alone.
 
     A path with the working directory in it (`$PWD`, `$(pwd)`) or without a folder lies beside `source`.
@@ -73,35 +94,82 @@ def parse_docker_run(text: str, *, source: str) -> DockerRun:
             f"{source}:{line}: the server's flags stand in a compose file, which is not read",
             hint="give the file of parameters that its service mounts, or its command as a docker run",
         )
-    line = text.count("\n", 0, starts[0].end()) + 1
-    if len(starts) > 1:
-        second = text.count("\n", 0, starts[1].end()) + 1
-        raise BatchingParametersError(
-            f"{source}:{second}: a second docker run", hint="keep one of them, in a file of its own"
-        )
-    command = re.split(r"(?<!\\)\n", text[starts[0].end() :], maxsplit=1)[0].replace("\\\n", " ")
-    try:
-        opened = text[: starts[0].start()][-1:]
-        words = list(_words(_of_substitution(_HERE.sub(".", command), opened)))
-    except ValueError as error:
-        raise BatchingParametersError(f"{source}:{line}: {error}") from error
+    line, words = _only(starts, text, "docker run", source)
     options, args = _split(words)
     if not args:
         raise BatchingParametersError(f"{source}:{line}: docker run names no image")
     mounts = _mounts(options)
-    if not any("tritonserver" in word for word in args):
-        _require_plain(args[1:], where=f"{source}:{line}")
-    flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
-    file = next((word.partition("=")[2] for word in flags if word.startswith(f"{FILE_FLAG}=")), None)
-    kept = shlex.join(word for word in flags if not word.startswith(FILE_FLAG))
-    if file is not None:
-        return DockerRun(flags=kept, file=_on_the_host(file, mounts, source=source, line=line), line=line)
     own = next((host for host in mounts.values() if host.name == "config.pbtxt"), None)
-    if own is None and any("tritonserver" in word for word in args):
+    if own is not None and not any(word.startswith(FILE_FLAG) for word in args):
+        return ServerCommand(words=ServerWords(line=line), file=Path(source).parent / own)
+    said = server_words(args, source=source, line=line, in_container=True)
+    file = _on_the_host(said.file, mounts, source=source, line=line) if said.file else None
+    return ServerCommand(words=said, file=file)
+
+
+def parse_server_command(text: str, *, source: str) -> ServerCommand:
+    """The command of a shell script, or of a service, that starts a server on the machine itself.
+
+    Raises:
+        BatchingParametersError: `source:line: …`: no line that begins with it, a second one, one that a shell must
+            expand, a Triton's.
+    """
+    text = _COMMENT.sub("", text)
+    starts = list(_SERVER.finditer(text))
+    if not starts:
+        named = _NAMED.search(text)
+        line = text.count("\n", 0, named.start() if named else 0) + 1
+        raise BatchingParametersError(
+            f"{source}:{line}: how the server is started here cannot be read",
+            hint="give the file of parameters itself, or a script with a line that begins with the server's program",
+        )
+    line, words = _only(starts, text, "server", source)
+    said = server_words(words, source=source, line=line)
+    if said.file.startswith("~"):
+        raise _only_the_shell_knows(said.file, f"{source}:{line}")
+    return ServerCommand(words=said, file=Path(source).parent / said.file if said.file else None)
+
+
+def server_words(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerWords:
+    """What the words say that start a server, its program the first of them; a path in a container is not ours.
+
+    Raises:
+        BatchingParametersError: `source:line: …`: a Triton, or words that the server does not get as they are.
+    """
+    if any("tritonserver" in word for word in args):
         raise BatchingParametersError(
             f"{source}:{line}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
         )
-    return DockerRun(flags=kept, file=None if own is None else Path(source).parent / own, line=line)
+    _require_plain(args[1:], where=f"{source}:{line}")
+    flags = [word for word in args[1:] if word.startswith("--") and not _OF_THE_MODEL.match(word)]
+    file = next((word.partition("=")[2] for word in flags if word.startswith(f"{FILE_FLAG}=")), "")
+    own = [word for word in flags if not word.startswith(FILE_FLAG)]
+    paths = [word for word in own if in_container and _WITH_PATH.match(word)]
+    return ServerWords(
+        flags=shlex.join(word for word in own if word not in paths),
+        file=file,
+        left_out=tuple(f"{word} is left out: that path is the container's" for word in paths),
+        line=line,
+    )
+
+
+def _only(starts: Sequence[re.Match[str]], text: str, what: str, source: str) -> tuple[int, list[str]]:
+    """The line of the only command of its kind, and the words after what `starts` has of it.
+
+    Raises:
+        BatchingParametersError: there is another, or its quotes do not end.
+    """
+    line, *others = (text.count("\n", 0, start.end()) + 1 for start in starts)
+    if others:
+        raise BatchingParametersError(
+            f"{source}:{others[0]}: a second {what}", hint="keep one of them, in a file of its own"
+        )
+    command = re.split(r"(?<!\\)\n", text[starts[0].end() :], maxsplit=1)[0].replace("\\\n", " ")
+    opened = text[: starts[0].start()][-1:]
+    try:
+        return line, list(_words(_of_substitution(_HERE.sub(".", command), opened)))
+    except ValueError as error:
+        raise BatchingParametersError(f"{source}:{line}: {error}") from error
 
 
 def _of_substitution(command: str, opened: str) -> str:
@@ -128,7 +196,7 @@ def _words(command: str) -> Iterator[str]:
 
 def _require_plain(args: Sequence[str], *, where: str) -> None:
     """Refuse what would be passed over: a shell's command, an unknown variable, a flag that the server cannot read."""
-    hint = "give the file of parameters itself, or a docker run whose arguments are the server's own"
+    hint = "give the file of parameters itself, or a command whose arguments are the server's own"
     for word in args:
         if re.match(r"-\w*c$", word) or " --" in word:
             raise BatchingParametersError(f"{where}: a shell in the container starts the server", hint=hint)
@@ -183,12 +251,16 @@ def _on_the_host(named: str, mounts: Mapping[PurePosixPath, Path], *, source: st
         if place not in mounts:
             continue
         if _EXPANDED.search(str(mounts[place])):
-            raise BatchingParametersError(
-                f"{source}:{line}: where {mounts[place]} lies, only the shell knows",
-                hint="write the path out, or give the file itself",
-            )
+            raise _only_the_shell_knows(mounts[place], f"{source}:{line}")
         return Path(source).parent / mounts[place] / inside.relative_to(place)
     raise BatchingParametersError(
         f"{source}:{line}: no --mount or --volume holds {named}, which {FILE_FLAG} names",
         hint="give the file itself, as it lies on this machine",
+    )
+
+
+def _only_the_shell_knows(path: Path | str, where: str) -> BatchingParametersError:
+    return BatchingParametersError(
+        f"{where}: where {path} lies, only the shell knows",
+        hint="write the path out, or give the file itself",
     )

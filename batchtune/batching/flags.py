@@ -39,8 +39,8 @@ def format_flags(parameters: BatchingParameters | None) -> str:
     return shlex.join(words)
 
 
-def parse_flags(text: str, *, source: str) -> BatchingFile:
-    """What a line of flags says, quoted as for a shell; those that are no parameter are flags of the server.
+def parse_flags(text: str, *, source: str, line: int = 1) -> BatchingFile:
+    """What flags say that begin on this line, quoted as for a shell; those that are no parameter are the server's.
 
     Raises:
         BatchingParametersError: `source:line: …`: no flag, a value of another type, a flag that is misspelt or given
@@ -48,7 +48,7 @@ def parse_flags(text: str, *, source: str) -> BatchingFile:
     """
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    for line, word in _words(text, source):
+    for at, word in _words(text, source):
         name, equals, given = word.removeprefix("--").partition("=")
         try:
             if not word.startswith("--") or not name:
@@ -62,7 +62,8 @@ def parse_flags(text: str, *, source: str) -> BatchingFile:
             else:
                 settings[name] = _own_flag(name, given if equals else "true")
         except BatchingParametersError as error:
-            raise BatchingParametersError(f"{source}:{line}: {error.message}", hint=error.hint) from error
+            where = f"{source}:{line + at - 1}"
+            raise BatchingParametersError(f"{where}: {error.message}", hint=error.hint) from error
     enabled = settings.pop(_SWITCH, True)
     parameters = BatchingParameters(**values)
     return BatchingFile(dialect="flags", parameters=parameters, enabled=enabled, settings=settings)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 import yaml
 
+from batchtune.batching.docker_run import ServerWords, server_words
 from batchtune.batching.parameters import FILE_FLAG, SWITCH_FLAG, Configuration
 from batchtune.errors import BatchingParametersError
 
@@ -27,6 +28,9 @@ _HOW: Final = "kubectl apply --server-side --force-conflicts --field-manager=bat
 _FILES: Final = ("batching_parameters.txt", "config.pbtxt")
 _CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
 """Keys of which one is in every manifest that runs a server."""
+_ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
+"""Keys under which nothing is said of how the server starts."""
+_PROGRAMS: Final = ("tensorflow_model_server", "tensorflow/serving", "batchtune-model-server")
 _NAME_CHARACTERS_MAX: Final = 50
 """Kubernetes takes 63; a ConfigMap's name has nine more."""
 
@@ -37,6 +41,18 @@ class ParametersFile:
 
     name: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifests:
+    """What manifests say: the parameters' file (None: there is none), whether batching is on, and the server's own
+    arguments. `file_source` is what the file's mistakes are told to be in: it has the manifests' lines where it is
+    written line by line."""
+
+    file: ParametersFile | None
+    file_source: str
+    enabled: bool
+    words: ServerWords
 
 
 class _Literal(str):
@@ -89,61 +105,105 @@ def kubernetes_name(model: str) -> str:
     return plain or "model"
 
 
-def parse_manifests(text: str, *, source: str) -> tuple[str, str, bool]:
-    """The name and text of the parameters' file in a ConfigMap, its lines numbered as in `text`; False: no batching.
+def parse_manifests(text: str, *, source: str) -> Manifests:
+    """What the manifests of a server say, in YAML or JSON, one by one or in a list.
 
     Raises:
-        BatchingParametersError: no YAML, several files, args that name a file which is in no ConfigMap, a shell that
-            starts the server, or nothing of a server.
+        BatchingParametersError: no YAML, several files or servers, args that name a file which is in no ConfigMap, a
+            shell that starts the server, or nothing of a server.
     """
     try:
         documents = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise BatchingParametersError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
-    words = [node for document in documents if not _is_config_map(document) for node in _scalars(document)]
-    named = _named_file(words, source)
-    names = (*_FILES, *([PurePosixPath(named[0]).name] if named else []))
-    files = [file for document in documents for file in _files(document, names)]
+    objects = [item for document in documents for item in _objects(document)]
+    others = [item for item in objects if not _is_config_map(item)]
+    words = [node for item in others for node in _scalars(item)]
+    _require_no_shell(words, source)
+    server = _server(others, source)
+    named = PurePosixPath(server.file).name
+    files = [node for item in objects for node in _files(item, (*_FILES, named))]
     if len(files) > 1:
+        key, _ = files[1]
         raise BatchingParametersError(
-            f"{source}:{files[1][2]}: a second {files[1][0]}", hint="keep one ConfigMap with parameters"
+            f"{source}:{key.start_mark.line + 1}: a second {key.value}",
+            hint="keep one ConfigMap with parameters",
         )
-    switches = [node.value for node in words if node.value.partition("=")[0] == SWITCH_FLAG]
-    if switches and switches[-1].endswith("=false"):
-        return "", "", False
+    switched = [flag for flag in server.flags.split() if flag.partition("=")[0] == SWITCH_FLAG]
     if files:
-        name, content, line = files[0]
-        return name, "\n" * line + content, True
-    if named:
+        file, file_source = _file(*files[0], source)
+        is_on = not switched[-1].endswith("=false") if switched else not server.file
+        return Manifests(file=file, file_source=file_source, enabled=is_on, words=server)
+    if server.file:
         raise BatchingParametersError(
-            f"{source}:{named[1]}: no ConfigMap here has the file of {FILE_FLAG}={named[0]}",
-            hint=f"put it beside, under data: {{{PurePosixPath(named[0]).name}: …}}, or name the file itself",
+            f"{source}:{server.line}: no ConfigMap here has the file of {FILE_FLAG}={server.file}",
+            hint=f"put it beside, under data: {{{named}: …}}, or name the file itself",
         )
     if any("tritonserver" in node.value for node in words):
         raise BatchingParametersError(
             f"{source}: a Triton's parameters lie in the model's config.pbtxt", hint="give that file"
         )
-    if not switches and not _CONTAINERS & {node.value for node in words}:
+    if not switched and not _CONTAINERS & {node.value for node in words}:
         raise BatchingParametersError(
             f"{source}: neither a ConfigMap with {_FILES[0]} nor a server's container is in it",
             hint="give the manifest of the Deployment or the InferenceService, or of their ConfigMap",
         )
-    return _FILES[0], "", bool(switches)
+    return Manifests(file=None, file_source=source, enabled=bool(switched), words=server)
 
 
-def _named_file(words: Iterable[yaml.ScalarNode], source: str) -> tuple[str, int] | None:
-    """The path and the line of the file that the server's args name, if any."""
+def _require_no_shell(words: Sequence[yaml.ScalarNode], source: str) -> None:
     for node in words:
-        line = node.start_mark.line + 1
         if not node.value.startswith("-") and re.search(rf"\s({FILE_FLAG}|{SWITCH_FLAG})\b", node.value):
             raise BatchingParametersError(
-                f"{source}:{line}: a shell in the container starts the server",
+                f"{source}:{node.start_mark.line + 1}: a shell in the container starts the server",
                 hint="give the file of parameters itself, or a manifest with the server's own args",
             )
-        flag, equals, path = node.value.partition("=")
-        if flag == FILE_FLAG and equals:
-            return path, line
-    return None
+
+
+def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
+    """The arguments of the server's container: of several that which batches, else that which is TensorFlow Serving's;
+    nothing where neither is one alone.
+
+    Raises:
+        BatchingParametersError: two servers batch, or a shell starts it.
+    """
+    containers = [part for item in objects for part in _containers(item)]
+    batching = [part for part in containers if any(_is_batching(word.value) for word in part[1])]
+    if len(batching) > 1:
+        raise BatchingParametersError(
+            f"{source}:{batching[1][1][0].start_mark.line + 1}: a second server",
+            hint="keep the manifest of the one that is asked for",
+        )
+    known = [
+        part for part in containers if any(name in f"{part[0]} {part[1][0].value}" for name in _PROGRAMS)
+    ]
+    image, words = next((parts[0] for parts in (batching, known, containers) if len(parts) == 1), ("", []))
+    if not words or "tritonserver" in f"{image} {words[0].value}":
+        return ServerWords()
+    first = next((word for word in words if word.value.startswith(FILE_FLAG)), words[0])
+    args = [image, *(word.value for word in words)]
+    return server_words(args, source=source, line=first.start_mark.line + 1, in_container=True)
+
+
+def _is_batching(word: str) -> bool:
+    return word.partition("=")[0] in (SWITCH_FLAG, FILE_FLAG)
+
+
+def _containers(node: yaml.Node) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:
+    """The image, and the words of command and args, of each container that has such words."""
+    if isinstance(node, yaml.SequenceNode):
+        for part in node.value:
+            yield from _containers(part)
+    elif isinstance(node, yaml.MappingNode):
+        said = [_entry(node, name) for name in ("command", "args")]
+        lists = [part for part in said if isinstance(part, yaml.SequenceNode)]
+        words = [word for part in lists for word in part.value if isinstance(word, yaml.ScalarNode)]
+        if words:
+            image = _entry(node, "image")
+            yield str(image.value) if isinstance(image, yaml.ScalarNode) else "", words
+        for key, value in node.value:
+            if key.value not in _ASIDE:
+                yield from _containers(value)
 
 
 def _container(configuration: Configuration, file: ParametersFile, folder: str) -> dict[str, Any]:
@@ -196,14 +256,32 @@ def _written(
     return head + "---\n".join(texts)
 
 
-def _files(node: yaml.Node | None, names: Container[str]) -> Iterator[tuple[str, str, int]]:
-    """Name, text and line of each file of these names under the `data` of a ConfigMap."""
+def _objects(node: yaml.Node | None) -> Iterator[yaml.Node]:
+    """A manifest, or those of a list (`kubectl get`)."""
+    items = _entry(node, "items")
+    if isinstance(items, yaml.SequenceNode):
+        for item in items.value:
+            yield from _objects(item)
+    elif node is not None:
+        yield node
+
+
+def _files(node: yaml.Node, names: Container[str]) -> Iterator[tuple[yaml.ScalarNode, yaml.ScalarNode]]:
+    """Name and text of each file of these names under the `data` of a ConfigMap."""
     data = _entry(node, "data")
     if not _is_config_map(node) or not isinstance(data, yaml.MappingNode):
         return
     for key, value in data.value:
         if key.value in names and isinstance(value, yaml.ScalarNode):
-            yield key.value, value.value, value.start_mark.line + (value.style == "|")
+            yield key, value
+
+
+def _file(key: yaml.ScalarNode, value: yaml.ScalarNode, source: str) -> tuple[ParametersFile, str]:
+    """The file, and what its mistakes are told to be in: the manifest where its lines are the manifest's."""
+    line = value.start_mark.line + 1
+    if value.style == "|":
+        return ParametersFile(name=key.value, text="\n" * line + value.value), source
+    return ParametersFile(name=key.value, text=value.value), f"{source}:{line}: {key.value}"
 
 
 def _is_config_map(node: yaml.Node | None) -> bool:
@@ -218,10 +296,14 @@ def _entry(node: yaml.Node | None, name: str) -> yaml.Node | None:
 
 
 def _scalars(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
-    """Every key and plain value of a document, in its order."""
+    """Every key and plain value of a document, in its order, that may say how a server starts."""
     if isinstance(node, yaml.ScalarNode):
         yield node
-    elif isinstance(node, yaml.CollectionNode):
-        for child in node.value:
-            for part in child if isinstance(child, tuple) else (child,):
-                yield from _scalars(part)
+    elif isinstance(node, yaml.SequenceNode):
+        for part in node.value:
+            yield from _scalars(part)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value not in _ASIDE:
+                yield from _scalars(key)
+                yield from _scalars(value)

@@ -22,6 +22,16 @@ DEFAULT_BATCH_TIMEOUT_MICROS = 0
 DEFAULT_MAX_ENQUEUED_BATCHES = 10
 
 _INT64_MAX = 2**63 - 1
+_DAY_MICROS = 86_400_000_000
+SENSIBLE_MOST = {
+    "max_batch_size": 2**31 - 1,
+    "batch_timeout_micros": _DAY_MICROS,
+    "max_enqueued_batches": 2**31 - 1,
+    "num_batch_threads": 4096,
+    "max_execution_batch_size": 2**31 - 1,
+}
+"""Beyond it a file is mistaken: servers count in 32 bits, overflow when they add a timeout to the time, or run out of
+threads (the bundled server's most)."""
 
 
 def default_num_batch_threads(cpus: Collection[int] | None = None) -> int:
@@ -55,6 +65,13 @@ PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
 SERVER_SWITCHES = ("enable_batching", "batching_parameters_file")
 """The flags by which a server is given its parameters: what starts it writes them."""
 SWITCH_FLAG, FILE_FLAG = (f"--{name}" for name in SERVER_SWITCHES)
+TARGETS_FLAGS = {
+    "model_base_path": "target.model says where the model lies: a second path would win over it",
+    "model-repository": "target.model says where the model lies: a second repository would be served too",
+    "model-control-mode": "a Triton takes parameters in explicit model control only",
+    "monitoring_config_file": "each trial writes its own, by which the server's figures are read",
+}
+"""Flags that what starts a server writes, and why nobody else may: the last of two counts."""
 UNKNOWN = "unknown"
 Dialect = Literal["tfserving", "triton"]
 """Whose words and defaults a configuration has."""
@@ -176,6 +193,19 @@ def validate(parameters: BatchingParameters) -> None:
     _validate_allowed_sizes(parameters.allowed_batch_sizes, limit)
     if splitting:
         _validate_splitting(parameters, limit)
+
+
+def require_sensible(parameters: BatchingParameters) -> None:
+    """As `validate`, for what somebody wrote into a file.
+
+    Raises:
+        BatchingParametersError: no server accepts it, or a number is beyond `SENSIBLE_MOST`.
+    """
+    for name, most in SENSIBLE_MOST.items():
+        value = getattr(parameters, name)
+        if value is not None and value > most:
+            raise BatchingParametersError(f"{name} must be at most {most}; was {value}")
+    validate(parameters)
 
 
 def to_dict(parameters: BatchingParameters) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """For which server was a file of batching parameters written, and what does it say?
 
 What is in it decides, not only its name: TensorFlow Serving's text proto, a Triton model's config.pbtxt, Cortex's API
-specification, Kubernetes manifests as `k8s` and `kserve` write them, a `docker run`, or flags.
+specification, Kubernetes manifests as `k8s` and `kserve` write them or `kubectl get` tells them, a script with a
+`docker run` or a line that starts a server, or flags.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from batchtune.batching.batching_file import BatchingFile
+from batchtune.batching.batching_file import BatchingFile, FileDialect
 from batchtune.batching.cortex import parse_cortex
-from batchtune.batching.docker_run import is_docker_run, parse_docker_run
+from batchtune.batching.docker_run import (
+    ServerCommand,
+    ServerWords,
+    is_docker_run,
+    names_server,
+    parse_docker_run,
+    parse_server_command,
+)
 from batchtune.batching.flags import parse_flags
 from batchtune.batching.kubernetes import parse_manifests
-from batchtune.batching.parameters import SWITCH_FLAG
+from batchtune.batching.parameters import PARAMETER_NAMES, SWITCH_FLAG, BatchingParameters, require_sensible
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.batching.triton_reading import MODEL_FIELDS, parse_config_pbtxt
 from batchtune.errors import BatchingParametersError
@@ -26,7 +34,7 @@ _YAML_NAMES: Final = (".yaml", ".yml")
 _CORTEX: Final = re.compile(
     r"^[ -]*(?:server_side_batching|processes_per_replica|threads_per_process) *:", re.MULTILINE
 )
-_MANIFEST: Final = re.compile(r"^apiVersion *:", re.MULTILINE)
+_MANIFEST: Final = re.compile(r"(?:^|[{,])\s*(['\"]?)apiVersion\1\s*:", re.MULTILINE)
 _COMPOSE: Final = re.compile(r"^services *:", re.MULTILINE)
 _INSTEAD_OF_COMPOSE: Final = (
     "give the file of parameters that its service mounts, or its command as a docker run"
@@ -43,7 +51,7 @@ def read_batching_file(path: Path) -> BatchingFile:
         BatchingParametersError: it cannot be read; else as `parse_batching`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BatchingParametersError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -55,23 +63,36 @@ def parse_batching(text: str, *, source: str) -> BatchingFile:
     """What a text says; `source` is its file's name.
 
     Raises:
-        BatchingParametersError: `source:line: …` for what its server would not understand, or do otherwise.
+        BatchingParametersError: `source:line: …` for what its server would not understand, refuse, or do otherwise.
     """
     try:
-        return _parsed(text, source)
+        file = _parsed(text, source)
     except RecursionError as error:
         raise BatchingParametersError(f"{source}: nested too deeply to be read") from error
+    try:
+        require_sensible(file.parameters)
+    except BatchingParametersError as error:
+        raise _at_its_line(error, text, source) from error
+    return file
+
+
+def _at_its_line(error: BatchingParametersError, text: str, source: str) -> BatchingParametersError:
+    """The error with the last line that has the parameter which it names first."""
+    said = f"{error.message} {error.hint}"
+    name = min((name for name in PARAMETER_NAMES if name in said), key=said.index)
+    lines = [line for line, words in enumerate(_COMMENT.sub("", text).splitlines(), 1) if name in words]
+    key = "" if name in error.message else f"{name}: "
+    where = f"{source}:{lines[-1]}" if lines else source
+    return BatchingParametersError(f"{where}: {key}{error.message}", hint=error.hint)
 
 
 def _parsed(text: str, source: str) -> BatchingFile:
     bare = _COMMENT.sub("", text)
     if is_docker_run(bare):
-        return _of_docker_run(text, source)
+        run = parse_docker_run(text, source=source)
+        return _of_command(run, source, dialect="docker")
     if _MANIFEST.search(bare):
-        name, content, enabled = parse_manifests(text, source=source)
-        if not enabled:
-            return BatchingFile(dialect="kubernetes", parameters=parse_tfserving_text(""), enabled=False)
-        return _of_pbtxt(content, source, named=name)
+        return _of_manifests(text, source)
     compose = _COMPOSE.search(bare)
     if compose is not None:
         line = bare.count("\n", 0, compose.start()) + 1
@@ -82,28 +103,49 @@ def _parsed(text: str, source: str) -> BatchingFile:
         return parse_cortex(text, source=source)
     if bare.lstrip().startswith("--"):
         return parse_flags(text, source=source)
+    if names_server(bare):
+        return _of_command(parse_server_command(text, source=source), source, dialect="flags")
     return _of_pbtxt(text, source, named=Path(source).name)
 
 
-def _of_docker_run(text: str, source: str) -> BatchingFile:
-    """The flags of the command, with the parameters of the file that it mounts."""
-    run = parse_docker_run(text, source=source)
-    flags = parse_flags(run.flags, source=source)
-    if run.file is None:
-        return replace(flags, dialect="docker", enabled=SWITCH_FLAG in run.flags and flags.enabled)
+def _of_command(command: ServerCommand, source: str, *, dialect: FileDialect) -> BatchingFile:
+    """The flags of a command, with the parameters of the file that it names."""
     try:
-        file = read_batching_file(run.file)
+        file = None if command.file is None else read_batching_file(command.file)
     except BatchingParametersError as error:
-        raise BatchingParametersError(f"{source}:{run.line}: {error.message}", hint=error.hint) from error
-    if file.dialect == "triton":
+        where = f"{source}:{command.words.line}"
+        raise BatchingParametersError(f"{where}: {error.message}", hint=error.hint) from error
+    return _with_flags(file, command.words, source=source, dialect=dialect)
+
+
+def _of_manifests(text: str, source: str) -> BatchingFile:
+    manifests = parse_manifests(text, source=source)
+    file = None
+    if manifests.file is not None and manifests.enabled:
+        file = _of_pbtxt(manifests.file.text, manifests.file_source, named=manifests.file.name)
+    read = _with_flags(file, manifests.words, source=source, dialect="kubernetes")
+    return read if read.dialect == "triton" else replace(read, enabled=manifests.enabled)
+
+
+def _with_flags(
+    file: BatchingFile | None, words: ServerWords, *, source: str, dialect: FileDialect
+) -> BatchingFile:
+    """What a server is told by its flags and by the file that they name; a Triton's file says it all."""
+    if file is not None and file.dialect == "triton":
         return file
-    if flags.parameters != type(flags.parameters)():
+    flags = parse_flags(words.flags, source=source, line=words.line)
+    if file is not None and flags.parameters != BatchingParameters():
         raise BatchingParametersError(
-            f"{source}:{run.line}: batching parameters stand in the command and in {run.file}",
+            f"{source}:{words.line}: batching parameters stand in the command and in its file",
             hint="keep the file's",
         )
-    enabled = SWITCH_FLAG in run.flags and flags.enabled
-    return replace(file, dialect="docker", enabled=enabled, settings=flags.settings)
+    return replace(
+        flags,
+        dialect=dialect,
+        parameters=flags.parameters if file is None else file.parameters,
+        enabled=SWITCH_FLAG in words.flags and flags.enabled,
+        notes=words.left_out,
+    )
 
 
 def _of_pbtxt(text: str, source: str, *, named: str) -> BatchingFile:

@@ -29,6 +29,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CLOSING = {"{": "}", "<": ">"}
+_INT64_MAX = 2**63 - 1
 
 Kind: TypeAlias = Literal["number", "name", "string", "mark", "end"]
 
@@ -85,9 +86,10 @@ def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingPar
     return BatchingParametersError(f"{source}:{line}: {what}", hint=hint)
 
 
-def whole_number(field: Field, *, source: str) -> int:
+def whole_number(field: Field, *, source: str, least: int = -(2**63), most: int = _INT64_MAX) -> int:
     """The field's value as an integer: decimal, `0x…` or octal with a leading 0, as protobuf reads them."""
     value = field.value
+    expected = "a whole number" if most == _INT64_MAX else f"{least} to {most}"
     if isinstance(value, Scalar) and value.kind == "number":
         digits = value.text.replace(" ", "").replace("\t", "")
         octal = re.fullmatch(r"([-+]?)0([0-7]+)", digits)
@@ -95,9 +97,9 @@ def whole_number(field: Field, *, source: str) -> int:
             number = int(octal[1] + octal[2], 8) if octal else int(digits, 0)
         except ValueError:
             number = None
-        if number is not None and -(2**63) <= number < 2**63:
+        if number is not None and least <= number <= most:
             return number
-    raise failure(source, field.line, f"{field.name} must be a whole number; was {described(value)}")
+    raise failure(source, field.line, f"{field.name} must be {expected}; was {described(value)}")
 
 
 def boolean(field: Field, *, source: str) -> bool:

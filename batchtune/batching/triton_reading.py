@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from batchtune.batching import text_proto
-from batchtune.batching.batching_file import BatchingFile
-from batchtune.batching.parameters import BatchingParameters, did_you_mean
+from batchtune.batching.batching_file import UINT32_MAX, BatchingFile
+from batchtune.batching.parameters import SENSIBLE_MOST, BatchingParameters, did_you_mean
 from batchtune.batching.text_proto import Field, Message
 from batchtune.batching.triton_words import ACTIONS
 
@@ -56,8 +56,8 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
     notes: list[str] = []
     size = _last(fields, "max_batch_size")
     if size is not None:
-        values["max_batch_size"] = text_proto.whole_number(size, source=source)
-        if values["max_batch_size"] < 1:
+        values["max_batch_size"] = _number(size, "max_batch_size", source)
+        if values["max_batch_size"] == 0:
             raise text_proto.failure(
                 source, size.line, "max_batch_size 0: the model's tensors have no batch dimension"
             )
@@ -69,7 +69,7 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
         message = text_proto.message(dynamic, source=source)
         for field in _known(message, _DYNAMIC_FIELDS, "dynamic_batching", source):
             if field.name == "max_queue_delay_microseconds":
-                values["batch_timeout_micros"] = text_proto.whole_number(field, source=source)
+                values["batch_timeout_micros"] = _number(field, "batch_timeout_micros", source)
             elif field.name in _ASIDE:
                 notes.append(f"{source}:{field.line}: {field.name} stays out: no search changes priorities")
             else:
@@ -86,7 +86,8 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
 def _set(settings: dict[str, Any], field: Field, source: str) -> None:
     """Add what a field of `dynamic_batching` says to the settings, in a scenario's words."""
     if field.name == "preferred_batch_size":
-        settings.setdefault(field.name, []).append(text_proto.whole_number(field, source=source))
+        size = text_proto.whole_number(field, source=source, least=1, most=SENSIBLE_MOST["max_batch_size"])
+        settings.setdefault(field.name, []).append(size)
     elif field.name == "preserve_ordering":
         settings[field.name] = text_proto.boolean(field, source=source)
     else:
@@ -110,15 +111,21 @@ def _queue_value(field: Field, source: str) -> int | bool | str:
             return word
         case "allow_timeout_override":
             return text_proto.boolean(field, source=source)
+        case "max_queue_size":
+            return text_proto.whole_number(field, source=source, least=0, most=UINT32_MAX)
         case _:
-            return text_proto.whole_number(field, source=source)
+            return _number(field, "batch_timeout_micros", source)
 
 
 def _count(group: Field, source: str) -> int:
     fields = _known(text_proto.message(group, source=source), _GROUP_FIELDS, "instance_group", source)
     count = _last(fields, "count")
-    number = 1 if count is None else text_proto.whole_number(count, source=source)
-    return max(1, number)
+    return max(1, 0 if count is None else _number(count, "num_batch_threads", source))
+
+
+def _number(field: Field, parameter: str, source: str) -> int:
+    """A number from 0 to the most of TensorFlow Serving's parameter that it stands for."""
+    return text_proto.whole_number(field, source=source, least=0, most=SENSIBLE_MOST[parameter])
 
 
 def _last(fields: Iterable[Field], name: str) -> Field | None:

@@ -73,6 +73,33 @@ def test_a_command_in_a_list_or_a_substitution_is_read(command: str, tmp_path: P
     assert read_batching_file(script).knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tensorflow_model_server --model_name=m {} &",
+        "exec /usr/bin/tensorflow_model_server \\\n  --port=8500 {} > log",
+        "TF_CPP_MIN_LOG_LEVEL=1 nohup ./bin/batchtune-model-server {}",
+        "ExecStart=/usr/local/bin/tensorflow_model_server {}",
+        "set +e; tensorflow_model_server {} || exit 1",
+    ],
+)
+def test_a_line_that_starts_a_server_itself_is_read(command: str, tmp_path: Path) -> None:
+    flags = FLAGS.replace("/conf/", "conf/") + " --ssl_config_file=/etc/tls.txt"
+    file = read_batching_file(script_of(tmp_path, command.format(flags)))
+    assert (file.dialect, file.enabled) == ("flags", True)
+    assert file.knobs(on_triton=False) == (
+        {**SAID, "grpc_max_threads": "1000", "ssl_config_file": "/etc/tls.txt"},
+        (),
+    )
+
+
+def test_a_path_in_the_container_is_left_out_and_told(tmp_path: Path) -> None:
+    script = script_of(tmp_path, f"docker run -v ./conf:/conf tf {FLAGS} --ssl_config_file=/etc/tls.txt")
+    assert read_batching_file(script).notes == (
+        "--ssl_config_file=/etc/tls.txt is left out: that path is the container's",
+    )
+
+
 def test_a_docker_and_a_run_on_two_lines_are_no_command(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("docker # first\nrun it\n")
@@ -169,8 +196,26 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ),
         (
             "docker run tf --max_batch_sise=8",
-            "--max_batch_sise: unknown batching parameter",
+            "serve.sh:3: --max_batch_sise: unknown batching parameter",
             "max_batch_size",
+        ),
+        ("docker run tf --max_batch_size=-1", "serve.sh:3: max_batch_size: input_batch_size", "at least 1"),
+        (
+            "numactl -N 0 tensorflow_model_server --port=1",
+            "serve.sh:3: how the server is started here cannot be read",
+            "a line that begins with",
+        ),
+        ("tritonserver --model-repository=/m", "serve.sh:3: a Triton's parameters lie in", "give that"),
+        ("tensorflow_model_server\ntensorflow_model_server", "serve.sh:4: a second server", "keep one"),
+        (
+            "tensorflow_model_server --batching_parameters_file=$DIR/b.txt",
+            "serve.sh:3: --batching_parameters_file=$DIR/b.txt: what it stands for",
+            "the file",
+        ),
+        (
+            "tensorflow_model_server --batching_parameters_file=gone.txt",
+            "serve.sh:3: ",
+            "",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,25 +19,35 @@ from batchtune.batching.kubernetes import (
     format_kserve,
     kubernetes_name,
 )
-from batchtune.batching.parameters import BatchingParameters, Configuration, to_dict
+from batchtune.batching.parameters import SENSIBLE_MOST, BatchingParameters, Configuration, to_dict
 from batchtune.batching.reading import parse_batching, read_batching_file
 from batchtune.errors import BatchingParametersError
 
 SIZES = st.integers(2, 1024)
 WORKERS = st.none() | st.integers(1, 512)
 MICROS = st.integers(1, 10**8)
-ANY = st.builds(
-    BatchingParameters,
-    max_batch_size=st.none() | st.integers(0, 2**62),
-    batch_timeout_micros=st.none() | st.integers(-9, 2**62),
-    max_enqueued_batches=st.none() | st.integers(0, 2**62),
-    num_batch_threads=WORKERS,
-    thread_pool_name=st.none() | st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9),
-    allowed_batch_sizes=st.lists(st.integers(1, 9), max_size=3).map(tuple),
-    pad_variable_length_inputs=st.booleans(),
-    enable_large_batch_splitting=st.none() | st.booleans(),
-    max_execution_batch_size=st.none() | st.integers(0, 9),
-)
+
+
+@st.composite
+def parameters_of_a_server(draw: st.DrawFn) -> BatchingParameters:
+    """Parameters that TensorFlow Serving accepts."""
+    size = draw(st.integers(1, 2**31 - 1))
+    some = draw(st.booleans())
+    text = st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9)
+    return BatchingParameters(
+        max_batch_size=size if some else None,
+        batch_timeout_micros=draw(st.none() | st.integers(0, SENSIBLE_MOST["batch_timeout_micros"])),
+        max_enqueued_batches=draw(st.none() | st.integers(1, 2**31 - 1)),
+        num_batch_threads=draw(WORKERS),
+        thread_pool_name=draw(st.none() | text),
+        allowed_batch_sizes=draw(st.sampled_from([(), (size,)])) if some else (),
+        pad_variable_length_inputs=draw(st.booleans()),
+        enable_large_batch_splitting=draw(st.none() | st.booleans()) if some else None,
+        max_execution_batch_size=draw(st.none() | st.integers(1, size)) if some else None,
+    )
+
+
+ANY = parameters_of_a_server()
 SERVER_FLAGS = st.dictionaries(
     st.sampled_from(["grpc_max_threads", "odd"]), st.from_regex(r"[a-z =#'\"]{1,6}", fullmatch=True)
 )
@@ -63,7 +74,8 @@ def test_tensorflow_servings_text_reads_back(parameters: BatchingParameters) -> 
 def test_manifests_read_back(
     parameters: BatchingParameters, flags: dict[str, str], dialect: RenderedDialect
 ) -> None:
-    assert read_back(parameters, dialect, **flags).parameters == parameters
+    file = read_back(parameters, dialect, **flags)
+    assert (file.dialect, file.parameters, dict(file.settings)) == ("kubernetes", parameters, flags)
 
 
 @given(
@@ -194,6 +206,18 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("b.txt", "\nmax_batch_sise { value: 8 }", "b.txt:2: unknown batching parameter", "max_batch_size"),
         ("config.pbtxt", "max_batch_sise: 8", "config.pbtxt:1: ModelConfig has no field", "max_batch_size"),
         ("config.pbtxt", "max_batch_size: 0", "config.pbtxt:1: max_batch_size 0: the model's tensors", ""),
+        ("config.pbtxt", "max_batch_size: -1", "config.pbtxt:1: max_batch_size must be 0 to 2147483647; was -1", ""),
+        ("config.pbtxt", "max_batch_size: 3000000000", "config.pbtxt:1: max_batch_size must be 0 to 2147483647", ""),
+        ("c", "instance_group { count: -2 }", "c:1: count must be 0 to 4096; was -2", ""),
+        ("c", "dynamic_batching {\n preferred_batch_size: [ 4, 0 ] }", "c:2: preferred_batch_size must be 1 to", ""),
+        ("c", "dynamic_batching { max_queue_delay_microseconds: -1 }", "c:1: max_queue_delay_microseconds must be 0", ""),
+        ("c", "dynamic_batching { default_queue_policy { max_queue_size: 5000000000 } }", "c:1: max_queue_size must be 0 to 4294967295", ""),
+        ("b.txt", "\nmax_batch_size { value: -1 }", "b.txt:2: max_batch_size: input_batch_size_limit must be positive; was -1", "at least 1"),
+        ("b.txt", "# max_batch_size\nmax_batch_size { value: 0 } # now", "b.txt:2: max_batch_size: input_batch_size_limit", "at least 1"),
+        ("b.txt", "num_batch_threads { value: 1000000 }", "b.txt:1: num_batch_threads must be at most 4096", ""),
+        ("b.txt", "batch_timeout_micros { value: 9223372036854775807 }", "b.txt:1: batch_timeout_micros must be at most", ""),
+        ("b.txt", "max_batch_size { value: 8 }\nallowed_batch_sizes: 4", "b.txt:2: Last entry in allowed_batch_sizes", ""),
+        ("f", "--enable_batching\n--batch_timeout_micros=-5", "f:2: batch_timeout_micros must be non-negative", ""),
         ("c", "dynamic_batching {\n  max_delay: 5\n}", "c:2: dynamic_batching has no field 'max_delay'", ""),
         ("c", "instance_group { cout: 2 }", "c:1: instance_group has no field", "count"),
         ("c", "sequence_batching { }", "c:1: sequence_batching: it is no dynamic batcher", ""),
@@ -213,6 +237,12 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("k.yaml", CORTEX_YAML.replace("32", "2048"), "k.yaml:6: max_batch_size: Cortex accepts 2 to 1024", ""),
         ("k.yaml", CORTEX_YAML.replace("0.1s", "0.1"), "k.yaml:6: batch_interval: expected a duration", ""),
         ("k.yaml", CORTEX_YAML.replace("0.1s", "0s"), "k.yaml:6: batch_interval: Cortex accepts only", ""),
+        ("k.yaml", CORTEX_YAML.replace("0.1s", "99999999h"), "k.yaml:6: batch_interval: expected at most 24h; was 99999999h", ""),
+        ("k.yaml", CORTEX_YAML.replace("0.1s", "1" * 99_999 + "s"), "k.yaml:6: batch_interval: expected a duration", ""),
+        ("k.yaml", CORTEX_YAML.replace("0.1s", "\u0661s"), "k.yaml:6: batch_interval: expected a duration", ""),
+        ("k.yaml", CORTEX_YAML.replace("32", "-1"), "k.yaml:6: max_batch_size: expected a whole number above 0; was '-1'", ""),
+        ("k.yaml", CORTEX_YAML.replace("replica: 4", "replica: 9999"), "k.yaml:7: processes_per_replica: expected at most 4096", ""),
+        ("k.yaml", CORTEX_YAML.replace("    threads", "    processes_per_replica: 2\n    threads"), "k.yaml:8: processes_per_replica: given twice", "keep one"),
         ("k.yaml", CORTEX_YAML.replace("192", "7"), "k.yaml:6: server_side_batching: max_batch_size (32) must be less than or equal to processes_per_replica * threads_per_process (4 * 7 = 28)", ""),
         ("k.yaml", CORTEX_YAML.replace("tensorflow", "python"), "k.yaml:6: server_side_batching: threads_per_process (192) must be max_batch_size", ""),
         ("k.yaml", CORTEX_YAML.replace("processes_per", "process_per"), "k.yaml:7: process_per_replica: predictor has no such key", "processes_per_replica"),
@@ -224,6 +254,9 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("m", "apiVersion: v1\ncontainers: [{image: nvcr.io/nvidia/tritonserver:26.04-py3}]\n", "m: a Triton's parameters", "that file"),
         ("m", "apiVersion: v1\nkind: Service\n", "m: neither a ConfigMap with batching_parameters.txt nor", "Deployment"),
         ("m", "apiVersion: v1\ndata: &a [*a]\n", "m: nested too deeply", ""),
+        ("m", "apiVersion: v1\ncontainers:\n- args: [--enable_batching]\n- args: [--enable_batching]\n", "m:4: a second server", "that is asked for"),
+        ("m", "apiVersion: v1\ncontainers:\n- args: [--enable_batching, --grpc_max_threads=$(N)]\n", "m:3: --grpc_max_threads=$(N): what it stands for", "own"),
+        ("m", "apiVersion: v1\ncontainers:\n- command: [sh]\n  args:\n  - -c\n  - serve --port=1\n", "m:3: a shell in the container", ""),
         ("c.yaml", "version: '3'\nservices:\n  s: {command: [--enable_batching]}\n", "c.yaml:2: a compose file", "docker run"),
     ],
 )  # fmt: skip
@@ -266,6 +299,57 @@ def test_the_file_that_the_args_name_may_have_any_name() -> None:
         DEPLOYMENT % "--enable_batching" + "---\n" + CONFIG_MAP,
     ):
         assert parse_batching(text, source="m.yaml").knobs(on_triton=False)[0] == {"max_batch_size": 8}
+
+
+SIDECARS = """\
+      initContainers: [{name: fetch, command: [sh, -c, "fetch --enable_batching=no"]}]
+      containers:
+      - {name: proxy, image: envoy, args: [--concurrency=2]}
+      - name: server
+        image: tensorflow/serving:2.19.1
+        args: [--port=8500, --model_base_path=/m, --tensorflow_intra_op_parallelism=2, --grpc_max_threads=64,
+               --ssl_config_file=/etc/tls.txt%s]
+        livenessProbe: {exec: {command: [probe, --addr=:8500]}}
+"""
+TEMPLATE = "apiVersion: apps/v1\nkind: Deployment\nspec:\n  template:\n    spec:\n" + SIDECARS
+
+
+def test_the_servers_own_flags_are_taken_over_and_what_is_left_out_is_said() -> None:
+    own = {"tensorflow_intra_op_parallelism": "2", "grpc_max_threads": "64"}
+    file = ", --enable_batching, --batching_parameters_file=/conf/batching.config"
+    for text, knobs in (
+        (CONFIG_MAP + "---\n" + TEMPLATE % file, {"max_batch_size": 8, **own}),
+        (TEMPLATE % "", {**own, "enable_batching": False}),
+    ):
+        read = parse_batching(text, source="m.yaml")
+        assert read.knobs(on_triton=False) == (
+            knobs,
+            ("--ssl_config_file=/etc/tls.txt is left out: that path is the container's",),
+        )
+    assert "grpc_max_threads has no counterpart in Triton" in read.knobs(on_triton=True)[1]
+
+
+def test_what_kubectl_tells_as_json_is_read() -> None:
+    manifests = list(yaml.safe_load_all(CONFIG_MAP + "---\n" + TEMPLATE % ", --enable_batching"))
+    manifests[0]["data"]["batching_parameters.txt"] = manifests[0]["data"].pop("batching.config")
+    manifests[1]["metadata"] = {"annotations": {"last-applied": "sh -c 'serve --enable_batching'"}}
+    listed = {"apiVersion": "v1", "items": manifests, "kind": "List"}
+    for text in (json.dumps(listed), json.dumps(listed, indent=4), yaml.safe_dump(listed)):
+        assert parse_batching(text, source="m.json").knobs(on_triton=False)[0] == {
+            "max_batch_size": 8,
+            "tensorflow_intra_op_parallelism": "2",
+            "grpc_max_threads": "64",
+        }
+    wrong = json.dumps(listed, indent=4).replace("value: 8", "valu: 8")
+    line = next(at for at, words in enumerate(wrong.splitlines(), 1) if "valu: 8" in words)
+    with pytest.raises(BatchingParametersError, match=rf"^m\.json:{line}: batching_parameters\.txt:2: "):
+        parse_batching(wrong, source="m.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "b.txt"
+    path.write_text("max_batch_size { value: 8 }\n", encoding="utf-8-sig")
+    assert read_batching_file(path).parameters.max_batch_size == 8
 
 
 def test_a_switch_that_is_off_counts_more_than_a_file() -> None:

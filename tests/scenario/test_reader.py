@@ -545,6 +545,8 @@ def test_a_document_nested_too_deep_is_told_in_a_line(nested: str) -> None:
         ("rest_api_port: x", "rest_api_port: expected a port, 0 to 65535; was 'x'", ""),
         ("port: 70000", "port: expected a port, 0 to 65535; was 70000", ""),
         ("port: true", "port: expected a port", ""),
+        ("model_base_path: /m", "model_base_path: target.model says where the model lies", "leave it out"),
+        ("monitoring_config_file: m", "monitoring_config_file: each trial writes its own", "leave it out"),
     ],
 )
 def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(flag: str, said: str, hint: str) -> None:
@@ -554,6 +556,9 @@ def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(flag: str, 
     )
     assert error.message.startswith(f"s.yaml:2: target.flags.{said}")
     assert hint in error.hint
+    if "model_base_path" in flag:
+        fixed = refused(SMALL + "fixed: {--model_base_path: /m}\n")
+        assert fixed.message.startswith("s.yaml:10: fixed.--model_base_path: target.model says")
     if "batching" in flag:
         fixed = refused(SMALL + "fixed: {batching_parameters_file: b.txt}\n")
         assert fixed.message.startswith("s.yaml:10: fixed.batching_parameters_file: ")

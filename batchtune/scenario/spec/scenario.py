@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration, Dialect
+from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, TARGETS_FLAGS, Configuration, Dialect
 from batchtune.errors import BatchingParametersError, ScenarioError
 from batchtune.scenario.spec.batching_off import check_off
 from batchtune.scenario.spec.check import CheckSpec
@@ -270,7 +270,7 @@ class Scenario(Spec):
     def _check_names(self) -> None:
         for path, names in ((("search", "space"), self.search.space), (("fixed",), self.fixed)):
             for name in names:
-                wrong = self._wrong_of_triton(name)
+                wrong = self._wrong_of_target(name)
                 if wrong is not None:
                     raise problem(wrong[0], at=(*path, name), hint=wrong[1])
                 meant = misspelt_knob(name) if self.target.kind in ("tfserving", "command") else None
@@ -301,10 +301,11 @@ class Scenario(Spec):
                 hint="remove one of the two",
             )
 
-    def _wrong_of_triton(self, name: str) -> tuple[str, str] | None:
-        if self.target.kind != "triton":
-            return None
-        return misspelt_triton_knob(name, attached=self.target.attached)
+    def _wrong_of_target(self, name: str) -> tuple[str, str] | None:
+        if self.target.kind in ("tfserving", "triton") and name.lstrip("-") in TARGETS_FLAGS:
+            return TARGETS_FLAGS[name.lstrip("-")], "leave it out"
+        attached = self.target.attached
+        return misspelt_triton_knob(name, attached=attached) if self.target.kind == "triton" else None
 
     def _check_values(self) -> None:
         first = self.search.point_from_indices([0] * len(self.search.space))

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from batchtune.batching.parameters import SERVER_SWITCHES
+from batchtune.batching.parameters import SERVER_SWITCHES, TARGETS_FLAGS
 from batchtune.scenario.spec.section import FileName, Spec
 from batchtune.scenario.units import problem
 
@@ -40,6 +40,8 @@ def _server_flags(given: dict[str, FlagValue]) -> dict[str, FlagValue]:
                 at=(name,),
                 hint="write the parameters, or enable_batching: false, in fixed",
             )
+        if plain in TARGETS_FLAGS:
+            raise problem(TARGETS_FLAGS[plain], at=(name,), hint="leave it out")
         if plain in _PORTS and not (str(value).isdecimal() and int(value) < 2**16):
             raise problem(f"expected a port, 0 to 65535; was {value!r}", at=(name,))
     return given

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.original import read_original, write_original
 from batchtune.archive.run import Run, open_run
-from batchtune.batching.triton_config import FoundBatching, found_batching
+from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
@@ -22,7 +22,11 @@ from batchtune.target.triton.target import TritonTarget, restored
 from batchtune.twin.simulator.replica import TRITONS_AHEAD
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from batchtune.report.live import View
+
+    Keep = Callable[[OriginalModel], None]
 
 DIFFERENCES = (
     f"Triton never splits or pads a request; {TRITONS_AHEAD}, nor does it simulate preferred sizes, ordering or queue "
@@ -40,18 +44,21 @@ def beginning(scenario: Scenario) -> str:
     return f"launching the server for {target.model}"
 
 
-def as_found(scenario: Scenario, target: TritonTarget, view: View) -> Scenario:
-    """The scenario with what the model's configuration says of batching, which is told.
+def as_found(scenario: Scenario, target: TritonTarget, view: View, keep: Keep | None = None) -> Scenario:
+    """The scenario with what the model's configuration says of batching, which is told; `keep` as in `reached`.
 
     Raises:
         UsageError: requests that the model does not take as it is configured.
     """
-    return fitted(scenario, reached(target, view))
+    return fitted(scenario, reached(target, view, keep))
 
 
-def reached(target: TritonTarget, view: View) -> FoundBatching:
-    """What the model's configuration says of batching, which is told, with what sets such a server apart."""
-    batching = target.start()
+def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
+    """What the model's configuration says of batching, which is told, with what sets such a server apart.
+
+    `keep` is told before a model that is not served is loaded to learn that.
+    """
+    batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
     view.event(DIFFERENCES)
     return batching
@@ -118,7 +125,7 @@ def run_restore(path: Path) -> int:
     if original is None or not original.attached:
         raise UsageError(
             f"{run.path} attached to no server: there is nothing to put back",
-            hint="only a sweep or comparison of kind triton with target.rest_url, or a sweep of kind command with "
+            hint="only a sweep or comparison of kind triton with target.rest_url, or of kind command with "
             "target.restore, changes a server that is not its own",
         )
     run.hold()
@@ -126,6 +133,5 @@ def run_restore(path: Path) -> int:
         print(f"{original.model} was put back already: nothing is to be done", file=sys.stderr)
         return 0
     write_original(run.path, restored(original, target))
-    served = found_batching(original.config).words() if original.loaded else "not served"
-    print(f"{original.model} at {original.rest_url} is as it was: {served}", file=sys.stderr)
+    print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)
     return 0

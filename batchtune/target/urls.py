@@ -75,10 +75,16 @@ def tls_options(spec: TlsSpec | None) -> TlsOptions | None:
 
 def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, str]:
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise UsageError(
+            f"{option}: a user's name and password in the URL would not be sent",
+            hint=f"write {schemes[0]}://HOST:PORT; what each request must carry goes in request.headers",
+        )
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"{option}: {url!r}: {error}", hint="write HOST:PORT") from error
-    if parts.scheme not in schemes or not host or port is None or parts.path not in {"", "/"}:
+    beyond = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in schemes or not host or port is None or beyond:
         raise UsageError(f"{option}: {url!r} is no address", hint=f"write {schemes[0]}://HOST:PORT")
     return host, port, parts.scheme

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from batchtune.errors import TargetError
+from batchtune.errors import TargetError, UsageError
 from batchtune.target.endpoint import Endpoint, control_channel, read_signature, wait_until_ready
 from batchtune.target.external import external_signature
+from batchtune.target.urls import external_endpoint
 from tests.server.server_process import free_ports
 
 pytestmark = pytest.mark.smoke
@@ -185,3 +186,24 @@ def test_an_answer_beyond_grpcs_own_limit_is_received() -> None:
                 assert len(channel.unary_unary("/s/m")(b"", timeout=5.0)) == len(large)
         finally:
             server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://h:8000/v2", "'http://h:8000/v2' is no address"),
+        ("http://h:8000?token=a", "is no address"),
+        ("http://h", "is no address"),
+        ("ftp://h:8000", "is no address"),
+        ("http://h:99999", "Port out of range"),
+        ("http://me:secret@h:8000", "would not be sent"),
+        ("ftp://secret@h", "would not be sent"),
+    ],
+)
+def test_a_url_that_means_more_than_an_address_is_refused(url: str, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        external_endpoint(model_name="m", rest_url=url, grpc_url=None)
+    assert raised.value.message.startswith("--rest-url: ")
+    assert words in raised.value.message
+    assert "HOST:PORT" in raised.value.hint
+    assert "secret" not in raised.value.message

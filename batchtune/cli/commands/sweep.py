@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.original import write_original
 from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run
+from batchtune.archive.whole_files import write_whole
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
 from batchtune.cli.commands.recommend import conclude, kept_trials
 from batchtune.cli.commands.report import report_at_end
@@ -27,11 +28,12 @@ from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import View, sweep_view
 from batchtune.scenario.placement import placed, placed_as
-from batchtune.scenario.reader import ScenarioText, read_scenario
+from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario
 from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
+from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.strategies.references import one_by_one
 from batchtune.tune.sweep.sweep import sweep
@@ -87,6 +89,12 @@ def _sweep_here(
         scenario, placement = placed(scenario)
     else:
         original = not_put_back(run)
+
+    def keep(before: OriginalModel) -> None:
+        nonlocal run
+        run = held(run, scenario, results)
+        write_original(run.path, before)
+
     with (
         sweep_view(quiet=quiet, scenario=scenario) as view,
         target_of(scenario, on_event=view.event, original=original) as target,
@@ -97,9 +105,13 @@ def _sweep_here(
                 for note in filter(None, (placement, beginning(scenario), _left_out(scenario))):
                     view.event(note)
                 if isinstance(target, TritonTarget):
-                    scenario = as_found(scenario, target, view)
+                    scenario = as_found(scenario, target, view, keep)
+                    if run is not None and not trials:
+                        write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
                     run = held(run, scenario, results)
                     target.keep_original(partial(write_original, run.path))
+                elif scenario.target.restore is not None:
+                    run = held(run, scenario, results)
                 target.apply(one_by_one(scenario))
                 run = held(run, scenario, results)
                 target.keep_log(run.path / SERVER_LOG)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError
 from batchtune.target.endpoint import Endpoint, control_client, in_words
 
-_EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
+EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
+"""The hint of an error that says so: the server takes no orders, so nothing was changed."""
 _SLOW: Final = "a big model may need a longer target.ready_timeout"
 _ASKING_S: Final = 5.0
 _LAST_LOAD_S: Final = 120.0
@@ -23,7 +25,8 @@ _LAST_LOAD_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalModel:
-    """A model as it was before the first change; `loaded` False: it was in the repository, and not served.
+    """A model as it was before the first change; `loaded` False: it was in the repository, and not served, and `config`
+    is what it has when it is loaded from its own files, empty until then.
 
     `attached` False: the server was launched for the run, and nothing has to be put back.
     """
@@ -34,6 +37,10 @@ class OriginalModel:
     config: Mapping[str, Any]
     attached: bool = True
     restored: bool = False
+
+    def words(self) -> str:
+        """What it ran with."""
+        return found_batching(self.config).words() if self.loaded else "not served"
 
     def to_dict(self) -> dict[str, Any]:
         names = ("model", "rest_url", "loaded", "attached", "restored")
@@ -131,7 +138,7 @@ class ModelRepository:
         status, document = self._call("POST", path, body, limit_s=self._limit_s)
         if status != 200:
             reason = _reason(status, document)
-            hint = _EXPLICIT if "not allowed" in reason else ""
+            hint = EXPLICIT if "not allowed" in reason else ""
             raise TargetError(f"the server did not {what} {self._model}: {reason}", hint=hint)
 
     def _call(
@@ -155,24 +162,6 @@ class ModelRepository:
             return answer.status_code, answer.json() if answer.content else None
         except ValueError:
             return answer.status_code, answer.text[:300]
-
-
-def read_original(repository: ModelRepository, endpoint: Endpoint, *, attached: bool = True) -> OriginalModel:
-    """What is there now; a model that is not served is loaded, from its own files, to learn that.
-
-    Raises:
-        TargetError: no such model, or it does not load.
-    """
-    loaded = repository.require_model()
-    if not loaded:
-        repository.load()
-    return OriginalModel(
-        model=endpoint.model_name,
-        rest_url=endpoint.rest_url,
-        loaded=loaded,
-        config=repository.config(),
-        attached=attached,
-    )
 
 
 def put_back(repository: ModelRepository, original: OriginalModel) -> None:

@@ -25,7 +25,7 @@ from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.launched import LaunchedTriton
-from batchtune.target.triton.repository import ModelRepository, OriginalModel, put_back, read_original
+from batchtune.target.triton.repository import EXPLICIT, ModelRepository, OriginalModel, put_back
 from batchtune.target.urls import external_endpoint, tls_options
 from batchtune.wire.signature import Signature
 
@@ -74,8 +74,10 @@ class TritonTarget:
     def pid(self) -> int | None:
         return None if self._launched is None else self._launched.pid
 
-    def start(self) -> FoundBatching:
-        """Launch the server or reach it, and read what the model runs with; nothing is changed.
+    def start(self, *, before_load: Callable[[OriginalModel], None] | None = None) -> FoundBatching:
+        """Launch the server or reach it, and read what the model runs with.
+
+        One that an attached server does not serve is loaded from its own files for that; `before_load` is told before.
 
         Raises:
             TargetError: nobody answers, no such model, or the server did not start.
@@ -83,9 +85,8 @@ class TritonTarget:
         """
         if self._launched is not None and not self._launched.running:
             self._endpoint = self._launched.start(self._flags)
-        if self._original is None:
-            self._original = read_original(self._repository(), self.endpoint, attached=self._launched is None)
-            self._changed = not self._original.loaded
+        if self._original is None or not self._original.config:
+            self._original = self._read(before_load)
         try:
             return found_batching(self._original.config)
         except BatchingParametersError as error:
@@ -119,10 +120,9 @@ class TritonTarget:
             return ApplyRecord(how="unchanged", seconds=0.0)
         restarted = self._restart_for(configuration)
         self._in_force = None
-        self._changed = True
         wanted = with_batching(self._found().config, configuration)
         try:
-            self._repository().load(wanted)
+            self._load(wanted)
             now = self._repository().config()
         except TargetError as error:
             if self._launched is not None:
@@ -198,7 +198,7 @@ class TritonTarget:
         self._in_force = None
         if self._keep is not None:
             self._keep(replace(original, restored=True))
-        self._on_event(f"{original.model} is configured as it was: {found_batching(original.config).words()}")
+        self._on_event(f"{original.model} is configured as it was: {original.words()}")
 
     def stop(self) -> None:
         """End a launched server, which the next `apply` launches anew; an attached one goes on."""
@@ -251,6 +251,37 @@ class TritonTarget:
         was_running = self.alive()
         self.start()
         return not was_running
+
+    def _read(self, before_load: Callable[[OriginalModel], None] | None) -> OriginalModel:
+        """What is there now; until a load for it has ended `_original` says that the model is not served.
+
+        Raises:
+            TargetError: no such model, or it does not load.
+        """
+        repository, endpoint = self._repository(), self.endpoint
+        original = self._original or OriginalModel(
+            model=endpoint.model_name,
+            rest_url=endpoint.rest_url,
+            loaded=repository.require_model(),
+            config={},
+            attached=self._launched is None,
+        )
+        if not original.loaded:
+            if before_load is not None:
+                before_load(original)
+                self._keep = before_load
+            self._original = original
+            self._load()
+        return replace(original, config=repository.config())
+
+    def _load(self, config: Mapping[str, Any] | None = None) -> None:
+        """Load the model; only a server that takes no orders is not changed by that, whatever comes of it."""
+        before, self._changed = self._changed, True
+        try:
+            self._repository().load(config)
+        except TargetError as error:
+            self._changed = before or error.hint != EXPLICIT
+            raise
 
     def _found(self) -> OriginalModel:
         if self._original is None:

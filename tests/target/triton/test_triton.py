@@ -13,6 +13,7 @@ from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton.launched import model_in_repository
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
+from tests.target.kserve_server import Answer
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
 
 BATCHED = Configuration(
@@ -63,6 +64,40 @@ def test_a_model_that_was_not_served_is_taken_out_again() -> None:
         assert server.orders == ["load", "load", "unload"]
 
 
+def test_that_a_model_is_not_served_is_kept_before_it_is_loaded_to_be_read() -> None:
+    with FakeTriton(loaded=False) as server:
+        kept: list[tuple[OriginalModel, int]] = []
+        with TritonTarget(spec(server)) as target:
+            target.start(before_load=lambda original: kept.append((original, len(server.orders))))
+        (before, orders), (after, _) = kept
+        assert (before.loaded, before.config, orders) == (False, {}, 0)
+        assert (after.loaded, after.restored, after.words()) == (False, True, "not served")
+        assert server.orders == ["load", "unload"]
+
+
+@pytest.mark.parametrize("config", [(500, {"error": "no"}), (200, {**CONFIG, "max_batch_size": 0})])
+def test_a_model_that_is_loaded_in_vain_is_taken_out_again(config: Answer) -> None:
+    with FakeTriton(loaded=False) as server:
+        server.pages["/v2/models/m/config"] = config
+        with pytest.raises((TargetError, UsageError)), TritonTarget(spec(server)) as target:
+            target.start()
+        assert server.orders == ["load", "unload"]
+
+
+def test_a_run_that_was_killed_in_its_first_load_is_put_back_or_gone_on_with() -> None:
+    with FakeTriton(loaded=False) as server:
+        kept: list[OriginalModel] = []
+        TritonTarget(spec(server)).start(before_load=kept.append)
+        again = OriginalModel.from_dict(kept[0].to_dict())
+        with TritonTarget(spec(server), original=again) as target:
+            assert target.start().max_batch_size == 8
+            assert server.loaded
+        assert not server.loaded
+        server.loaded = True
+        assert restored(again, spec(server)).restored
+        assert not server.loaded
+
+
 def test_a_server_that_takes_no_orders_says_how_to_start_it(server: FakeTriton) -> None:
     server.refuse = "explicit model load / unload is not allowed if polling is enabled"
     target = TritonTarget(spec(server))
@@ -70,8 +105,8 @@ def test_a_server_that_takes_no_orders_says_how_to_start_it(server: FakeTriton) 
     with pytest.raises(TargetError, match="not allowed") as raised:
         target.apply(BATCHED)
     assert "--model-control-mode=explicit" in raised.value.hint
-    server.refuse = ""
     target.close()
+    assert server.orders == ["load"], "nothing was changed, so nothing is put back"
 
 
 def test_a_server_that_took_a_configuration_and_runs_another_is_found_out(server: FakeTriton) -> None:

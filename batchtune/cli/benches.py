@@ -19,10 +19,8 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.target.choice import refuse_several_models, target_of
-from batchtune.target.command import CommandTarget
+from batchtune.target.choice import LaunchedTarget, refuse_several_models, target_of
 from batchtune.target.model_files import resolve_model
-from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, plan_of
@@ -53,7 +51,7 @@ class Benches:
     _launched: ExitStack = field(default_factory=ExitStack)
     _launches: int = 0
     _guard: HostGuard = field(default_factory=HostGuard)
-    _targets: dict[str, TfServingTarget | TritonTarget] = field(default_factory=dict)
+    _targets: dict[str, LaunchedTarget] = field(default_factory=dict)
     _fleets: dict[tuple[int, tuple[int, ...] | None, str], AnyFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
     _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
@@ -158,27 +156,26 @@ class Benches:
             return variant
         return replace(variant, scenario=fitted(variant.scenario, target.start()))
 
-    def _target(self, variant: Variant) -> TfServingTarget | TritonTarget:
+    def _target(self, variant: Variant) -> LaunchedTarget:
         scenario = variant.scenario
-        apart = self.apart and not scenario.target.attached
+        there = scenario.target.runs_already
+        apart = self.apart and not there
         key = f"{variant.name} {variant.server_key}" if apart else variant.server_key
         if key not in self._targets:
-            attached = scenario.target.attached
-            self.view.event(beginning(scenario) if attached else f"launching the server for {variant.name}")
+            self.view.event(beginning(scenario) if there else f"launching the server for {variant.name}")
             target = target_of(scenario, on_event=self.view.event)
-            if isinstance(target, CommandTarget):
-                raise NotImplementedError(variant.name)  # `check_targets` refuses it
             self._launched.callback(self._close, target)
             if isinstance(target, TritonTarget):
-                reached(target, self.view)
-                target.keep_original(partial(write_original, self.folder))
+                keep = partial(write_original, self.folder)
+                reached(target, self.view, keep)
+                target.keep_original(keep)
             self._targets[key] = target
             self._launches += 1
             name = SERVER_LOG if self._launches == 1 else f"server-{self._launches}.log"
             target.keep_log(self.folder / name)
         return self._targets[key]
 
-    def _close(self, target: TfServingTarget | TritonTarget) -> None:
+    def _close(self, target: LaunchedTarget) -> None:
         try:
             target.close()
         except TargetError as error:
@@ -205,8 +202,8 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     """Find every model before the first server is launched.
 
     Raises:
-        UsageError: a model that does not exist or several, a protocol that no such server speaks, a kind of server that
-            no variant may have, or two servers to put back.
+        UsageError: a model that does not exist or several, a protocol that no such server speaks, a server that takes
+            no configurations, or two servers to put back.
     """
     for variant in variants:
         refuse_several_models(variant.scenario)
@@ -216,11 +213,6 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
                 f"{variant.name}: an external server is loaded as it is: nothing of it is reconfigured",
                 hint="`batchtune load` measures any server as it is",
             )
-        if target.kind == "command":
-            raise UsageError(
-                f"{variant.name}: target.kind: only `batchtune sweep` reconfigures by commands",
-                hint="sweep it, or measure each of its configurations with `batchtune load HOST:PORT/MODEL`",
-            )
         if target.kind == "tfserving" and request.protocol.startswith("kserve_"):
             raise UsageError(f"{variant.name}: no {target.kind} server speaks {request.protocol}")
     targets = [variant.scenario.target for variant in variants]
@@ -228,6 +220,11 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
         raise UsageError(
             "the variants attach to several servers or models; a run puts back one",
             hint="compare configurations of one model, or have batchtune launch the servers",
+        )
+    if any(target.kind == "command" for target in targets) and len(set(map(repr, targets))) > 1:
+        raise UsageError(
+            "the variants have different targets of kind command: a run has one such server, and puts back that",
+            hint="say what differs in fixed, which the commands are given",
         )
     ours = (target for target in targets if target.kind == "tfserving")
     for model, framework in dict.fromkeys((target.model, target.framework) for target in ours):

@@ -138,6 +138,14 @@ class CommandTarget:
         """Of a server that was not launched here a trial's counters tell whether it answers."""
         return self._spec.launch is None or (self._process is not None and self._process.running)
 
+    def cpu_clock(self) -> None:
+        """None: nobody tells which processes the server is."""
+
+    def stop(self) -> None:
+        """End what was launched; the next `apply` runs all commands anew."""
+        self._in_force = None
+        self._end_process()
+
     def keep_log(self, path: Path) -> None:
         """From now on keep what the commands and a launched server say in this file too, bounded in size."""
         self._steps_log.keep_in(path)
@@ -247,11 +255,8 @@ class CommandTarget:
             return f"{url}: {in_words(error)}"
         except httpx.InvalidURL as error:
             raise TargetError(f"target.ready: {error}") from error
-        return (
-            ""
-            if answer.status_code == 200
-            else f"{url}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
-        )
+        is_ready = answer.status_code == 200
+        return "" if is_ready else f"{url}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
 
     def _step(self, key: str, words: Sequence[str], *, given: str = "", limit_s: float | None = None) -> None:
         run_step(

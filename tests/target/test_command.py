@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ import yaml
 from batchtune.archive.run import create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.attached import run_restore
-from batchtune.errors import ScenarioError, TargetError
+from batchtune.cli.commands.compare import run_compare
+from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.choice import target_of
@@ -22,6 +24,7 @@ from batchtune.target.command import CommandTarget, restored
 from batchtune.target.short_program import small_environment
 from tests.server.server_process import free_ports, write_emulated
 from tests.target.stand_ins.kubectl import StandInKubectl
+from tests.target.triton.fake_triton import FakeTriton
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
@@ -275,6 +278,59 @@ def test_an_inference_service_gets_its_args_rewritten(
     waits = [words for words in kubectl.command_lines if words[0] == "wait"]
     assert [words[2].rpartition("=")[2] for words in waits] == labels
     assert len(set(labels)) == 2
+
+
+PAIR = """\
+name: pair
+target:
+  kind: command
+  model: m
+  rest_url: "{url}"
+  apply: [sh, -c, "tr -d '\\n' >> {log}; echo >> {log}"]
+  ready: [sh, -c, exit 0]
+  restore: [sh, -c, "echo restored >> {log}"]
+request: {{protocol: kserve_rest, distinct: 2}}
+load: {{arrivals: closed, concurrency: 2, warm_up: 20ms, duration: 80ms, seed: 1}}
+objective: throughput
+variants:
+  without: {{fixed: {{enable_batching: false}}}}
+  with: {{fixed: {{max_batch_size: 16, grpc_max_threads: 64}}}}
+"""
+
+
+def compared(path: Path) -> int:
+    more = {"baseline": None, "blocks": 1, "max_regress": [], "json": True, "quiet": True}
+    return run_compare(path, [], results=path.parent / "results", **more)
+
+
+@pytest.mark.slow
+def test_variants_are_compared_by_the_commands_of_one_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, path = tmp_path / "log", tmp_path / "pair.yaml"
+    with FakeTriton() as server:
+        path.write_text(PAIR.format(url=server.url, log=log))
+        assert compared(path) in (0, 6)
+    document = json.loads(capsys.readouterr().out)
+    assert [variant["failure"] for variant in document["variants"]] == [None, None]
+    *applied, last = log.read_text().splitlines()
+    assert last == "restored"
+    given = [json.loads(line) for line in applied]
+    assert {"batching": {"max_batch_size": 16}, "flags": {"grpc_max_threads": "64"}} in given
+    assert {"batching": None, "flags": {}} in given
+    assert all(before != after for before, after in pairwise(given))
+    assert run_restore(Path(document["run"])) == 0
+    assert log.read_text().splitlines()[-2:] == ["restored", "restored"]
+
+
+def test_variants_with_commands_of_their_own_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text(PAIR.format(url="http://127.0.0.1:9", log=tmp_path / "log"))
+    with path.open("a") as file:
+        file.write("  other: {target: {apply: [other]}}\n")
+    with pytest.raises(UsageError, match="different targets of kind command") as raised:
+        compared(path)
+    assert "in fixed" in raised.value.hint
 
 
 @pytest.mark.slow

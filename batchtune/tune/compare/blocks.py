@@ -37,9 +37,10 @@ class Variant:
 
     @property
     def server_key(self) -> str:
-        """Equal for variants that one server can serve: they differ at most in what it takes hot."""
+        """Equal for variants that one server can serve: they differ at most in what it takes hot, or by commands."""
         target = self.scenario.target.model_dump_json(exclude={"found"})
-        flags = [item for item in self.configuration.server_flags.items() if item[0] != LENGTH_BUCKETS]
+        given = () if self.scenario.target.kind == "command" else self.configuration.server_flags.items()
+        flags = [item for item in given if item[0] != LENGTH_BUCKETS]
         return f"{target} {flags}"
 
 

@@ -1,13 +1,14 @@
 """Do we measure what perf_analyzer measures? Same Triton, same closed loop, in turn, each alone on the client's core.
 
     python tests/benchmarks/triton/against_perf_analyzer.py --perf-analyzer PROGRAM [--clients 1,8,32,128] [--rounds 3]
-        [--instances 1] [--base-ms 20] [--per-row-ms 0.5]
+        [--instances 1] [--base-ms 20] [--per-row-ms 0.5] [--later-ms 0.1,0.3]
 
 The program comes with tritonclient 2.51 (it wants libcudart.so.12 and libb64.so.0d in LD_LIBRARY_PATH). The server: the
 model of `known_model`, batches of 16. Bars: throughput and p50 within 5 %, where perf_analyzer is not itself the limit.
 Beside what a tool says stands what Triton counted in 1.5 s in the middle of its run: requests/s, the mean batch, and by
-/proc/PID/stat the CPU a request of the server's processes and of the client's. Clients of a closed loop can fall into
-batches in several ways, so two tools may get different mean batches, and rates, from the same server.
+/proc/PID/stat the CPU a request of the server's processes and of the client's. Where the clients are fewer than fill two
+batches, those of a batch that has ended join the next one if they are back before Triton begins it: how soon a client
+comes back then decides the mean batch, and the rate. `--later-ms` shows that: our clients, each back so much later.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class Ours:
         endpoint = Endpoint(model_name="m", rest_port=server.rest_port, grpc_port=server.grpc_port)
         self._loader = Loader(scenario, ExternalTarget(endpoint, kserve=True), fleet)
 
-    def point(self, clients: int) -> Point:
-        loop = ClosedLoop(concurrency=clients, duration_s=WARM_UP_S + DURATION_S)
+    def point(self, clients: int, *, later_s: float = 0.0) -> Point:
+        loop = ClosedLoop(concurrency=clients, duration_s=WARM_UP_S + DURATION_S, think_s=later_s)
         sampler = Sampler(self._server, lambda: self._fleet.process_ids)
         figures = self._loader.run(LoadRun(arrivals=loop, warm_up_s=WARM_UP_S), on_live=lambda _live: None)
         sampler.join()
@@ -159,7 +160,7 @@ def told(name: str, points: Sequence[Point]) -> None:
 
     words = "; ".join(dict.fromkeys(one.words for one in points if one.words))
     print(
-        f"  {name:14s} {spread([one.rate_rps for one in points], '.1f'):>28s}"
+        f"  {name:18s} {spread([one.rate_rps for one in points], '.1f'):>28s}"
         f"{spread([one.p50_s * 1e3 for one in points], '.2f'):>24s}"
         f"{spread([one.sampled.rate_rps for one in points], '.1f'):>28s}"
         f"{spread([one.sampled.batch for one in points], '.2f'):>20s}"
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--base-ms", type=float, default=1e3 * BASE_S)
     parser.add_argument("--per-row-ms", type=float, default=1e3 * PER_ROW_S)
+    parser.add_argument("--later-ms", default="", help="our clients again, each back so much later")
     given = parser.parse_args()
     packages()
     tau = {"base_s": given.base_ms / 1e3, "per_row_s": given.per_row_ms / 1e3}
@@ -186,7 +188,7 @@ def main() -> None:
         f"at most {limit:.0f}/s"
     )
     print(
-        f"{'':16s} {'requests/s':>28s}{'p50, ms':>24s}{'Triton: requests/s':>28s}{'mean batch':>20s}"
+        f"{'':20s} {'requests/s':>28s}{'p50, ms':>24s}{'Triton: requests/s':>28s}{'mean batch':>20s}"
         f"{'CPU, µs: server':>18s}{'client':>18s}"
     )
     with tempfile.TemporaryDirectory() as name, LoadFleet(processes=1, cpus=(CLIENT_CORE,)) as fleet:
@@ -197,12 +199,17 @@ def main() -> None:
             for clients in map(int, given.clients.split(",")):
                 mine: list[Point] = []
                 theirs: list[Point] = []
+                later: dict[str, list[Point]] = {text: [] for text in given.later_ms.split(",") if text}
                 for _ in range(given.rounds):
                     theirs.append(perf_analyzers(given.perf_analyzer, server, clients, folder))
                     mine.append(ours.point(clients))
+                    for text, points in later.items():
+                        points.append(ours.point(clients, later_s=float(text) / 1e3))
                 print(f"{clients} clients")
                 told("perf_analyzer", theirs)
                 told("batchtune", mine)
+                for text, points in later.items():
+                    told(f"  {text} ms later", points)
                 for what in ("rate_rps", "p50_s"):
                     known = [getattr(one, what) for one in theirs if not math.isnan(getattr(one, what))]
                     if known:

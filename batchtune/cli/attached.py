@@ -17,7 +17,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.target.triton.repository import OriginalModel
+from batchtune.target.triton.repository import ModelRepository, OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 from batchtune.twin.simulator.replica import TRITONS_AHEAD
 
@@ -61,6 +61,10 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
     batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
     view.event(DIFFERENCES)
+    for name in ModelRepository(target.endpoint).ensembles():
+        view.event(
+            f"{name} is an ensemble that asks it: Triton serves that only while max_batch_size is not below its own"
+        )
     return batching
 
 

@@ -6,6 +6,7 @@ stdin, or in files that its words name.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -247,16 +248,17 @@ class CommandTarget:
     def _url_failure(self, url: str) -> str:
         import httpx
 
+        shown = re.sub(r"(?<=//)[^/@]*@", "", url)
         context = self.endpoint.tls.context() if self.endpoint.tls else False
         try:
             with httpx.Client(timeout=_PROBE_LIMIT_S, verify=context, trust_env=False) as client:
                 answer = client.get(url)
         except httpx.HTTPError as error:
-            return f"{url}: {in_words(error)}"
+            return f"{shown}: {in_words(error)}"
         except httpx.InvalidURL as error:
             raise TargetError(f"target.ready: {error}") from error
         is_ready = answer.status_code == 200
-        return "" if is_ready else f"{url}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
+        return "" if is_ready else f"{shown}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
 
     def _step(self, key: str, words: Sequence[str], *, given: str = "", limit_s: float | None = None) -> None:
         run_step(

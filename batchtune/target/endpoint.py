@@ -149,7 +149,7 @@ def in_words(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     if isinstance(error, httpx.ConnectError):
-        return "no connection"
+        return f"no TLS connection: {error}" if "SSL" in str(error) else "no connection"
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return "the connection was closed without an answer"
     return str(error) or type(error).__name__

@@ -101,7 +101,7 @@ def run_step(
     except subprocess.TimeoutExpired as error:
         _end(process)
         raise TargetError(
-            f"{key} did not end within {limit_s:g} s{_said(log_path, begins_at)}",
+            f"{key} did not end within {round(limit_s, 2):g} s{_said(log_path, begins_at)}",
             hint="it hangs, or needs a longer target.step_timeout",
         ) from error
     except BaseException:

@@ -128,7 +128,7 @@ def test_a_restore_that_fails_says_so() -> None:
         ({"apply": ["sh", "-c", "echo waiting; sleep 60"], "step_timeout": "100ms"}, "target.apply did not end within 0.1 s; its last words:\n  waiting"),
         ({"ready": ["sh", "-c", "echo 0 of 1; exit 1"], "ready_timeout": "300ms"}, "the server is not ready after 0.3 s: target.ready exited with 1; its last words:\n  0 of 1"),
         ({"ready": ["sleep", "60"], "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: target.ready did not end"),
-        ({"ready": "http://127.0.0.1:9/x", "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: http://127.0.0.1:9/x: no connection"),
+        ({"ready": "http://me:secret@127.0.0.1:9/x", "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: http://127.0.0.1:9/x: no connection"),
         ({"ready": None, "ready_timeout": "100ms"}, "model 'm' at http://127.0.0.1:9 is not ready after 0.1 s: no connection"),
         ({"launch": ["sh", "-c", "echo bad flag; exit 2"], "ready": ["false"]}, "target.launch: the server exited with 2; its last words:\n  bad flag"),
         ({"apply": ["true", "{file}"], "render": "cortex"}, "cortex: batch_interval: Cortex accepts only an interval above 0"),

@@ -21,6 +21,8 @@ EXPLICIT: Final = "start the server with --model-control-mode=explicit and --loa
 _SLOW: Final = "a big model may need a longer target.ready_timeout"
 _ASKING_S: Final = 5.0
 _LAST_LOAD_S: Final = 120.0
+_ASKED_MOST: Final = 100
+"""A repository may hold thousands of models; to ask each takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,19 @@ class ModelRepository:
         Raises:
             TargetError: nobody answers, or the model is not loaded.
         """
-        path = f"/v2/models/{quote(self._model, safe='')}/config"
+        return self._config_of(self._model)
+
+    def ensembles(self) -> list[str]:
+        """The served ensembles that have the model for a step, among the first models of the repository.
+
+        Raises:
+            TargetError: nobody answers.
+        """
+        served = [name for name, state in self.states().items() if state == "READY" and name != self._model]
+        return [name for name in served[:_ASKED_MOST] if self._model in _steps(self._config_of(name))]
+
+    def _config_of(self, model: str) -> dict[str, Any]:
+        path = f"/v2/models/{quote(model, safe='')}/config"
         status, document = self._call("GET", path, limit_s=_ASKING_S)
         if status != 200 or not isinstance(document, dict):
             raise TargetError(f"{self._endpoint.rest_url}{path}: {_reason(status, document)}")
@@ -182,6 +196,12 @@ def put_back(repository: ModelRepository, original: OriginalModel) -> None:
         raise TargetError(
             f"{original.model} was loaded with what it had, but now differs in: {', '.join(differing)}"
         )
+
+
+def _steps(config: Mapping[str, Any]) -> set[str]:
+    """The models that an ensemble asks."""
+    steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
+    return {str(step.get("model_name")) for step in steps}
 
 
 def _is_index(document: Any) -> bool:

@@ -10,8 +10,9 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.endpoint import Endpoint
 from batchtune.target.triton.launched import model_in_repository
-from batchtune.target.triton.repository import OriginalModel
+from batchtune.target.triton.repository import ModelRepository, OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 from tests.target.kserve_server import Answer
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
@@ -173,6 +174,23 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(server: FakeTrito
 def test_a_model_without_a_batch_dimension_is_refused(server: FakeTriton) -> None:
     server.config["max_batch_size"] = 0
     with TritonTarget(spec(server)) as target, pytest.raises(UsageError, match="no batch dimension"):
+        target.start()
+
+
+def test_ensembles_that_ask_the_model_are_named(server: FakeTriton) -> None:
+    names = ["m", "ens", "plain", "asleep"]
+    index = [{"name": name, "state": "READY" if name != "asleep" else "UNAVAILABLE"} for name in names]
+    server.pages["/v2/repository/index"] = (200, index)
+    steps = {"step": [{"model_name": "tokens"}, {"model_name": "m"}]}
+    server.pages["/v2/models/ens/config"] = (200, {"name": "ens", "ensemble_scheduling": steps})
+    server.pages["/v2/models/plain/config"] = (200, {**CONFIG, "name": "plain"})
+    endpoint = Endpoint(model_name="m", rest_port=server.rest_port, grpc_port=None)
+    assert ModelRepository(endpoint).ensembles() == ["ens"]
+
+
+def test_a_server_without_tls_is_told_as_such(server: FakeTriton) -> None:
+    secret = TargetSpec(kind="triton", model="m", rest_url=server.url.replace("http:", "https:"))
+    with TritonTarget(secret) as target, pytest.raises(TargetError, match=r"no TLS connection: .*SSL"):
         target.start()
 
 

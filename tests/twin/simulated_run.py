@@ -77,13 +77,20 @@ def simulate_closed(
     replicas: int = 1,
     routing: Routing = "round_robin",
     seed: int = 1,
+    lengths: NDArray[np.int32] | None = None,
 ) -> SimulatedRun:
     """Clients that send at 0 and then each time they are answered, until `requests` were sent.
 
     A refused client sends again after the front end and the delay, at the earliest after 0.1 ms.
     """
     traffic = ClosedTraffic(
-        clients=clients, requests=requests, rows=rows, replicas=replicas, routing=routing, seed=seed
+        clients=clients,
+        requests=requests,
+        rows=rows,
+        lengths=lengths,
+        replicas=replicas,
+        routing=routing,
+        seed=seed,
     )
     return run_of(run_closed(traffic, batcher, device))
 

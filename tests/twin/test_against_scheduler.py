@@ -7,6 +7,7 @@ to the next, and through the simulator. Times are whole microseconds in both, so
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,12 @@ class Trace:
     threads: int
     tau_micros: tuple[int, ...]
     serial: bool
+    lengths: tuple[int, ...] = ()
+    length_buckets: tuple[int, ...] = ()
+    per_length_micros: int = 0
+
+    def length(self, request: int) -> int:
+        return self.lengths[request] if self.lengths else 0
 
 
 @dataclass
@@ -71,11 +78,16 @@ class PlayedServer:
         self.device_free_micros = 0
         self.scheduler = SharedBatchScheduler(num_batch_threads=trace.threads, clock=self.clock)
         self.clock.watch(self.settled)
-        self.queue = self.scheduler.add_queue(trace.options, self.process)
+        self.queues = [
+            self.scheduler.add_queue(trace.options, self.process)
+            for _ in range(len(trace.length_buckets) + 1)
+        ]
 
     def process(self, batch: Batch[Task]) -> None:
         now = self.clock.now_micros()
-        cost = self.trace.tau_micros[next_allowed_size(batch.size, self.trace.options.allowed_batch_sizes)]
+        rows = next_allowed_size(batch.size, self.trace.options.allowed_batch_sizes)
+        longest = max(self.trace.length(task.request) for task in batch.tasks)
+        cost = self.trace.tau_micros[rows] + self.trace.per_length_micros * rows * longest
         with self.lock:
             began = max(now, self.device_free_micros) if self.trace.serial else now
             end = self.device_free_micros = began + cost
@@ -104,7 +116,8 @@ class PlayedServer:
         for request, (due, rows) in enumerate(zip(self.trace.due_micros, self.trace.rows, strict=True)):
             self.go_on(due)
             try:
-                self.queue.schedule(Task(request, rows))
+                bucket = bisect_left(self.trace.length_buckets, self.trace.length(request))
+                self.queues[bucket].schedule(Task(request, rows))
             except StatusError:
                 self.recorded.refused.add(request)
             self.clock.settle()
@@ -128,7 +141,7 @@ class PlayedServer:
     def timeout_micros(self) -> int:
         """When an idle thread takes the open batch; a busy pool lets its timeout pass."""
         idle = self.scheduler._threads._idle
-        return min(self.queue.due_micros, NEVER) if idle else NEVER
+        return min([NEVER, *(queue.due_micros for queue in self.queues)]) if idle else NEVER
 
 
 def batcher_of(trace: Trace) -> Batcher:
@@ -140,22 +153,33 @@ def batcher_of(trace: Trace) -> Batcher:
         max_enqueued_batches=options.max_enqueued_batches,
         allowed_batch_sizes=options.allowed_batch_sizes,
         max_execution_batch_size=options.batch_size_limit if options.enable_large_batch_splitting else None,
+        length_buckets=trace.length_buckets,
     )
 
 
 def device_of(trace: Trace) -> Device:
-    return Device(tau_s=np.array(trace.tau_micros, dtype=np.float64), serial=trace.serial)
+    """Its times are those of batches of the length 3."""
+    tau_s = np.array(trace.tau_micros, dtype=np.float64)
+    length_s = trace.per_length_micros * np.arange(len(tau_s), dtype=np.float64)
+    return Device(
+        tau_s=tau_s + (3 * length_s if trace.lengths else 0.0),
+        length_s=length_s if trace.lengths else None,
+        usual_length=np.full(len(tau_s), 3.0),
+        serial=trace.serial,
+    )
 
 
 def simulated(trace: Trace) -> SimulatedRun:
     """By the general kernel; a simulated second stands for a microsecond."""
     traffic = OpenTraffic(
-        due_s=np.array(trace.due_micros, dtype=np.float64), rows=np.array(trace.rows, dtype=np.int32)
+        due_s=np.array(trace.due_micros, dtype=np.float64),
+        rows=np.array(trace.rows, dtype=np.int32),
+        lengths=np.array(trace.lengths, dtype=np.int32) if trace.lengths else None,
     )
     return run_of(run_open_by_events(traffic, batcher_of(trace), device_of(trace)))
 
 
-def random_trace(seed: int, *, one_row: bool = False) -> Trace:
+def random_trace(seed: int, *, one_row: bool = False, lengths: bool = False) -> Trace:
     rng = np.random.default_rng([SEED, seed])
     threads = int(rng.integers(1, 5))
     splitting = not one_row and bool(rng.random() < 0.35)
@@ -184,12 +208,17 @@ def random_trace(seed: int, *, one_row: bool = False) -> Trace:
         threads=threads,
         tau_micros=tuple(fixed + per_row * rows_run for rows_run in range(most + 1)),
         serial=threads == 1,
+        lengths=tuple(rng.integers(1, 9, requests).tolist()) if lengths else (),
+        length_buckets=((), (4,), (2, 5))[int(rng.integers(3))] if lengths else (),
+        per_length_micros=int(rng.integers(1, 7)) if lengths else 0,
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_batches_starts_latencies_and_refusals_are_those_of_the_server(seed: int) -> None:
-    trace = random_trace(seed)
+@pytest.mark.parametrize(
+    ("seed", "lengths"), [*((seed, False) for seed in range(60)), *((seed, True) for seed in range(200, 230))]
+)
+def test_batches_starts_latencies_and_refusals_are_those_of_the_server(seed: int, lengths: bool) -> None:
+    trace = random_trace(seed, lengths=lengths)
     theirs, ours = PlayedServer(trace).play(), simulated(trace)
     refused = set(np.flatnonzero(np.isinf(ours.latency_s)).tolist())
     assert refused == theirs.refused

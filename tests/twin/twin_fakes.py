@@ -52,7 +52,8 @@ def observed(
     known = replace(device, tau_s=device.tau_s * slower)
     rows = traffic.rows[0]
     if traffic.clients is not None:
-        run = simulate_closed(traffic.clients, requests, rows, batcher, known, seed=11)
+        lengths = traffic.lengths_of(requests)
+        run = simulate_closed(traffic.clients, requests, rows, batcher, known, seed=11, lengths=lengths)
     else:
         run = simulate_open(traffic.due_s(requests), rows, batcher, known, seed=11)
     return Observation(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.archive.run import Run
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
 from batchtune.cli.arguments.kept_run import asked_run
@@ -29,6 +30,7 @@ from batchtune.scenario.units import counted
 from batchtune.tune.trials.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
+from batchtune.twin.model.traffic import lengths_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import left_out
 
@@ -138,6 +140,10 @@ def asked_configurations(base: Configuration, choices: Mapping[str, list[Any]]) 
     for name in choices:
         if base.dialect == "triton" and name in MISSING:
             raise UsageError(f"--set {name}: Triton has no such parameter", hint=MISSING[name])
+        if base.dialect == "triton" and name == LENGTH_BUCKETS:
+            raise UsageError(
+                f"--set {name}: only the bundled server groups requests by length", hint="leave it out"
+            )
     values = {} if base.batching is None else to_dict(base.batching)
     if base.batching is None and not choices:
         return [base]
@@ -147,7 +153,9 @@ def asked_configurations(base: Configuration, choices: Mapping[str, list[Any]]) 
         if base.batching is None and point.keys() - {"enable_batching"}:
             point.setdefault("enable_batching", True)
         kept = _without_stale_sizes(values, point)
-        configurations.append(replace(base, batching=configuration_of(kept, point, searched=()).batching))
+        asked = configuration_of(kept, point, searched=())
+        flags = tuple(flag for flag in base.flags if flag[0] != LENGTH_BUCKETS or LENGTH_BUCKETS not in point)
+        configurations.append(replace(base, batching=asked.batching, flags=(*flags, *asked.flags)))
     return list(dict.fromkeys(configurations))
 
 
@@ -168,6 +176,27 @@ def notes_on(configurations: Sequence[Configuration]) -> list[str]:
     ]
 
 
+def notes_on_lengths(calibrated: Calibrated) -> list[str]:
+    """What the twin does not know of requests that differ in length."""
+    request, flags = calibrated.scenario.request, calibrated.scenario.target.flags
+    notes = []
+    if any(name.lstrip("-") == LENGTH_BUCKETS for name in flags):
+        notes.append("The length buckets of target.flags are not simulated: one queue is.")
+    if not any(kind.lengths is not None for kind in request.kinds()):
+        return notes
+    if not lengths_of(request):
+        notes.append(
+            "The requests' lengths are not known (kinds with lengths of their own, or a file that cannot be read): all "
+            "are simulated as equally long."
+        )
+    elif calibrated.twin.best_fit.length is None:
+        notes.append(
+            "What the length of a request costs is not known: the trials' batches were about equally long, or the "
+            "server did not tell."
+        )
+    return notes
+
+
 def _choices(text: str) -> tuple[str, list[Any]]:
     name, equals, given = text.partition("=")
     name = name.strip()
@@ -178,6 +207,8 @@ def _choices(text: str) -> tuple[str, list[Any]]:
     name = {word: house for house, word in WORDS.items()}.get(name, name)
     if name in SETTINGS:
         raise UsageError(f"--set {name}: the twin does not simulate it", hint="`batchtune sweep` measures it")
+    if name == LENGTH_BUCKETS:
+        return name, [given]
     if name not in KNOBS:
         raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
     if name == "allowed_batch_sizes":

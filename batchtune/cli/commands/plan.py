@@ -18,6 +18,7 @@ from batchtune.cli.commands.calibrated import (
     asked_values,
     calibrated_run,
     notes_on,
+    notes_on_lengths,
 )
 from batchtune.cli.commands.simulate import trusted, twin_document
 from batchtune.errors import UsageError
@@ -90,7 +91,8 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
         cluster = _cluster(wanted.fleet, scenario)
         exact = fleet.exactly(plan, duration_s=exact_s, on_progress=progress, cluster=cluster)
         plan = replace(plan, exact=exact)
-    plan = replace(plan, notes=(*plan.notes, *(note.rstrip(".") for note in notes_on(configurations))))
+    notes = [*notes_on(configurations), *notes_on_lengths(calibrated)]
+    plan = replace(plan, notes=(*plan.notes, *(note.rstrip(".") for note in notes)))
     day = None if day is None else replace(day, peak=plan)
     if json:
         document = {

@@ -17,6 +17,7 @@ from batchtune.cli.commands.calibrated import (
     asked_values,
     calibrated_run,
     notes_on,
+    notes_on_lengths,
 )
 from batchtune.errors import InconclusiveError, UsageError
 from batchtune.plain_values import to_plain
@@ -53,7 +54,7 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
     calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
     configurations = asked_configurations(calibrated.base, choices)
     traffics, notes = _traffics(calibrated, loads)
-    notes += notes_on(configurations)
+    notes += [*notes_on(configurations), *notes_on_lengths(calibrated)]
     if len(configurations) * len(traffics) > MOST_POINTS:
         raise UsageError(
             f"{len(configurations)} configurations under {len(traffics)} loads are more than {MOST_POINTS} points",

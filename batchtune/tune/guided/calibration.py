@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_BUCKETS, parse_length_buckets
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search import KnobValue
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.side_by_side import together
@@ -87,10 +89,10 @@ def _finite(remaining_s: float) -> float:
     return min(remaining_s, policy.TIME_BUDGET_S)
 
 
-def _ask(outlook: Outlook, size: int, count: int) -> Ask | None:
+def _ask(outlook: Outlook, size: int, count: int, buckets: KnobValue | None = None) -> Ask | None:
     """A closed loop that keeps batches of this size full on so many threads; None where no server would accept it."""
     scenario = outlook.scenario
-    configuration = _configuration(outlook.space, scenario, size, count)
+    configuration = _configuration(outlook.space, scenario, size, count, buckets)
     if configuration is None:
         return None
     size = in_force(configuration, "max_batch_size")
@@ -99,23 +101,28 @@ def _ask(outlook: Outlook, size: int, count: int) -> Ask | None:
     return Ask(
         configuration=configuration,
         source="calibration",
-        reason=f"for the twin: batches of {size} rows on {count} threads",
+        reason=f"for the twin: batches of {size} rows on {count} threads" + (" by length" if buckets else ""),
         concurrency=min(max(clients, policy.CALIBRATION_CLIENTS[0]), policy.CALIBRATION_CLIENTS[1]),
         duration_s=policy.CALIBRATION_S,
     )
 
 
 def _asks(outlook: Outlook) -> Iterator[Ask]:
-    """Largest size, a middle one by all threads and by the fewest, the two sizes between: each known loop once."""
+    """Largest size, by length too where buckets are searched, a middle one by all threads and by the fewest, the two
+    sizes between: each known loop once."""
     sizes, threads = searched_sizes(outlook.scenario), searched_threads(outlook.scenario)
     largest, fewest, most = sizes[-1], threads[0], threads[-1]
-    wanted = [(largest, fewest), (_middle(sizes, 0.5), most), (_middle(sizes, 0.5), fewest)]
-    wanted += [(_middle(sizes, 0.75), fewest), (_middle(sizes, 0.25), fewest)]
+    finest = _finest_buckets(outlook.scenario)
+    wanted: list[tuple[int, int, KnobValue | None]] = [(largest, fewest, None)]
+    if finest is not None:
+        wanted.append((largest, fewest, finest))
+    wanted += [(_middle(sizes, 0.5), most, None), (_middle(sizes, 0.5), fewest, None)]
+    wanted += [(_middle(sizes, 0.75), fewest, None), (_middle(sizes, 0.25), fewest, None)]
     if most > fewest:
-        wanted.append((largest, most))
+        wanted.append((largest, most, None))
     asked = set()
-    for size, count in wanted:
-        ask = _ask(outlook, size, count)
+    for size, count, buckets in wanted:
+        ask = _ask(outlook, size, count, buckets)
         if ask is not None and (ask.configuration, ask.concurrency) not in asked:
             asked.add((ask.configuration, ask.concurrency))
             yield ask
@@ -153,10 +160,24 @@ def _middle(sizes: list[int], share: float) -> int:
     return min(sizes, key=lambda size: abs(math.log(size) - wanted))
 
 
-def _configuration(space: Space, scenario: Scenario, size: int, threads: int) -> Configuration | None:
+def _finest_buckets(scenario: Scenario) -> KnobValue | None:
+    """Of the length buckets that are searched those with the most boundaries, of which the twin learns what a length
+    costs; None where there are none."""
+    knob = scenario.search.space.get(LENGTH_BUCKETS)
+    sets = [
+        value
+        for value in (knob.values if knob is not None else ())
+        if value not in (AUTO_BUCKETS, NO_BUCKETS)
+    ]
+    return max(sets, key=lambda value: len(parse_length_buckets(value)), default=None)
+
+
+def _configuration(
+    space: Space, scenario: Scenario, size: int, threads: int, buckets: KnobValue | None
+) -> Configuration | None:
     """The point nearest to such batches without a timeout; what is fixed or not searched stays."""
     wanted = {"max_batch_size": size, "batch_timeout_micros": 0, "num_batch_threads": threads}
-    point = space.nearest(wanted)
+    point = space.nearest(wanted) | ({} if buckets is None else {LENGTH_BUCKETS: buckets})
     free = {name: value for name, value in wanted.items() if name not in scenario.fixed and name not in point}
     free.pop("num_batch_threads", None)
     try:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
@@ -90,8 +91,20 @@ def most_merits(twin: Twin, scenario: Scenario, cells: Sequence[Cell]) -> NDArra
     batchers = [_unwaiting(batcher_of(cell.configuration, cpus=scenario.target.cpus)) for cell in cells]
     for batcher in batchers:
         if batcher not in most_rps:
-            most_rps[batcher] = _most_rps(twin, batcher, traffic)
+            known = not batcher.length_buckets or knows_lengths(twin, traffic)
+            most_rps[batcher] = _most_rps(twin, batcher, traffic) if known else math.inf
     return np.asarray(np.log([most_rps[batcher] for batcher in batchers]), dtype=np.float64)
+
+
+def foresees(twin: Twin, scenario: Scenario, cells: Sequence[Cell]) -> bool:
+    """Whether it can tell what the length buckets among these cells bring, if there are any."""
+    bucketed = any(LENGTH_BUCKETS in dict(cell.configuration.flags) for cell in cells)
+    return not bucketed or knows_lengths(twin, traffic_of(scenario))
+
+
+def knows_lengths(twin: Twin, traffic: Traffic) -> bool:
+    """Whether it can tell what length buckets bring under this traffic."""
+    return bool(traffic.lengths) and twin.best_fit.length is not None
 
 
 def _unwaiting(batcher: Batcher) -> Batcher:

@@ -15,7 +15,7 @@ from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.evidence.pooled import Pooled, is_inside, pool
 from batchtune.tune.evidence.ranking import leaders
-from batchtune.tune.guided.merits import calibrated, measured_merits, most_merits, predicted_merits
+from batchtune.tune.guided.merits import calibrated, foresees, measured_merits, most_merits, predicted_merits
 from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship, Measured
 from batchtune.tune.strategies.protocol import Outlook
 from batchtune.tune.strategies.references import reference_configurations
@@ -148,7 +148,7 @@ class Insight:
             return False
         size, gains = _gains_per_row(twin)
         off = next((at for at, cell in enumerate(self.cells) if cell.configuration.batching is None), None)
-        if off is None:
+        if off is None or not foresees(twin, self._scenario, self.cells):
             return False
         ahead = self._predicted[self.batched()].max(axis=0) - self._predicted[off]
         if not (np.median(gains) < policy.PAYS_FROM and np.median(ahead) < math.log(policy.PAYS_FROM)):

@@ -23,6 +23,7 @@ from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.twin.calibration.cross_validation import left_out_error
 from batchtune.twin.calibration.least_squares import Draws, draws_around, laws_to_try
 from batchtune.twin.calibration.targets import FitRun, fit_run_of, merged
+from batchtune.twin.model.length_cost import fit_length_cost
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import FitError, Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
@@ -129,11 +130,13 @@ def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
     used = [observation for observation in observations if usable(observation)][-MOST_OBSERVATIONS:]
     if not used:
         raise _nothing_usable(observations)
+    traffics = [observation.traffic or _plain(observation) for observation in used]
+    servers = [observation.measurement.server for observation in used]
+    length = fit_length_cost([server for server in servers if server is not None], traffics[-1])
     groups: dict[tuple[Batcher, Traffic], list[FitRun]] = {}
-    for observation in used:
-        traffic = observation.traffic or _plain(observation)
+    for observation, traffic in zip(used, traffics, strict=True):
         groups.setdefault((observation.batcher, traffic), []).append(
-            fit_run_of(observation.batcher, traffic, observation.measurement)
+            fit_run_of(observation.batcher, traffic, observation.measurement, length=length)
         )
     return [merged(runs) for runs in groups.values()]
 

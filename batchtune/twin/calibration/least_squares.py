@@ -146,7 +146,7 @@ def simulated(run: FitRun, readings: Sequence[Fitted]) -> dict[str, NDArray[np.f
     """log throughput, p50, p95 and mean batch of each reading; all must get up equally fast."""
     rows_max = rows_needed(run.batcher, run.traffic)
     played = play(
-        timed(run.batcher, readings[0].wake_s),
+        timed(run.batcher, readings[0].wake_s, run.traffic),
         run.traffic,
         [reading.device(rows_max, rate_rps=run.rate_rps) for reading in readings],
         quantiles=tuple(_QUANTILES.values()),

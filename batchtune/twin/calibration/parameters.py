@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.calibration.targets import FEWEST_BATCHES, THROUGHPUT_BETWEEN_SD, FitRun
+from batchtune.twin.model.length_cost import LengthCost
 from batchtune.twin.model.reading import Fitted, crowding
 from batchtune.twin.model.service_time import ServiceTime, fit_service_time, linear_service_time
 
@@ -59,6 +60,7 @@ class Law:
     anchors: NDArray[np.float64]
     start: NDArray[np.float64]
     sd: NDArray[np.float64]
+    length: LengthCost | None = None
 
     def reading(self, theta: NDArray[np.float64]) -> Fitted:
         """The parameters that this vector means."""
@@ -74,6 +76,7 @@ class Law:
             front_end_s=float(np.exp(theta[FRONT_END])),
             wake_s=float(np.exp(theta[WAKE])),
             crowding_s=float(np.exp(theta[CROWDING])),
+            length=self.length,
         )
 
 
@@ -110,7 +113,7 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
     sd = np.full(len(start), _SPREAD)
     sd[CONTENTION] = contention_sd
     sd[SCALARS:] = TOLD_SD if timed else GUESSED_SD
-    return Law(serial=serial, first=first, anchors=anchors, start=start, sd=sd)
+    return Law(serial=serial, first=first, anchors=anchors, start=start, sd=sd, length=runs[0].length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
+from batchtune.twin.model.length_cost import LengthCost
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher
 
@@ -30,6 +31,7 @@ class FitRun:
     deviations in `sds`. `timed`: (rows, mean execution time, batches) by the server's account, empty when it does
     not tell. `executing`: batches that a running batch finds running, itself included, on the mean. `waits_s`: what
     of its execution a batch waits, were the device serial. `overhead_s`: latency outside queue and execution.
+    `timed` is as it would be in one queue, where `length` is known.
     """
 
     batcher: Batcher
@@ -42,6 +44,7 @@ class FitRun:
     overhead_s: float | None = None
     rows_seen: tuple[int, ...] = (1,)
     threads_seen: int = 1
+    length: LengthCost | None = None
 
     @property
     def rate_rps(self) -> float:
@@ -49,11 +52,17 @@ class FitRun:
         return 0.0 if self.traffic.closed else self.traffic.rate_rps or 0.0
 
 
-def fit_run_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> FitRun:
-    """Read a measurement."""
+def fit_run_of(
+    batcher: Batcher, traffic: Traffic, measured: Measurement, *, length: LengthCost | None = None
+) -> FitRun:
+    """Read a measurement; `length` is what all of them say of the lengths of requests."""
     targets, sds = _targets(traffic, measured)
     server = measured.server
     timed = _timed(server)
+    if length is not None:
+        timed = tuple(
+            (rows, seconds / _slower(length, batcher, traffic, rows), count) for rows, seconds, count in timed
+        )
     threads_most = (
         batcher.batch_threads if traffic.clients is None else min(batcher.batch_threads, traffic.clients)
     )
@@ -65,6 +74,7 @@ def fit_run_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> Fit
             sds=sds,
             rows_seen=_rows_guessed(batcher, traffic, server),
             threads_seen=threads_most,
+            length=length,
         )
     executing, waits_s = _executing(server, timed, threads_most)
     return FitRun(
@@ -79,6 +89,7 @@ def fit_run_of(batcher: Batcher, traffic: Traffic, measured: Measurement) -> Fit
         rows_seen=tuple(int(rows) for rows, _, count in timed if count >= FEWEST_BATCHES)
         or (int(timed[-1][0]),),
         threads_seen=min(threads_most, max(1, math.ceil(2.0 * executing - 1.0 - 0.1))),
+        length=length,
     )
 
 
@@ -127,6 +138,14 @@ def _targets(traffic: Traffic, measured: Measurement) -> tuple[dict[str, float],
 def _within(estimate: Estimate) -> float:
     """The standard deviation of a logarithm from a 95 % interval, at most 10 %: the model is not as vague as that."""
     return min(estimate.half_width_ratio / 1.96, 0.1)
+
+
+def _slower(length: LengthCost, batcher: Batcher, traffic: Traffic, rows: float) -> float:
+    """How many times as long a batch of so many rows took as it would in one queue, on the mean."""
+    if not traffic.lengths:
+        return 1.0
+    buckets = () if batcher.max_batch_size is None else batcher.length_buckets
+    return length.slower(rows, traffic.mean_longest(buckets, rows))
 
 
 def _timed(server: ServerActivity | None) -> tuple[tuple[float, float, float], ...]:

@@ -78,7 +78,7 @@ class _Margins:
 
     def at(self, rate_rps: float, reading: Fitted) -> float:
         played = play(
-            timed(self._batcher, reading.wake_s),
+            timed(self._batcher, reading.wake_s, self._traffic),
             self._traffic.at(rate_rps),
             [reading.device(self._rows_max, rate_rps=rate_rps / self._replicas)],
             quantiles=tuple(limit.quantile for limit in self._limits),

@@ -78,7 +78,7 @@ def whole_fleet(
             hint="leave --exact out, or plan with --profile, whose peak is steady",
         )
     return WholeFleet(
-        batcher=timed(batcher, reading.wake_s),
+        batcher=timed(batcher, reading.wake_s, traffic),
         device=reading.device(rows_needed(batcher, traffic), rate_rps=rate_rps / replicas),
         replicas=replicas,
         rate_rps=rate_rps,
@@ -88,6 +88,7 @@ def whole_fleet(
         gaps_cv=load.gamma.cv if load is not None and load.gamma is not None else 1.0,
         rows=traffic.rows,
         weights=traffic.weights,
+        lengths=traffic.lengths,
         seed=traffic.seed,
     )
 

@@ -114,6 +114,7 @@ def failure_minute(
     requests = OpenTraffic(
         due_s=due_s,
         rows=traffic.rows_of(len(due_s)),
+        lengths=traffic.lengths_of(len(due_s)),
         replicas=pool.survivors + pool.dead,
         routing=routing,
         seed=traffic.seed,
@@ -123,7 +124,7 @@ def failure_minute(
     def played(fit: Fitted) -> list[float]:
         share_rps = outage.rate_rps / outage.replicas
         device = fit.device(rows_needed(batcher, traffic), rate_rps=share_rps)
-        latency_s = run_failing(requests, timed(batcher, twin.best_fit.wake_s), device, death)
+        latency_s = run_failing(requests, timed(batcher, twin.best_fit.wake_s, traffic), device, death)
         minute = _Minute(due_s, latency_s, pool)
         return [
             minute.error_ratio(),

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
+from batchtune.twin.model.length_cost import LengthCost
 from batchtune.twin.model.service_time import ServiceTime
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device
@@ -21,6 +24,7 @@ class Fitted:
     `wake_s`: how long a batch thread takes to get up for a lone request. `crowding_s`: in an open loop requests come
     one by one, and each takes CPU time from the execution where they share cores: at a rate λ a batch takes 1 +
     crowding_s · λ times as long. In a closed loop they come and go in the bunches of a batch, which costs little.
+    `length`: what the longest request of a batch has to do with its time; None: nothing that is known.
     """
 
     service_time: ServiceTime
@@ -31,17 +35,23 @@ class Fitted:
     front_end_s: float
     wake_s: float
     crowding_s: float = 0.0
+    length: LengthCost | None = None
 
     def device(self, rows_max: int, *, rate_rps: float = 0.0) -> Device:
         """This reading for the simulator, with τ up to `rows_max` rows; `rate_rps` is that of an open loop."""
         device = _device(self, rows_max)
         slower = crowding(self.crowding_s, rate_rps)
-        return device if slower == 1.0 else replace(device, tau_s=device.tau_s * slower)
+        if slower == 1.0:
+            return device
+        length_s = None if device.length_s is None else device.length_s * slower
+        return replace(device, tau_s=device.tau_s * slower, length_s=length_s)
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
         """X_sat in an open loop: requests/s with every batch full and every thread busy (tuning.md 2.4)."""
         rows = batcher.batch_rows_max or traffic.rows_most
         tau_s = float(_device(self, rows_needed(batcher, traffic)).tau_s[rows])
+        if self.length is not None and traffic.lengths:
+            tau_s *= self.length.slower(rows, traffic.mean_longest(batcher.length_buckets, rows))
         threads = 1 if self.serial else batcher.batch_threads
         alone = threads / (1.0 + self.contention * (threads - 1)) * rows / tau_s / traffic.mean_rows
         crowded = alone
@@ -60,11 +70,15 @@ def crowding(crowding_s: float, rate_rps: float) -> float:
     return 1.0 + share / (1.0 + share / CROWDED_MOST)
 
 
-def timed(batcher: Batcher, wake_s: float) -> Batcher:
-    """A batch thread that stands idle needs `wake_s` to get up; what comes meanwhile joins the batch."""
+def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
+    """A batch thread that stands idle needs `wake_s` to get up; what comes meanwhile joins the batch.
+
+    Length buckets that the server chooses are those for this traffic.
+    """
     if batcher.max_batch_size is None:
         return batcher
-    return replace(batcher, batch_timeout_s=batcher.batch_timeout_s + wake_s)
+    boundaries = traffic.boundaries_of(batcher.length_buckets)
+    return replace(batcher, batch_timeout_s=batcher.batch_timeout_s + wake_s, length_buckets=boundaries)
 
 
 def rows_needed(batcher: Batcher, traffic: Traffic) -> int:
@@ -74,8 +88,11 @@ def rows_needed(batcher: Batcher, traffic: Traffic) -> int:
 
 @lru_cache(maxsize=4096)
 def _device(fit: Fitted, rows_max: int) -> Device:
+    tau_s, length, rows = fit.service_time.tau_s(rows_max), fit.length, np.arange(rows_max + 1.0)
     return Device(
-        tau_s=fit.service_time.tau_s(rows_max),
+        tau_s=tau_s,
+        length_s=None if length is None else tau_s * length.share(rows),
+        usual_length=None if length is None else length.usual(rows),
         contention=fit.contention,
         serial=fit.serial,
         jitter_ratio=fit.jitter_ratio,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -9,10 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.batching.length_buckets import AUTO_BUCKETS, Boundaries, boundaries_for, rounded_up
+from batchtune.errors import ScenarioError
 from batchtune.scenario.arrivals import draw
+from batchtune.scenario.lengths import draw_lengths
+from batchtune.scenario.spec.lengths import LengthsSpec
 from batchtune.scenario.spec.load import LoadSpec
+from batchtune.scenario.spec.request import DISTINCT_LENGTHS, RequestSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.replica import Rows, drawn_rows
+from batchtune.twin.simulator.replica import Rows, drawn_lengths, drawn_rows
 
 LONGEST_REQUESTS = 400_000
 """Most requests that one simulation sends, whatever the length of its ramp, steps or trace."""
@@ -26,7 +32,8 @@ class Traffic:
     """Requests to simulate: a closed loop of `clients`, or an open one of `rate_rps` in the pattern of `load`.
 
     `rows` and `weights` are the kinds of request; `load` None means Poisson arrivals; `think_s` is a client's pause
-    between answer and request. The same seed gives the same pattern at every rate.
+    between answer and request. The same seed gives the same pattern at every rate. `lengths`, each for an equal share
+    of the requests, are those of a model that leaves a length open; (): they are not known.
     """
 
     clients: int | None = None
@@ -36,6 +43,7 @@ class Traffic:
     weights: tuple[float, ...] = (1.0,)
     think_s: float = 0.0
     seed: int = 1
+    lengths: tuple[int, ...] = ()
 
     @property
     def closed(self) -> bool:
@@ -76,6 +84,18 @@ class Traffic:
     def rows_of(self, requests: int) -> Rows:
         """Rows of each request; one number when all are alike."""
         return drawn_rows(self.rows, self.weights, requests, np.random.default_rng(self.seed + 1))
+
+    def boundaries_of(self, buckets: Boundaries) -> tuple[int, ...]:
+        """Those of the buckets, which the server may choose itself for such lengths."""
+        return _automatic(self.lengths) if buckets == AUTO_BUCKETS else buckets
+
+    def mean_longest(self, buckets: Boundaries, rows: float) -> float:
+        """The longest request of so many rows, on the mean over batches: each is of the lengths of one bucket."""
+        return _mean_longest(self.lengths, self.boundaries_of(buckets), max(rows / self.mean_rows, 1.0))
+
+    def lengths_of(self, requests: int) -> NDArray[np.int32] | None:
+        """The length of each request."""
+        return drawn_lengths(self.lengths, requests, np.random.default_rng(self.seed + 2))
 
     def to_dict(self) -> dict[str, Any]:
         """For the reader of a prediction; the pattern by its name."""
@@ -123,7 +143,43 @@ def traffic_of(
         weights=tuple(weights.values()),
         think_s=load.think_time_s if clients is not None else 0.0,
         seed=load.seed if seed is None else seed,
+        lengths=lengths_of(scenario.request),
     )
+
+
+def lengths_of(request: RequestSpec) -> tuple[int, ...]:
+    """The lengths that stand for those of the requests; () where they have none, not all kinds the same, or their file
+    cannot be read any more."""
+    kinds = request.kinds()
+    spec = kinds[0].lengths
+    if spec is None or any(kind.lengths != spec for kind in kinds):
+        return ()
+    return _drawn(spec)
+
+
+@lru_cache(maxsize=16)
+def _drawn(spec: LengthsSpec) -> tuple[int, ...]:
+    try:
+        lengths = draw_lengths(spec, DISTINCT_LENGTHS, np.random.default_rng(1))
+    except ScenarioError:
+        return ()
+    return tuple(sorted(lengths.tolist()))
+
+
+@lru_cache(maxsize=16)
+def _automatic(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return boundaries_for(Counter(map(rounded_up, lengths)))
+
+
+@lru_cache(maxsize=1024)
+def _mean_longest(lengths: tuple[int, ...], boundaries: tuple[int, ...], requests: float) -> float:
+    every = np.sort(np.array(lengths, dtype=np.float64))
+    total = 0.0
+    for members in np.split(every, np.searchsorted(every, boundaries, side="right")):
+        if len(members):
+            levels = np.arange(len(members) + 1) / len(members)
+            total += len(members) * float(members @ np.diff(levels**requests))
+    return total / len(every)
 
 
 @lru_cache(maxsize=64)

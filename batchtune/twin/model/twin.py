@@ -176,7 +176,7 @@ class Twin:
         fits = (self.best_fit,) if only_best else self.fits
         share_rps = 0.0 if traffic.closed else (traffic.rate_rps or 0.0) / replicas
         played = play(
-            timed(batcher, self.best_fit.wake_s),
+            timed(batcher, self.best_fit.wake_s, traffic),
             traffic,
             [fit.device(rows_needed(batcher, traffic), rate_rps=share_rps) for fit in fits],
             quantiles=tuple(QUANTILES[name] for name in quantiles),

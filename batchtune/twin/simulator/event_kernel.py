@@ -1,17 +1,16 @@
 """What happens next in the simulated servers? The event loop of the general simulator, compiled.
 
-One state for the whole run (`World`), in arrays that Python fills and reads. Four kinds of event belong to a replica:
-a batch ends, the open batch times out, the front end hands a request to the queue, a client of a closed loop sends
-again. At one instant they are handled in this order, and before requests that arrive at that instant; requests of one
-instant arrive one after another, and an idle thread looks at the queue after each.
-
-On one core of a Xeon a request takes 164 µs interpreted and 0.08 µs compiled, which itself takes 2.5 to 5 s once
-(tests/benchmarks/twin/simulator.py).
+One state for the whole run (`World`), in arrays that Python fills and reads. Four kinds of event belong to a replica: a
+batch ends, an open batch times out, the front end hands a request to its queue, a client of a closed loop sends again.
+At one instant they are handled in this order, and before requests that arrive then; these arrive one after another, and
+an idle thread looks at the queues after each. A request takes 164 µs interpreted and 0.08 µs compiled on a core of a
+Xeon; to compile takes 2.5 to 5 s once (tests/benchmarks/twin/simulator.py).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from batchtune.twin.simulator.jit import compiled, compiled_part
 from batchtune.twin.simulator.state import BATCHES, NONE, PARTS, REFUSAL_S, ROUTED, SENT, STARTED, World
@@ -39,9 +38,7 @@ def _earliest(world: World) -> int:
     leaves = len(world.next_s) // 2
     node = 1
     while node < leaves:
-        node *= 2
-        if world.next_s[node + 1] < world.next_s[node]:
-            node += 1
+        node = 2 * node + (world.next_s[2 * node + 1] < world.next_s[2 * node])
     return node - leaves
 
 
@@ -50,10 +47,9 @@ def _reckon(world: World, index: int) -> None:
     """Note when the next event of a replica comes."""
     replica = world.replicas[index]
     event_s = min(_finish_s(world, index), _timeout_s(world, index))
-    if replica.front_first != NONE:
-        event_s = min(event_s, world.requests[replica.front_first].at_s)
-    if replica.client_first != NONE:
-        event_s = min(event_s, world.requests[replica.client_first].at_s)
+    for first in (replica.front_first, replica.client_first):
+        if first != NONE:
+            event_s = min(event_s, world.requests[first].at_s)
     node = len(world.next_s) // 2 + index
     world.next_s[node] = event_s
     while node > 1:
@@ -75,10 +71,11 @@ def _finish_s(world: World, index: int) -> float:
 
 @compiled_part
 def _timeout_s(world: World, index: int) -> float:
-    replica = world.replicas[index]
-    if replica.idle_threads == 0 or replica.open_batch == NONE:
-        return math.inf
-    return float(replica.opened_s + world.timeout_s)
+    first_s = math.inf
+    for queue in world.queues[index]:
+        if queue.open_batch != NONE and world.replicas[index].idle_threads > 0:
+            first_s = min(first_s, queue.opened_s + world.timeout_s)
+    return first_s
 
 
 @compiled_part
@@ -126,12 +123,9 @@ def _arrive(world: World, request: int, now_s: float) -> None:
 def _least_loaded(world: World) -> int:
     """The replica with the fewest unanswered requests; ties in turn."""
     many = len(world.replicas)
-    turn = world.counts[ROUTED]
-    best = turn
+    best = turn = world.counts[ROUTED]
     for step in range(1, many):
-        index = turn + step
-        if index >= many:
-            index -= many
+        index = turn + step if turn + step < many else turn + step - many
         if world.replicas[index].in_flight < world.replicas[best].in_flight:
             best = index
     world.counts[ROUTED] = (best + 1) % many
@@ -148,105 +142,113 @@ def _offer(world: World, index: int, request: int, now_s: float) -> None:
     replica.in_flight -= 1
     world.requests[request].latency_s = math.inf
     if world.planned < len(world.requests):
-        again_s = now_s + max(world.half_front_s + world.delay_s, REFUSAL_S)
-        _send_again(world, index, request, again_s)
+        _send_again(world, index, request, now_s + max(world.half_front_s + world.delay_s, REFUSAL_S))
 
 
 @compiled_part
 def _queue(world: World, index: int, request: int, now_s: float) -> bool:
     """`BatchQueue.schedule` of the server; False: refused."""
-    replica = world.replicas[index]
-    rows = world.requests[request].rows
-    most = world.batch_rows_max
+    queue = world.queues[index, world.requests[request].queue]
+    rows, most = world.requests[request].rows, world.batch_rows_max
     if world.lone:
-        _join(world, index, request, rows, now_s)
-        _close(world, index)
+        _join(world, queue, request, rows, now_s)
+        _close(world, queue)
         return True
     if rows > world.task_rows_max:
         return False
-    if replica.open_rows + rows > most:
-        free_batches = world.batches_max - replica.waiting - 1
+    if queue.open_rows + rows > most:
+        free_batches = world.batches_max - queue.waiting - 1
         if world.splits:
-            if rows > free_batches * most + most - replica.open_rows:
+            if rows > free_batches * most + most - queue.open_rows:
                 return False
         elif free_batches <= 0:
             return False
     if not world.splits:
-        _join(world, index, request, rows, now_s)
+        _join(world, queue, request, rows, now_s)
         return True
     while rows > 0:
-        room = most - replica.open_rows
+        room = most - queue.open_rows
         part = min(rows, room if room > 0 else most)
-        _join(world, index, request, part, now_s)
+        _join(world, queue, request, part, now_s)
         rows -= part
     return True
 
 
 @compiled_part
-def _join(world: World, index: int, request: int, rows: int, now_s: float) -> None:
+def _join(world: World, queue: Any, request: int, rows: int, now_s: float) -> None:
     """Put a request, or a part of it, into the open batch, or into a new one where it has no room."""
-    replica, counts = world.replicas[index], world.counts
-    if replica.open_batch != NONE and replica.open_rows + rows > world.batch_rows_max:
-        _close(world, index)
+    counts = world.counts
+    if queue.open_batch != NONE and queue.open_rows + rows > world.batch_rows_max:
+        _close(world, queue)
     part = counts[PARTS]
     counts[PARTS] += 1
-    if replica.open_batch == NONE:
-        replica.open_batch = counts[BATCHES]
+    if queue.open_batch == NONE:
+        queue.open_batch = counts[BATCHES]
         counts[BATCHES] += 1
-        replica.opened_s = now_s
-        world.batches[replica.open_batch].first_part = part
+        queue.opened_s = now_s
+        world.batches[queue.open_batch].first_part = part
     else:
-        world.parts[world.batches[replica.open_batch].last_part].next = part
-    batch = world.batches[replica.open_batch]
+        world.parts[world.batches[queue.open_batch].last_part].next = part
+    batch = world.batches[queue.open_batch]
     batch.last_part = part
     batch.rows += rows
-    replica.open_rows = batch.rows
+    batch.longest = max(batch.longest, world.requests[request].length)
+    queue.open_rows = batch.rows
     world.parts[part].request = request
     world.parts[part].next = NONE
     world.requests[request].parts_left += 1
     if world.requests[request].batch == NONE:
-        world.requests[request].batch = replica.open_batch
+        world.requests[request].batch = queue.open_batch
 
 
 @compiled_part
-def _close(world: World, index: int) -> None:
-    replica = world.replicas[index]
-    world.batches[replica.open_batch].next = NONE
-    if replica.waiting == 0:
-        replica.waiting_first = replica.open_batch
+def _close(world: World, queue: Any) -> None:
+    world.batches[queue.open_batch].next = NONE
+    if queue.waiting == 0:
+        queue.waiting_first = queue.open_batch
     else:
-        world.batches[replica.waiting_last].next = replica.open_batch
-    replica.waiting_last = replica.open_batch
-    replica.waiting += 1
-    replica.open_batch = NONE
-    replica.open_rows = 0
+        world.batches[queue.waiting_last].next = queue.open_batch
+    queue.waiting_last = queue.open_batch
+    queue.waiting += 1
+    queue.open_batch = NONE
+    queue.open_rows = 0
 
 
 @compiled_part
 def _start(world: World, index: int, now_s: float) -> None:
-    """`BatchQueue.take` for each idle thread."""
-    replica = world.replicas[index]
-    while replica.idle_threads > 0:
-        if replica.waiting > 0:
-            batch = replica.waiting_first
-            replica.waiting_first = world.batches[batch].next
-            replica.waiting -= 1
-        elif replica.open_batch != NONE and (
-            replica.open_rows >= world.batch_rows_max or now_s >= replica.opened_s + world.timeout_s
-        ):
-            batch = replica.open_batch
-            replica.open_batch = NONE
-            replica.open_rows = 0
-        else:
-            return
-        _run(world, index, batch, now_s)
+    """`SharedBatchScheduler.take` for each idle thread: the queues in turn, from the one after the last."""
+    replica, queues = world.replicas[index], world.queues[index]
+    asked = 0
+    while replica.idle_threads > 0 and asked < len(queues):
+        batch = _take(world, queues[replica.turn], now_s)
+        replica.turn = replica.turn + 1 if replica.turn + 1 < len(queues) else 0
+        asked += 1
+        if batch != NONE:
+            asked = 0
+            _run(world, index, batch, now_s)
+
+
+@compiled_part
+def _take(world: World, queue: Any, now_s: float) -> int:
+    batch = queue.open_batch
+    if queue.waiting > 0:
+        batch = queue.waiting_first
+        queue.waiting_first = world.batches[batch].next
+        queue.waiting -= 1
+    elif queue.open_rows >= world.batch_rows_max or now_s >= queue.opened_s + world.timeout_s:
+        queue.open_batch = NONE
+        queue.open_rows = 0
+    else:
+        batch = NONE
+    return int(batch)
 
 
 @compiled_part
 def _run(world: World, index: int, batch: int, now_s: float) -> None:
     replica, counts = world.replicas[index], world.counts
     world.batches[batch].start_s = now_s
-    work_s = world.cost_s[world.batches[batch].rows]
+    rows, longest = world.batches[batch].rows, world.batches[batch].longest
+    work_s = world.cost_s[rows] + world.length_cost_s[rows] * longest
     if world.sigma > 0.0:
         draw = world.normals[counts[STARTED] % len(world.normals)]
         work_s *= math.exp(world.sigma * draw - 0.5 * world.sigma * world.sigma)
@@ -277,8 +279,7 @@ def _serve(world: World, index: int, now_s: float) -> None:
     """Bring up to date what each running batch has got of a shared device."""
     replica = world.replicas[index]
     if replica.running > 0:
-        slower = 1.0 + world.contention * (replica.running - 1)
-        replica.served_s += (now_s - replica.served_at_s) / slower
+        replica.served_s += (now_s - replica.served_at_s) / (1.0 + world.contention * (replica.running - 1))
     replica.served_at_s = now_s
 
 

@@ -70,8 +70,8 @@ def _kill(world: World, dead: slice) -> None:
     for name in ("idle_threads", "running"):
         world.replicas[name][dead] = 0
     world.replicas["front_first"][dead] = NONE
-    world.replicas["waiting"][dead] = -_BEYOND
-    world.replicas["waiting_last"][dead] = len(world.batches) - 1
+    world.queues["waiting"][dead] = -_BEYOND
+    world.queues["waiting_last"][dead] = len(world.batches) - 1
     leaves = len(world.next_s) // 2
     world.next_s[leaves + dead.start : leaves + dead.stop] = math.inf
     for node in range(leaves - 1, 0, -1):

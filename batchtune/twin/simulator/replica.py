@@ -10,6 +10,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, NO_BUCKETS, Boundaries, parse_length_buckets
 from batchtune.batching.parameters import (
     DEFAULT_BATCH_TIMEOUT_MICROS,
     DEFAULT_MAX_BATCH_SIZE,
@@ -34,6 +35,7 @@ class Batcher:
     max_enqueued_batches: waiting batches, the open one included; None: no limit, 0 is taken as 1.
     allowed_batch_sizes: ascending; a batch runs as the first of them that holds it.
     max_execution_batch_size: rows of a batch with splitting on (enable_large_batch_splitting); None: splitting off.
+    length_buckets: the lengths up to which requests share a queue, rising; (): one queue; "auto": the server's choice.
     """
 
     max_batch_size: int | None
@@ -42,6 +44,7 @@ class Batcher:
     max_enqueued_batches: int | None = None
     allowed_batch_sizes: tuple[int, ...] = ()
     max_execution_batch_size: int | None = None
+    length_buckets: Boundaries = ()
 
     def __post_init__(self) -> None:
         if self.batch_threads < 1:
@@ -65,6 +68,8 @@ class Device:
 
     tau_s: [rows_max + 1], execution of b rows alone on the device; tau_s[0] is unused, and a batch of more rows
     takes tau_s[-1] in proportion to its rows.
+    length_s: [rows_max + 1], what each unit adds by which the longest of them is longer than `usual_length`, [rows_max
+    + 1] too; None: lengths do not matter.
     contention: κ; c batches at once each run at the rate 1/(1 + κ(c-1)): 0 parallel, 1 shares one device.
     serial: batches of several threads run one after another, first come first served; contention is then unused.
     jitter_ratio: standard deviation / mean of a log-normal factor of each execution.
@@ -78,6 +83,8 @@ class Device:
     jitter_ratio: float = 0.0
     delay_s: float = 0.0
     front_end_s: float = 0.0
+    length_s: NDArray[np.float64] | None = None
+    usual_length: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if len(self.tau_s) < 2 or not np.all(np.isfinite(self.tau_s[1:])) or not np.all(self.tau_s[1:] > 0.0):
@@ -97,6 +104,13 @@ def drawn_rows(
     return rng.choice(np.array(kinds, dtype=np.int32), size=requests, p=shares)
 
 
+def drawn_lengths(
+    lengths: Sequence[int], requests: int, rng: np.random.Generator
+) -> NDArray[np.int32] | None:
+    """The length of each request, each of `lengths` as often as the others; None where there are none."""
+    return rng.choice(np.array(lengths, dtype=np.int32), size=requests) if lengths else None
+
+
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
     """The scheduler that the server makes of a configuration; absent values are its defaults.
 
@@ -109,6 +123,7 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
         return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
     size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
     waiting, threads = parameters.max_enqueued_batches, parameters.num_batch_threads
+    boundaries = parse_length_buckets(dict(configuration.flags).get(LENGTH_BUCKETS, NO_BUCKETS))
     rows_max = DEFAULT_MAX_BATCH_SIZE if size is None else size
     split_rows = parameters.max_execution_batch_size or rows_max
     return Batcher(
@@ -118,6 +133,7 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
         max_enqueued_batches=DEFAULT_MAX_ENQUEUED_BATCHES if waiting is None else waiting,
         allowed_batch_sizes=parameters.allowed_batch_sizes,
         max_execution_batch_size=split_rows if parameters.enable_large_batch_splitting else None,
+        length_buckets=boundaries,
     )
 
 

@@ -9,10 +9,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.batching.length_buckets import AUTO_BUCKETS
 from batchtune.twin.simulator.batch_kernel import QUEUE_FULL, PlainPlan, PlainRun, simulate_plain
 from batchtune.twin.simulator.event_kernel import simulate
 from batchtune.twin.simulator.replica import Batcher, Device, Routing, Rows
-from batchtune.twin.simulator.state import BATCH, BATCHES, NONE, PART, REPLICA, REQUEST, RUNNING, World
+from batchtune.twin.simulator.state import BATCH, BATCHES, NONE, PART, QUEUE, REPLICA, REQUEST, RUNNING, World
 from batchtune.twin.simulator.summary import Outcome
 
 _NO_LIMIT = 2**31
@@ -22,10 +23,11 @@ _NO_ROUTE = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTraffic:
-    """Requests with given due times over `replicas` servers."""
+    """Requests with given due times over `replicas` servers; `lengths` of each, where their model leaves one open."""
 
     due_s: NDArray[np.float64]
     rows: Rows
+    lengths: NDArray[np.int32] | None = None
     replicas: int = 1
     routing: Routing = "round_robin"
     seed: int = 1
@@ -43,6 +45,7 @@ class ClosedTraffic:
     clients: int
     requests: int
     rows: Rows
+    lengths: NDArray[np.int32] | None = None
     spread_s: float = 0.0
     replicas: int = 1
     routing: Routing = "round_robin"
@@ -83,16 +86,16 @@ def run_closed(
     return _run_general(traffic, requests, planned, batcher, device, count_from_s)
 
 
-def costs_s(batcher: Batcher, device: Device, rows_max: int) -> NDArray[np.float64]:
-    """[rows_max + 1]: execution of so many rows with the padding of the allowed sizes; tau goes on in proportion."""
+def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDArray[np.float64]:
+    """[rows_max + 1]: what so many rows cost with the padding of the allowed sizes; tau goes on in proportion."""
     rows = np.arange(rows_max + 1)
     if batcher.max_batch_size is not None and batcher.allowed_batch_sizes:
         allowed = np.array(batcher.allowed_batch_sizes)
         place = np.searchsorted(allowed, rows)
         rows = np.where(place < len(allowed), allowed[np.minimum(place, len(allowed) - 1)], rows)
-    known = len(device.tau_s) - 1
+    known = len(tau_s) - 1
     beyond = np.maximum(rows / known, 1.0)
-    return np.asarray(np.asarray(device.tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
+    return np.asarray(np.asarray(tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
 
 
 def _check(requests: int, rows: Rows, replicas: int) -> None:
@@ -110,6 +113,7 @@ def _is_plain(traffic: OpenTraffic, batcher: Batcher, device: Device) -> bool:
     limit = batcher.batch_rows_max
     return (
         isinstance(traffic.rows, int)
+        and traffic.lengths is None
         and (traffic.replicas == 1 or traffic.routing != "least_loaded")
         and device.front_end_s == 0.0
         and (device.serial or device.contention == 0.0 or batcher.batch_threads == 1)
@@ -132,7 +136,7 @@ def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_fro
         delay_s=device.delay_s,
         count_from_s=count_from_s,
     )
-    cost_s = np.ascontiguousarray(costs_s(batcher, device, size * rows)[::rows])
+    cost_s = np.ascontiguousarray(costs_s(batcher, device.tau_s, size * rows)[::rows])
     run = _new_plain_run(count, plan)
     normals = _normals(traffic.seed)
     if traffic.replicas > 1:
@@ -234,21 +238,35 @@ def new_world(
     limit = batcher.batch_rows_max or int(requests["rows"].max())
     parts = int((requests["rows"] // limit + 2).sum()) if splits else len(requests)
     replicas = np.zeros(traffic.replicas, dtype=REPLICA)
-    for name in ("open_batch", "front_first", "client_first"):
+    for name in ("front_first", "client_first"):
         replicas[name] = NONE
     replicas["idle_threads"] = batcher.batch_threads
     replicas["device_free_s"] = replicas["front_free_s"] = replicas["last_done_s"] = -math.inf
+    boundaries = (
+        () if batcher.length_buckets == AUTO_BUCKETS or traffic.lengths is None else batcher.length_buckets
+    )
+    queues = np.zeros((traffic.replicas, len(boundaries) + 1), dtype=QUEUE)
+    queues["open_batch"] = NONE
+    if traffic.lengths is not None:
+        requests["length"] = traffic.lengths
+        requests["queue"] = np.searchsorted(boundaries, traffic.lengths)
+    rows_max = min(limit, int(requests["rows"].sum(dtype=np.int64)))
+    tau_s, length_s = device.tau_s, np.zeros_like(device.tau_s)
+    if device.length_s is not None and device.usual_length is not None and traffic.lengths is not None:
+        tau_s, length_s = tau_s - device.usual_length * device.length_s, device.length_s
     leaves = 1 << (traffic.replicas - 1).bit_length()
     return World(
         requests=requests,
         parts=np.zeros(parts, dtype=PART),
         batches=np.zeros(parts, dtype=BATCH),
         replicas=replicas,
+        queues=queues,
         running=np.zeros((traffic.replicas, batcher.batch_threads), dtype=RUNNING),
         counts=np.zeros(5, dtype=np.int64),
         next_s=np.full(2 * leaves, math.inf),
         route=_route(traffic, len(requests)),
-        cost_s=costs_s(batcher, device, min(limit, int(requests["rows"].sum(dtype=np.int64)))),
+        cost_s=costs_s(batcher, tau_s, rows_max),
+        length_cost_s=costs_s(batcher, length_s, rows_max),
         normals=_normals(traffic.seed),
         planned=planned,
         lone=lone,

@@ -1,8 +1,9 @@
 """What would a server with this scheduler, on this device, do with this traffic? The simulator's front door.
 
-Semantics: the bundled server's default scheduler (TensorFlow's SharedBatchScheduler with one queue): a batch runs as
-soon as a thread is free and it is full, closed or timed out; it goes on filling while all threads are busy. Compiled
-code is loaded at the first run; without a cache from an earlier process that takes seconds.
+Semantics: the bundled server's default scheduler (TensorFlow's SharedBatchScheduler with one queue, or one for each
+length bucket): a batch runs as soon as a thread is free and it is full, closed or timed out; it goes on filling while
+all threads are busy. Compiled code is loaded at the first run; without a cache from an earlier process that takes
+seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     devices: Sequence[Device],
     *,
     warm_up_s: float,
+    lengths: NDArray[np.int32] | None = None,
     quantiles: Sequence[float] = (0.5, 0.95, 0.99),
     replicas: int = 1,
     routing: Routing = "round_robin",
@@ -30,12 +32,14 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
 ) -> Summary:
     """Requests that come when they are due, whatever the server does, summed up for each device.
 
-    due_s: [requests] ascending; rows: of each request. `seed` draws jitter and random routes, the same for each
-    device. Raises ValueError for due times out of order and for requests without rows.
+    due_s: [requests] ascending; rows, lengths: of each request. `seed` draws jitter and random routes, the same for
+    each device. Raises ValueError for due times out of order and for requests without rows.
     """
     from batchtune.twin.simulator.run import OpenTraffic, run_open
 
-    traffic = OpenTraffic(due_s=due_s, rows=rows, replicas=replicas, routing=routing, seed=seed)
+    traffic = OpenTraffic(
+        due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed
+    )
     outcomes = (run_open(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
     return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)
 
@@ -48,6 +52,7 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     devices: Sequence[Device],
     *,
     warm_up_s: float,
+    lengths: NDArray[np.int32] | None = None,
     spread_s: float = 0.0,
     quantiles: Sequence[float] = (0.5, 0.95, 0.99),
     replicas: int = 1,
@@ -65,6 +70,7 @@ def closed_summary(  # noqa: PLR0913 as open_summary
         clients=clients,
         requests=requests,
         rows=rows,
+        lengths=lengths,
         spread_s=spread_s,
         replicas=replicas,
         routing=routing,

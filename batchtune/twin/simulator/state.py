@@ -14,6 +14,8 @@ REQUEST = np.dtype(
         ("at_s", np.float64),  # when it leaves the list that it is in: the front end's or the clients'
         ("batch", np.int32),
         ("rows", np.int32),
+        ("length", np.int32),  # 0 where requests have none
+        ("queue", np.int32),  # of its replica's, that of its length
         ("parts_left", np.int32),
         ("next", np.int32),
     ]
@@ -23,13 +25,14 @@ BATCH = np.dtype(
     [
         ("start_s", np.float64),
         ("rows", np.int32),
+        ("longest", np.int32),
         ("first_part", np.int32),
         ("last_part", np.int32),
         ("next", np.int32),
     ]
 )
 RUNNING = np.dtype([("finish_s", np.float64), ("batch", np.int64)])
-REPLICA = np.dtype(
+QUEUE = np.dtype(
     [
         ("open_batch", np.int64),
         ("open_rows", np.int64),
@@ -37,6 +40,11 @@ REPLICA = np.dtype(
         ("waiting", np.int64),
         ("waiting_first", np.int64),
         ("waiting_last", np.int64),
+    ]
+)
+REPLICA = np.dtype(
+    [
+        ("turn", np.int64),  # the queue that is asked next
         ("idle_threads", np.int64),
         ("running", np.int64),
         ("in_flight", np.int64),
@@ -62,9 +70,10 @@ REFUSAL_S = 1e-4
 class World(NamedTuple):
     """Everything a run reads and writes.
 
-    `requests`, `parts`, `batches`, `replicas`, `running` [replicas, threads]: records as above; `counts`: how many
-    of each are used; `route` [requests]: the replica of each request, empty for the least loaded; `cost_s` [rows + 1]:
-    execution alone on the device, padding included; `normals`: standard normal draws for the jitter; `next_s`: a
+    `requests`, `parts`, `batches`, `replicas`, `queues` [replicas, length buckets], `running` [replicas, threads]:
+    records as above; `counts`: how many of each are used; `route` [requests]: the replica of each request, empty for
+    the least loaded; `cost_s` [rows + 1]: execution alone on the device, padding included, and what each unit of the
+    longest request's length adds to it (`length_cost_s`); `normals`: standard normal draws for the jitter; `next_s`: a
     binary tree whose leaves are the next events of the replicas, each node the earlier of its two children.
     `planned`: requests whose due time is given; further ones (a closed loop's) are sent when one is answered.
     `until_s`: when the kernel hands the world back, to be run on; inf: when nothing more happens.
@@ -74,11 +83,13 @@ class World(NamedTuple):
     parts: NDArray[Any]
     batches: NDArray[Any]
     replicas: NDArray[Any]
+    queues: NDArray[Any]
     running: NDArray[Any]
     counts: NDArray[np.int64]
     next_s: NDArray[np.float64]
     route: NDArray[np.int32]
     cost_s: NDArray[np.float64]
+    length_cost_s: NDArray[np.float64]
     normals: NDArray[np.float64]
     planned: int
     lone: bool

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.twin.simulator.latency_histogram import LatencyHistogram
-from batchtune.twin.simulator.replica import Batcher, Device, Routing, drawn_rows
+from batchtune.twin.simulator.replica import Batcher, Device, Routing, drawn_lengths, drawn_rows
 from batchtune.twin.simulator.run import OpenTraffic, run_open
 
 BLOCK: Final = 64
@@ -44,7 +44,7 @@ Gaps = Literal["poisson", "gamma", "constant"]
 class WholeFleet:
     """Replicas under steady arrivals for so long; `gaps_cv`: coefficient of variation of gamma gaps.
 
-    `rows` and `weights`: the kinds of request.
+    `rows` and `weights`: the kinds of request; `lengths`: each that of an equal share of them, where they have any.
     """
 
     batcher: Batcher
@@ -57,6 +57,7 @@ class WholeFleet:
     gaps_cv: float = 1.0
     rows: tuple[int, ...] = (1,)
     weights: tuple[float, ...] = (1.0,)
+    lengths: tuple[int, ...] = ()
     seed: int = 1
 
     @property
@@ -138,6 +139,7 @@ def _play_piece(fleet: WholeFleet, number: int, played: Played) -> None:
     traffic = OpenTraffic(
         due_s=due_s,
         rows=drawn_rows(fleet.rows, fleet.weights, len(due_s), rng),
+        lengths=drawn_lengths(fleet.lengths, len(due_s), rng),
         replicas=replicas,
         routing=fleet.routing,
         seed=fleet.seed + number % _SEEDS,

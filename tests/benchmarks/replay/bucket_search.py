@@ -27,13 +27,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.batching.length_buckets import LENGTH_BUCKETS, parse_length_buckets
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, boundaries_for, parse_length_buckets, rounded_up
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.load.worker.job import LoadJob
 from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.server.sessions.auto_buckets import FIRST_REQUESTS, boundaries_for, rounded_up
+from batchtune.server.sessions.auto_buckets import FIRST_REQUESTS
 from batchtune.tune.sweep.sweep import sweep
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, _Played, scenario_of
 

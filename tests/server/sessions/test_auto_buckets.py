@@ -10,18 +10,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from batchtune.batching.length_buckets import BUCKETS_MOST, PAYS_FROM, boundaries_for, rounded_up
 from batchtune.server.metrics.counters import Metrics
 from batchtune.server.sessions import auto_buckets
 from batchtune.server.sessions.auto_buckets import (
-    BUCKETS_MOST,
     FIRST_REQUESTS,
-    PAYS_FROM,
     WINDOW_REQUESTS,
     LengthWindow,
     better_boundaries,
-    boundaries_for,
     computed_elements,
-    rounded_up,
 )
 from batchtune.server.sessions.length_buckets import LengthBuckets
 from tests.server.sessions.test_length_buckets import OPEN, Server, signature

@@ -15,6 +15,7 @@ from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
+from batchtune.tune.guided import calibration as guided_calibration
 from batchtune.tune.guided.calibration import searched_sizes
 from batchtune.tune.guided.crowd import whole_crowd
 from batchtune.tune.guided.posterior import Beliefs, Cell, Kinship, Measured
@@ -302,6 +303,20 @@ def test_a_batch_of_all_clients_that_is_the_best_is_found(monkeypatch):
 def test_sizes_below_one_requests_rows_are_not_probed():
     scenario = scenario_of(request={"protocol": "grpc", "rows": 4})
     assert searched_sizes(scenario) == [4, 8, 16, 32]
+
+
+def test_where_buckets_are_searched_the_twin_is_shown_the_finest():
+    space = {"max_batch_size": [4, 8], "length_buckets": ["none", "auto", 64, [16, 64], [32, 64, 128]]}
+    searched = scenario_of(search={"strategy": "guided", "space": space})
+    shown = [
+        [dict(ask.configuration.flags).get("length_buckets") for ask in guided_calibration._asks(outlook)]
+        for outlook in (
+            SimpleNamespace(scenario=one, space=Space(one)) for one in (searched, capacity_scenario())
+        )
+    ]
+    assert shown[0].count("32,64,128") == 1
+    assert set(shown[0]) == {None, "32,64,128"}
+    assert set(shown[1]) == {None}
 
 
 def cells(scenario: Scenario) -> tuple[Space, list[Cell]]:

@@ -1,0 +1,106 @@
+"""How much longer does a batch take whose longest request is longer?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.target.telemetry import ServerActivity
+from batchtune.twin.model.traffic import Traffic
+
+TOLD_APART: Final = 1.2
+"""The longest requests of some batches must be this many times as long as those of others, on the mean."""
+
+FEWEST_BATCHES: Final = 10
+OCTAVES: Final = 13
+
+_TERMS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCost:
+    """τ(b, L) = fixed + b · (per row + per element · L), of which only the shares count: a `ServiceTime` says how long
+    batches of one queue take. `longest`: the longest of their 1, 2, 4, … rows, on the mean."""
+
+    fixed_s: float
+    per_row_s: float
+    per_element_s: float
+    longest: tuple[float, ...]
+
+    def usual(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The longest of so many rows of one queue, on the mean."""
+        return np.interp(np.log2(np.maximum(rows, 1.0)), np.arange(len(self.longest)), self.longest)
+
+    def share(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By what share of the usual time a batch of so many rows takes longer for each unit of length."""
+        per_length_s = rows * self.per_element_s
+        whole_s = self.fixed_s + rows * self.per_row_s + per_length_s * self.usual(rows)
+        return np.asarray(per_length_s / np.maximum(whole_s, 1e-12))
+
+    def slower(self, rows: float, longest: float) -> float:
+        """How many times as long such a batch takes as one of so many rows usually does."""
+        sizes = np.array([rows])
+        return float(1.0 + self.share(sizes)[0] * (longest - self.usual(sizes)[0]))
+
+
+def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> LengthCost | None:
+    """From what the server told of each length bucket: batches, rows, elements computed and execution time.
+
+    None where it told nothing, or all batches were about as long. The times of batches that ran beside others are as
+    good as any, as long as all did: only shares count.
+    """
+    points = np.array([point for server in servers for point in _told(server)])
+    if not len(points) or not traffic.lengths:
+        return None
+    rows, elements, sent, seconds, batches = points.T
+    # A unit of length may be several elements: of several inputs, or of vectors.
+    per_length = max(
+        round(float(np.sum(sent * batches) / np.sum(rows * batches) / np.mean(traffic.lengths))), 1
+    )
+    elements = elements / per_length
+    longest = elements / rows
+    if longest.max() < TOLD_APART * longest.min():
+        return None
+    design = np.stack([np.ones_like(rows), rows, elements], axis=1)
+    weights = np.sqrt(batches) / seconds
+    solved = _not_negative(design * weights[:, np.newaxis], seconds * weights)
+    fixed_s, per_row_s, per_element_s = solved.tolist()
+    return LengthCost(
+        fixed_s=fixed_s,
+        per_row_s=per_row_s,
+        per_element_s=per_element_s,
+        longest=tuple(traffic.mean_longest((), float(1 << octave)) for octave in range(OCTAVES)),
+    )
+
+
+def _told(server: ServerActivity) -> list[tuple[float, ...]]:
+    """(rows, elements, elements sent, seconds, batches), all but the last of one batch on the mean, by bucket."""
+    points = []
+    for bucket, batches in server.bucket_batches.items():
+        rows, micros = server.bucket_rows.get(bucket, 0), server.bucket_execution_micros.get(bucket, 0)
+        sent, padding = (
+            server.bucket_sent_elements.get(bucket, 0),
+            server.bucket_padding_elements.get(bucket, 0),
+        )
+        if batches >= FEWEST_BATCHES and rows and sent and micros:
+            whole = (rows, sent + padding, sent, micros / 1e6)
+            points.append((*(value / batches for value in whole), float(batches)))
+    return points
+
+
+def _not_negative(design: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares with no term below 0: the best of all choices of terms, of which there are seven."""
+    best, least = np.zeros(_TERMS), float(wanted @ wanted)
+    for count in range(1, _TERMS + 1):
+        for terms in combinations(range(_TERMS), count):
+            solved = np.linalg.lstsq(design[:, terms], wanted, rcond=None)[0]
+            off = wanted - design[:, terms] @ solved
+            if np.all(solved >= 0.0) and float(off @ off) < least:
+                best, least = np.zeros(_TERMS), float(off @ off)
+                best[list(terms)] = solved
+    return best

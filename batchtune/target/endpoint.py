@@ -92,7 +92,8 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The addresses of one served model; a port of None means that protocol is off."""
+    """The addresses of one served model; a port of None means that protocol is off. `batches_inside` are the
+    parameters with which its own graph batches, in words; "": it does not, or nobody knows."""
 
     model_name: str
     host: str = "127.0.0.1"
@@ -101,6 +102,7 @@ class Endpoint:
     model_version: int | None = None
     tls: TlsOptions | None = None
     monitoring_path: str = "/monitoring/prometheus/metrics"
+    batches_inside: str = ""
 
     @property
     def grpc_authority(self) -> str:

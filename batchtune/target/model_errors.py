@@ -34,6 +34,10 @@ _MEANINGS: Final = (
         "it runs in the server: where you trust the folder, add --set target.flags.allow_model_code=true",
     ),
     (
+        re.compile(r"INTERNAL: (?:step \S+: )?(?:pre|post|lookup): "),
+        "one of the model's own stages fails: mend its stages.yaml, or the code that this names",
+    ),
+    (
         re.compile(r"unsupported type (?:seq|map)\("),
         (
             "scikit-learn's ZipMap makes dictionaries, which no tensor holds: convert the model with "
@@ -82,3 +86,13 @@ def is_out_of_range(text: str) -> bool:
 def meaning_of(text: str) -> str:
     """One line for an error text that is known; empty for any other."""
     return next((meaning for pattern, meaning in _MEANINGS if pattern.search(text)), "")
+
+
+def error_text(body: str) -> str:
+    """What the server's own answer of an error says."""
+    import orjson
+
+    try:
+        return str(orjson.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body[:300]

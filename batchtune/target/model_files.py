@@ -15,6 +15,7 @@ from typing import Final
 
 from batchtune.errors import UsageError
 from batchtune.target.process import run_to_end
+from batchtune.wire.tfserving.graph_batching import read_graph_batching
 
 CHAIN_FILE: Final = "pipeline.yaml"
 MODEL_FILES: Final = ("saved_model.pb", "model.onnx", "model.pt2", "model.pt", "emulated.yaml", CHAIN_FILE)
@@ -132,6 +133,13 @@ def lies_bare(path: Path) -> bool:
     if path.is_file():
         return path.suffix in _NAME_BY_SUFFIX
     return _holds_model(path) and not _versions(path)
+
+
+def batches_inside(base_path: Path) -> str:
+    """With what the highest version batches inside its graph, in words; "": it does not."""
+    versions = _versions(base_path)
+    version = max(versions, key=lambda version: int(version.name)) if versions else base_path
+    return "; ".join(batcher.in_words() for batcher in read_graph_batching(version))
 
 
 def served_name(model: str) -> str:

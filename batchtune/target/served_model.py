@@ -22,7 +22,8 @@ class ServedModel:
 
     @property
     def endpoint(self) -> Endpoint:
-        return replace(self._server.endpoint, model_name=self._name)
+        inside = self._server.batches_inside.get(self._name, "")
+        return replace(self._server.endpoint, model_name=self._name, batches_inside=inside)
 
     @property
     def in_force(self) -> Configuration | None:

@@ -34,8 +34,8 @@ from batchtune.target.launch.model_config import (
     with_own_parameters,
 )
 from batchtune.target.launch.server_log import ServerLog
-from batchtune.target.model_errors import meaning_of
-from batchtune.target.model_files import lies_bare, resolve_model, served_name
+from batchtune.target.model_errors import error_text, meaning_of
+from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
 from batchtune.target.process import ServerProcess, flag_text, free_ports
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.signature import Signature
@@ -69,6 +69,7 @@ class TfServingTarget:
         self._in_force: Configuration | None = None
         self._endpoint: Endpoint | None = None
         self._base_path: Path | None = None
+        self.batches_inside: dict[str, str] = {}  # of the models launched so far, as of their endpoints
 
     @property
     def endpoint(self) -> Endpoint:
@@ -189,7 +190,7 @@ class TfServingTarget:
             self._running_process().raise_if_dead(within_s=DYING_S)
             raise TargetError(f"the server did not take new parameters: {in_words(error)}") from error
         if answer.status_code != 200:
-            raise TargetError(f"the server refused {configuration.label()}: {_error_text(answer.text)}")
+            raise TargetError(f"the server refused {configuration.label()}: {error_text(answer.text)}")
 
     def _restart(self, configuration: Configuration) -> float:
         """Seconds from the launch until the model was AVAILABLE, in steps of 20 ms."""
@@ -212,7 +213,10 @@ class TfServingTarget:
             *self._batching_arguments(configuration),
             *(f"--{name}={value}" for name, value in sorted(flags.items())),
         ]
-        self._endpoint = Endpoint(model_name=model_name, grpc_port=grpc_port, rest_port=rest_port)
+        inside = self.batches_inside.get(model_name, "")
+        self._endpoint = Endpoint(
+            model_name=model_name, grpc_port=grpc_port, rest_port=rest_port, batches_inside=inside
+        )
         program = self._program(model_name, (grpc_port, rest_port))
         self._launches += 1
         container = container_of(program, self._scratch.path / f"container-{self._launches}")
@@ -287,6 +291,7 @@ class TfServingTarget:
                 folder=None if inside else self._scratch.path / "models",
                 on_event=self._on_event,
             )
+            self._look_inside(model_name, self._base_path)
         return [f"--model_base_path={f'{MODELS_INSIDE}/{model_name}' if inside else self._base_path}"]
 
     def _several_models(self, configuration: Configuration) -> list[str]:
@@ -298,10 +303,18 @@ class TfServingTarget:
             base_path = resolve_model(
                 own.model, framework=self._spec.framework, folder=folder, on_event=self._on_event
             )
+            self._look_inside(own.name, base_path)
             beside = self._scratch.path / f"batched-{self._launches}" / own.name
             base_paths[own.name] = str(with_own_parameters(base_path, beside, batched.get(own.name)))
         listed = f"--model_config_file={self._write('models.txt', model_config_text(base_paths))}"
         return [listed, *(["--enable_per_model_batching_parameters=true"] if batched else [])]
+
+    def _look_inside(self, name: str, base_path: Path) -> None:
+        """Whether a model batches inside its graph, told once."""
+        if name not in self.batches_inside:
+            self.batches_inside[name] = words = batches_inside(base_path)
+            if words:
+                self._on_event(f"{name} batches inside its graph: {words}; the server can leave it unbatched")
 
     def _batching_arguments(self, configuration: Configuration) -> list[str]:
         if configuration.batching is None:
@@ -314,12 +327,3 @@ class TfServingTarget:
         path = self._scratch.path / name
         path.write_text(text, encoding="utf-8")
         return f"{SCRATCH_INSIDE}/{name}" if self._spec.runs == "docker" else str(path)
-
-
-def _error_text(body: str) -> str:
-    import orjson
-
-    try:
-        return str(orjson.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body[:300]

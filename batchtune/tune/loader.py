@@ -130,7 +130,7 @@ class Loader:
         self._ask_client_max_rps = client_max_rps
         self._client_max_rps: float | None = None
         self._requests: RequestSet | None = None
-        self._cpus = _loaded_cpus(scenario)
+        self._cpus = loaded_cpus(scenario)
 
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
         """Send one load and sum it up; where a worker of a fleet was lost or slow, once more without it.
@@ -210,6 +210,7 @@ class Loader:
                 *losses,
                 *(() if noise is None else noise.caveats()),
                 *self._warm_up_caveats(load, window, moved),
+                *self._graph_caveats(),
                 *_cut_caveats(load.arrivals, samples),
             ),
         )
@@ -224,6 +225,13 @@ class Loader:
         if in_force is None or load.whole:
             return ()
         return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
+
+    def _graph_caveats(self) -> tuple[Caveat, ...]:
+        """Say so where both the model's graph and the server batch."""
+        inside, in_force = self._target.endpoint.batches_inside, self._target.in_force
+        if not inside or in_force is None or in_force.batching is None:
+            return ()
+        return (caveat("batched_twice", inside=inside),)
 
     def job(self, load: LoadRun) -> LoadJob:
         """What the load generators are told of a load."""
@@ -283,7 +291,7 @@ class Loader:
             before = after
 
 
-def _loaded_cpus(scenario: Scenario) -> frozenset[int]:
+def loaded_cpus(scenario: Scenario) -> frozenset[int]:
     """The CPUs that server and client may run on."""
     anywhere = schedulable_cpus()
     server, client = scenario.target.cpus, scenario.load.cpus

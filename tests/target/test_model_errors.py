@@ -28,6 +28,11 @@ from batchtune.target.model_errors import meaning_of
             "/m/1/stages.yaml: pre: stages.py:f is code of the model's folder; it runs only with --allow_model_code",
             "--set target.flags.allow_model_code=true",
         ),
+        (
+            "INTERNAL: pre: stages.py, line 2, in preprocess: RecursionError: too deep",
+            "the model's own stages",
+        ),
+        ("INTERNAL: step read: post: gave no 'y'", "the model's own stages"),
         ("RESOURCE_EXHAUSTED: out of memory", "max_batch_size"),
         ("OOM when allocating tensor with shape[1024,512]", "max_batch_size"),
     ],

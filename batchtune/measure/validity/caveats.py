@@ -156,6 +156,11 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "the device is emulated by its service time",
         "judge the tool by this, not a model or a device",
     ),
+    "batched_twice": _Known(
+        "everything",
+        "the model batches inside its graph ({inside}), and the server gathered batches around that too",
+        "serve it without batching (enable_batching: false), or export it without its own",
+    ),
     "no_server_counters": _Known(
         "server",
         "the server tells nothing about its batches",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.graph_batching import GraphBatching
 
 PREDICT_METHOD = "tensorflow/serving/predict"
 
@@ -43,6 +44,7 @@ class LoadedModel:
     serialised tensorflow.serving.SignatureDefMap; "": made from the signatures. `empty(shape, dtype)` gives the
     array in which a batch is best gathered. `prepare(sizes, at_once)` makes ready for batches of these row counts,
     so many (None: unknown) at a time; it takes from milliseconds to seconds, fails never, and may be called again.
+    `inside` are the batchers in its own graph, which wait for requests that run at the same time.
     """
 
     platform: str
@@ -54,6 +56,7 @@ class LoadedModel:
     close: Callable[[], None] = field(default=_nothing_to_close)
     empty: Empty = field(default=np.empty)
     prepare: Prepare = field(default=nothing_to_prepare)
+    inside: tuple[GraphBatching, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner,
 from batchtune.server.backends.quiet_stderr import native_log_lines_dropped
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import GRPC_CODES, StatusError
+from batchtune.wire.tfserving.graph_batching import read_graph_batching
 from batchtune.wire.tfserving.messages import SignatureDef, SignatureDefMap
 from batchtune.wire.tfserving.tensors import signature_from_def
 
@@ -67,6 +68,7 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
         runs=by_name,
         metadata=SignatureDefMap(signature_def=definitions).SerializeToString(),
         close=session.close,
+        inside=read_graph_batching(version_directory),
     )
 
 

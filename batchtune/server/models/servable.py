@@ -65,6 +65,11 @@ class Servable:
         self.holds = Holds()
         self._metrics = metrics
         self._limit = limit
+        self._inside = model.inside
+        # What fills a batcher of the graph, and its next batch meanwhile.
+        self._at_once = sum(
+            batcher.max_batch_size * (1 + batcher.num_batch_threads) for batcher in model.inside
+        )
         self._pool: SessionPool | None = None
         self._opened: Mapping[str, Session] = {}  # on the pool
         self._sessions: Mapping[str, Session] = {}  # what requests are given to
@@ -151,7 +156,11 @@ class Servable:
                             stages.batched_signature(name, model),
                         )
                     by_run[key] = pool.open(
-                        signature, metered, own=own, name=f"{self.name}/{self.version}/{name}"
+                        signature,
+                        metered,
+                        own=own,
+                        name=f"{self.name}/{self.version}/{name}",
+                        at_once=self._at_once,
                     )
                 sessions[name] = by_run[key]
             model.prepare(expected_sizes(parameters), pool.settings.num_batch_threads if batched else None)
@@ -195,6 +204,9 @@ class Servable:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         settings = self._pool.settings
         batching = in_words(settings, settings.own_of(self.name, self.own_parameters))
+        for batcher in self._inside:
+            twice = "batched twice, in its graph too" if self._pool.settings.enabled else "its graph batches"
+            batching = f"{batching}; {twice}: {batcher.in_words()}"
         staged = f"; {self._stages.in_words()}" if self._stages is not None else ""
         return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}{staged}"
 

@@ -30,7 +30,12 @@ from batchtune.server.sessions.batched import BatchingSession, SessionScheduler
 from batchtune.server.sessions.length_buckets import LengthBuckets, open_axes_of
 from batchtune.server.sessions.merging import LengthPadding
 from batchtune.server.sessions.request import BatchObserver, Deliver, Done, Queued
-from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
+from batchtune.server.sessions.unbatched import (
+    HANDLERS_MAX,
+    HandlerThreads,
+    UnbatchedSession,
+    handlers_at_least,
+)
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import invalid_argument
 
@@ -128,7 +133,7 @@ class SessionPool:
         self._lock = threading.Lock()
         self._batched: list[BatchingSession | LengthBuckets] = []
         self._scheduler = _scheduler(settings) if settings.enabled else None
-        self._handlers: HandlerThreads | None = None
+        self._handlers: dict[int, HandlerThreads] = {}  # by their number
         self._retrier = None
         if settings.enabled and settings.retry_max_time_micros:
             self._retrier = BatchSchedulerRetrier(
@@ -139,9 +144,16 @@ class SessionPool:
             )
 
     def open(
-        self, signature: Signature, run: Runner, *, own: BatchingParameters | None, name: str = ""
+        self,
+        signature: Signature,
+        run: Runner,
+        *,
+        own: BatchingParameters | None,
+        name: str = "",
+        at_once: int = 0,
     ) -> Session:
-        """A session for one signature; `own` are the parameters of the model's own file, `name` what it is told by.
+        """A session for one signature; `own` are the parameters of the model's own file, `name` what it is told by,
+        `at_once` how many requests it wants to run at the same time when batching is off.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule.
@@ -149,10 +161,11 @@ class SessionPool:
         parameters = self.settings.parameters_for(own)
         with self._lock:
             if parameters is None or self._scheduler is None:
-                if self._handlers is None:
-                    self._handlers = HandlerThreads(deliver=self._deliver)
+                count = max(handlers_at_least(), min(at_once, HANDLERS_MAX))
+                if count not in self._handlers:
+                    self._handlers[count] = HandlerThreads(deliver=self._deliver, count=count)
                 return UnbatchedSession(
-                    signature=signature, runner=run, threads=self._handlers, observer=self._observer
+                    signature=signature, runner=run, threads=self._handlers[count], observer=self._observer
                 )
             if self.settings.scheduler == "streaming" and not parameters.batch_timeout_micros:
                 raise invalid_argument(
@@ -190,8 +203,8 @@ class SessionPool:
             session.close()
         if self._scheduler is not None:
             self._scheduler.close()
-        if self._handlers is not None:
-            self._handlers.close()
+        for handlers in self._handlers.values():
+            handlers.close()
 
     def _batching(
         self,

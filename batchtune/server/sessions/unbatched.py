@@ -24,6 +24,10 @@ WAITING_MAX = 1024
 _Job = tuple[Runner, tuple[str, ...], Tensors, int | None, Done]
 
 
+HANDLERS_MAX = 512
+"""Of a model that batches inside its graph: each request in such a batch holds a thread, of some 10 µs and 100 kB."""
+
+
 class HandlerThreads:
     """The threads that run unbatched requests, for all sessions of a server; TF Serving has 4 per CPU.
 
@@ -37,7 +41,7 @@ class HandlerThreads:
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"request_handler_{index}", daemon=True)
-            for index in range(4 * default_num_batch_threads() if count is None else count)
+            for index in range(handlers_at_least() if count is None else count)
         ]
         for thread in self._threads:
             thread.start()
@@ -64,6 +68,11 @@ class HandlerThreads:
             outputs, error = _answer(runner, names, inputs, deadline_ns)
             self._deliver([(done, outputs, error)])
             del job, runner, inputs, outputs, done, error
+
+
+def handlers_at_least() -> int:
+    """How many there are of a model that says nothing of it."""
+    return 4 * default_num_batch_threads()
 
 
 class UnbatchedSession:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
+from batchtune.twin.simulator.early_work import run_early
+from batchtune.twin.simulator.replica import Batcher, Device, Rows, batcher_of, left_out
 from batchtune.twin.simulator.run import OpenTraffic, run_open_by_events
 from batchtune.twin.simulator.simulate import closed_summary, open_summary
 from tests.twin.batch_theory import BatchFormer, batch_chain
@@ -465,3 +466,89 @@ def test_types_of_the_simulator_load_without_the_compiler() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+# -- early work: requests prepared as they come, while their batch is open --
+
+
+def early(rows_max: int = 4, *, threads: int = 2, early_s: float = 2.0, timeout_s: float = 10.0) -> Batcher:
+    return Batcher(max_batch_size=rows_max, batch_timeout_s=timeout_s, batch_threads=threads, early_s=early_s)
+
+
+def played(due_s: NDArray[np.float64], rows: Rows, batcher: Batcher, there: Device) -> SimulatedRun:
+    return run_of(run_early(OpenTraffic(due_s=due_s, rows=rows), batcher, there))
+
+
+def device(rows_max: int = 4, *, serial: bool = False) -> Device:
+    """3 seconds a batch and 1 a row."""
+    return Device(tau_s=3.0 + np.arange(rows_max + 1.0), serial=serial)
+
+
+def test_a_batch_runs_when_it_is_full_and_prepared() -> None:
+    run = played(np.array([0.0, 1.0, 5.0, 6.0]), 1, early(), device())
+    # prepared at 2, 4, 7 and 9, then 3 + 4 seconds of the device
+    assert run.latency_s.tolist() == [16.0, 15.0, 11.0, 10.0]
+    assert run.batch_start_s.tolist() == [9.0]
+
+
+def test_a_batch_runs_at_its_timeout_where_all_is_prepared_and_one_without_room_opens_the_next() -> None:
+    run = played(np.array([0.0, 1.0, 30.0, 31.0]), np.array([1, 2, 3, 2], np.int32), early(), device())
+    assert run.batch.tolist() == [0, 0, 1, 2]
+    assert run.batch_rows.tolist() == [3, 3, 2]
+    # 0 and 1 close at 10, prepared at 6; 30 closes at 31, prepared at 36; 31 times out at 41
+    assert run.batch_start_s.tolist() == [10.0, 36.0, 41.0]
+    assert run.latency_s.tolist() == [16.0, 15.0, 12.0, 15.0]
+
+
+def test_a_batch_holds_a_thread_from_its_first_request_and_without_one_requests_are_refused() -> None:
+    due_s = np.array([0.0, 1.0, 2.0, 3.0, 12.0, 13.0])
+    run = played(due_s, 1, early(2, threads=1), device())
+    # 0 and 1 close at 1, are prepared at 4 and hold the thread until 9
+    assert run.batch.tolist() == [0, 0, -1, -1, 1, 1]
+    assert np.isinf(run.latency_s).tolist() == [False, False, True, True, False, False]
+    too_large = played(np.array([0.0, 1.0]), np.array([5, 1], np.int32), early(), device())
+    assert too_large.batch.tolist() == [-1, 0]
+
+
+def test_a_serial_device_takes_one_batch_after_the_other() -> None:
+    due_s = np.array([0.0, 0.0, 1.0, 1.0])
+    apart = played(due_s, 1, early(2, early_s=0.0), device())
+    assert apart.latency_s.tolist() == [5.0, 5.0, 5.0, 5.0]
+    shared = played(due_s, 1, early(2, early_s=0.0), device(serial=True))
+    assert shared.latency_s.tolist() == [5.0, 5.0, 9.0, 9.0]
+
+
+def test_early_work_beats_work_in_the_batch_where_both_take_as_long_as_the_device() -> None:
+    """Poisson arrivals, batches that close by their timeout: 5 ms of pre-processing and 6.5 of the device in a batch of
+    10; as a unit each batch takes both one after the other."""
+    due_s = np.cumsum(np.random.default_rng(SEED).exponential(1 / 500, 20_000))
+    rows = np.arange(17)
+    tau_s, pre_s = 0.004 + 0.00025 * rows, 0.0005
+    in_batch = simulate_open(
+        due_s,
+        1,
+        Batcher(max_batch_size=16, batch_timeout_s=0.02, batch_threads=3, max_enqueued_batches=100),
+        Device(tau_s=tau_s + pre_s * rows),
+    )
+    streaming = Batcher(max_batch_size=16, batch_timeout_s=0.02, batch_threads=3, early_s=pre_s)
+    as_it_comes = played(due_s, 1, streaming, Device(tau_s=tau_s))
+    assert as_it_comes.error_ratio < 1e-3
+    assert as_it_comes.quantile(0.95) < in_batch.quantile(0.95) - 0.003
+
+
+def test_what_is_not_simulated_is_refused() -> None:
+    with pytest.raises(ValueError, match="close by a timeout above 0"):
+        early(timeout_s=0.0)
+    with pytest.raises(ValueError, match="early work takes a time"):
+        early(early_s=math.nan)
+    with pytest.raises(ValueError, match="requests that come when they are due"):
+        closed_summary(2, 10, 1, early(), [device()], warm_up_s=0.0)
+    with pytest.raises(ValueError, match="without front end or contention"):
+        played(np.array([0.0]), 1, early(), Device(tau_s=np.ones(5), contention=0.5))
+
+
+def test_a_calibrated_twin_says_that_it_takes_another_scheduler_for_the_shared_one() -> None:
+    """Nobody has measured for it how long the work on a request takes."""
+    streaming = Configuration(batching=BatchingParameters(), flags=(("batch_scheduler", "streaming"),))
+    assert left_out(streaming) == ("the streaming scheduler is simulated as the shared one",)
+    assert left_out(Configuration(batching=BatchingParameters())) == ()

@@ -60,7 +60,8 @@ class ClosedTraffic:
 def run_open(
     traffic: OpenTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """By the plain kernel where it can tell, else by the general one."""
+    """By the plain kernel where it can tell, else by the general one; not early work (`run_early`)."""
+    _refuse_early_work(batcher)
     if _is_plain(traffic, batcher, device):
         outcome = _run_plain(traffic, batcher, device, count_from_s)
         if outcome is not None:
@@ -80,6 +81,7 @@ def run_open_by_events(
 def run_closed(
     traffic: ClosedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
+    _refuse_early_work(batcher)
     requests = new_requests(traffic.requests, traffic.rows)
     planned = min(traffic.clients, traffic.requests)
     requests["due_s"][:planned] = traffic.spread_s * np.arange(planned) / traffic.clients
@@ -96,6 +98,11 @@ def costs_s(batcher: Batcher, tau_s: NDArray[np.float64], rows_max: int) -> NDAr
     known = len(tau_s) - 1
     beyond = np.maximum(rows / known, 1.0)
     return np.asarray(np.asarray(tau_s, dtype=np.float64)[np.minimum(rows, known)] * beyond)
+
+
+def _refuse_early_work(batcher: Batcher) -> None:
+    if batcher.early_s is not None:
+        raise ValueError("early work is simulated of requests that come when they are due, to one server")
 
 
 def _check(requests: int, rows: Rows, replicas: int) -> None:
@@ -121,30 +128,34 @@ def _is_plain(traffic: OpenTraffic, batcher: Batcher, device: Device) -> bool:
     )
 
 
-def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_from_s: float) -> Outcome | None:
-    """None: the queue gets full, so that requests are refused."""
-    rows, count = int(np.max(traffic.rows)), len(traffic.due_s)
-    limit, lone = batcher.batch_rows_max, batcher.max_batch_size is None
-    size = 1 if limit is None else min(limit // rows, count)
-    plan = PlainPlan(
+def plain_plan(batcher: Batcher, device: Device, size: int, count_from_s: float) -> PlainPlan:
+    return PlainPlan(
         size=size,
         batches_max=_batches_max(batcher),
         threads=batcher.batch_threads,
         serial=device.serial,
-        timeout_s=0.0 if lone else batcher.batch_timeout_s,
+        timeout_s=0.0 if batcher.max_batch_size is None else batcher.batch_timeout_s,
         sigma=_sigma(device),
         delay_s=device.delay_s,
         count_from_s=count_from_s,
     )
+
+
+def _run_plain(traffic: OpenTraffic, batcher: Batcher, device: Device, count_from_s: float) -> Outcome | None:
+    """None: the queue gets full, so that requests are refused."""
+    rows, count = int(np.max(traffic.rows)), len(traffic.due_s)
+    limit = batcher.batch_rows_max
+    size = 1 if limit is None else min(limit // rows, count)
+    plan = plain_plan(batcher, device, size, count_from_s)
     cost_s = np.ascontiguousarray(costs_s(batcher, device.tau_s, size * rows)[::rows])
-    run = _new_plain_run(count, plan)
-    normals = _normals(traffic.seed)
+    run = new_plain_run(count, plan.threads)
+    normals = normals_of(traffic.seed)
     if traffic.replicas > 1:
         return _run_plain_replicas(traffic, cost_s, normals, plan, run)
     batches = simulate_plain(np.ascontiguousarray(traffic.due_s, np.float64), cost_s, normals, plan, run)
     if batches == QUEUE_FULL:
         return None
-    return _plain_outcome(traffic, run, batches, rows)
+    return plain_outcome(traffic, run, batches, rows)
 
 
 def _run_plain_replicas(
@@ -161,7 +172,7 @@ def _run_plain_replicas(
         mine = np.flatnonzero(route == index)
         if not len(mine):
             continue
-        run = _new_plain_run(len(mine), plan)
+        run = new_plain_run(len(mine), plan.threads)
         batches = simulate_plain(
             np.ascontiguousarray(traffic.due_s[mine], np.float64), cost_s, np.roll(normals, index), plan, run
         )
@@ -175,21 +186,21 @@ def _run_plain_replicas(
         whole.totals[0] += run.totals[0]
         whole.totals[1] = max(whole.totals[1], run.totals[1])
         batches_before += batches
-    return _plain_outcome(traffic, whole, batches_before, int(np.max(traffic.rows)))
+    return plain_outcome(traffic, whole, batches_before, int(np.max(traffic.rows)))
 
 
-def _new_plain_run(count: int, plan: PlainPlan) -> PlainRun:
+def new_plain_run(count: int, threads: int) -> PlainRun:
     return PlainRun(
         latency_s=np.empty(count),
         batch=np.empty(count, dtype=np.int32),
         batch_requests=np.empty(count, dtype=np.int32),
         batch_start_s=np.empty(count),
         totals=np.zeros(2),
-        free_s=np.full(plan.threads, -math.inf),
+        free_s=np.full(threads, -math.inf),
     )
 
 
-def _plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
+def plain_outcome(traffic: OpenTraffic, run: PlainRun, batches: int, rows: int) -> Outcome:
     return Outcome(
         due_s=traffic.due_s,
         latency_s=run.latency_s,
@@ -267,7 +278,7 @@ def new_world(
         route=_route(traffic, len(requests)),
         cost_s=costs_s(batcher, tau_s, rows_max),
         length_cost_s=costs_s(batcher, length_s, rows_max),
-        normals=_normals(traffic.seed),
+        normals=normals_of(traffic.seed),
         planned=planned,
         lone=lone,
         splits=splits,
@@ -311,6 +322,6 @@ def _sigma(device: Device) -> float:
 
 
 @lru_cache(maxsize=16)
-def _normals(seed: int) -> NDArray[np.float64]:
+def normals_of(seed: int) -> NDArray[np.float64]:
     """The draws behind the jitter, used over again after 65,536 batches: the same for each device and batcher."""
     return np.random.default_rng(seed).standard_normal(_NORMALS)

@@ -6,7 +6,8 @@ The device is emulated (it sleeps), so that the CPUs are there for the stages as
 and 0.25 ms a row; before it Python that keeps a CPU busy for 0.2 ms a row, and a store that answers after 2 ms. Prints
 what `batchtune compare` says; a minute. With --early instead: how late is an answer at a steady rate, where the Python
 takes as long as the device and batches close by their timeout, as a unit of the shared scheduler, and with early work in
-batches of the streaming one.
+batches of the streaming one. The twin says the same first, from these times alone: no delay of wire or server, no
+interpreter that two threads share.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
+from batchtune.twin.simulator.replica import Batcher, Device
+from batchtune.twin.simulator.simulate import open_summary
+
+RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3
+EARLY_CPU_S = 0.0005
 EMULATED = """\
 service_time: {base_ms: 4.0, per_row_ms: 0.25}
 inputs: {x: {dtype: float32, shape: [4]}, features: {dtype: float32, shape: [8]}}
@@ -72,13 +80,35 @@ variants:
 """
 
 
+def print_prediction() -> None:
+    """Of the two variants of EARLY_SCENARIO: a minute of Poisson arrivals."""
+    due_s = np.cumsum(np.random.default_rng(1).exponential(1 / RATE_RPS, 60 * RATE_RPS))
+    rows = np.arange(ROWS_MAX + 1)
+    device_s = 0.004 + 0.00025 * rows
+    usual = {"max_batch_size": ROWS_MAX, "batch_timeout_s": TIMEOUT_S, "batch_threads": THREADS}
+    sides = {
+        "shared": (Batcher(**usual, max_enqueued_batches=100), device_s + EARLY_CPU_S * rows),
+        "streaming": (Batcher(**usual, early_s=EARLY_CPU_S), device_s),
+    }
+    print("predicted       p50 ms  p95 ms  p99 ms  mean batch rows  refused %")
+    for name, (batcher, tau_s) in sides.items():
+        # the device is serial; as a unit a batch holds it only for its own part, which tau of the unit is not
+        device = Device(tau_s=tau_s, serial=name == "streaming")
+        summary = open_summary(due_s, 1, batcher, [device], warm_up_s=1.0)
+        p50_ms, p95_ms, p99_ms = summary.latency_s[0] * 1e3
+        rest = f"{summary.mean_batch_rows[0]:15.1f}  {summary.error_ratio[0] * 100:9.2f}"
+        print(f"{name:12} {p50_ms:9.1f} {p95_ms:7.1f} {p99_ms:7.1f}  {rest}", flush=True)
+
+
 def main(blocks: int, *, early: bool) -> int:
+    if early:
+        print_prediction()
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / "staged" / "1"
         version.mkdir(parents=True)
         (version / "emulated.yaml").write_text(EMULATED)
         (version / "stages.yaml").write_text(EARLY_STAGES if early else STAGES)
-        (version / "stages.py").write_text(CODE % (0.0005 if early else 0.0002))
+        (version / "stages.py").write_text(CODE % (EARLY_CPU_S if early else 0.0002))
         scenario = Path(folder) / "stages.yaml"
         scenario.write_text((EARLY_SCENARIO if early else SCENARIO).format(model=version.parent))
         command = [sys.executable, "-m", "batchtune", "compare", str(scenario), "--blocks", str(blocks)]

@@ -19,6 +19,7 @@ outputs:                      # of an answer
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,9 @@ _CONDITION: Final = re.compile(
     r"(?P<source>[^\s\[<>=!]+)(?:\[(?P<element>\d+)\])?\s*"
     rf"(?P<comparison>{'|'.join(COMPARISONS)})\s*(?P<number>[-+]?[0-9.][0-9.eE+-]*)"
 )
+_NUMBER: Final = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
+"""What YAML may take for a text: 1e4 is one to it, 1.0e+4 is not."""
+
 _STEP_KEYS: Final = ("model", "signature", "inputs", "when", "otherwise")
 _STEPS_MAX: Final = 64
 
@@ -157,10 +161,7 @@ def _source(given: Any, key: str, earlier: list[str], known: set[Source]) -> Sou
 
 def _condition(given: Any, key: str, earlier: list[str], known: set[Source]) -> Condition:
     parts = _CONDITION.fullmatch(given.strip()) if isinstance(given, str) else None
-    try:
-        number = float(parts["number"]) if parts else None
-    except ValueError:
-        number = None
+    number = _finite(parts["number"]) if parts else None
     if parts is None or number is None:
         raise FaultError(
             f"{key}: {given!r}; expected STEP.OUTPUT COMPARISON NUMBER, such as trigger.score > 0.5 or "
@@ -174,12 +175,25 @@ def _condition(given: Any, key: str, earlier: list[str], known: set[Source]) -> 
     )
 
 
+def _finite(text: str) -> float | None:
+    """The number that a text is; None: none, or one beyond a float."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _replacement(given: Any, key: str, earlier: list[str], known: set[Source]) -> Source | Literal:
     if isinstance(given, bool | int | float):
         return given
     if isinstance(given, Mapping) and list(given) == ["text"] and isinstance(given["text"], str):
         return given["text"].encode()
-    if isinstance(given, str):
+    if isinstance(given, str) and _NUMBER.fullmatch(given):
+        number = _finite(given)
+        if number is not None:
+            return number
+    elif isinstance(given, str):
         return _source(given, key, earlier, known)
     raise FaultError(
         f"{key}: {given!r}; expected a number, an earlier tensor such as {REQUEST}.x, or {{text: none}}"

@@ -31,6 +31,12 @@ def write(folder: Path, *changes: tuple[str, str]) -> Path:
     return folder / "pipeline.yaml"
 
 
+@pytest.mark.parametrize("text", ["1e4", "1.0e4", "+1e4", "10000"])
+def test_what_yaml_takes_for_a_text_is_a_number_all_the_same(tmp_path: Path, text: str) -> None:
+    _, select_step = read_pipeline(write(tmp_path, ("{y: -1}", f"{{y: {text}}}"))).steps
+    assert select_step.otherwise == {"y": 10000}
+
+
 def test_a_pipeline_is_read(tmp_path: Path) -> None:
     pipeline = read_pipeline(write(tmp_path))
     first, second = pipeline.steps
@@ -94,6 +100,12 @@ def test_a_condition_compares_with_a_number(
         ("    otherwise: {y: -1}\n", "", "9: steps.select.otherwise.y: missing; outputs.y.from uses it"),
         ("    when: trigger.score > 0.5\n", "", "12: steps.select.otherwise: read only beside when"),
         ("{y: -1}", "{y: [1]}", "13: steps.select.otherwise.y: [1]; expected a number, an earlier tensor"),
+        ("{y: -1}", "{y: 1e400}", "13: steps.select.otherwise.y: '1e400'; expected a number, an earlier"),
+        (
+            "score > 0.5",
+            "score > 1e400",
+            "12: steps.select.when: 'trigger.score > 1e400'; expected STEP.OUTPUT",
+        ),
         (
             "from: trigger.score",
             "form: trigger.score",

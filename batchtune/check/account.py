@@ -60,18 +60,22 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
     void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED")
     if void:
         return replace(conclusion, verdict="INVALID", reason=void)
-    candidate = variants[-1]
-    missed = _slo_missed(trials, candidate.name, candidate.scenario)
     kept: tuple[Verdict, ...] = ("OK", "IMPROVED", "INCONCLUSIVE")
-    if missed and conclusion.verdict in kept:
-        return replace(conclusion, verdict="SLO MISSED", reason=f"{candidate.name} misses the SLO: {missed}")
+    for candidate in variants[-1].arms():
+        missed = _slo_missed(trials, candidate.name, candidate.scenario)
+        if missed and conclusion.verdict in kept:
+            reason = f"{candidate.name} misses {'its' if candidate.model else 'the'} SLO: {missed}"
+            return replace(conclusion, verdict="SLO MISSED", reason=reason)
     return conclusion
 
 
 def attributed(
     conclusion: Conclusion, trials: Sequence[Trial], *, baseline: str, candidate: str
 ) -> Attribution | None:
-    """Where a change comes from; None where no gate of time or rate tells one."""
+    """Where a change comes from; None where no gate of time or rate tells one, and of several models, of which the
+    server has one account."""
+    if any(trial.company is not None for trial in trials):
+        return None
     moved = {
         finding.gate.metric for finding in conclusion.findings if finding.state in ("regressed", "improved")
     }
@@ -91,12 +95,12 @@ def attributed(
 
 def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> str:
     """Why the figures are not the servers'; empty: they are."""
-    for variant in variants:
-        figures = figures_of(variant, trials)
+    for arm in (arm for variant in variants for arm in variant.arms()):
+        figures = figures_of(arm, trials)
         if figures.client_limited:
-            return f"the load generator was the limit, not the server of {variant.name}"
+            return f"the load generator was the limit, not the server of {arm.name}"
         if by_host and figures.disturbed:
-            return f"the host disturbed every run of {variant.name}, also when it was repeated"
+            return f"the host disturbed every run of {arm.name}, also when it was repeated"
     return ""
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from batchtune.check.finding import BlockFigures
+from batchtune.check.gate import figure_name
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.check import METRICS, Metric
+from batchtune.tune.compare.blocks import Variant, paired_arms
 from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.evidence.bottleneck_of import rows_per_request
 from batchtune.tune.trials.trial import Trial
@@ -29,8 +31,37 @@ def paired_figures(
     blocks: list[BlockFigures] = []
     for block in sorted(before.keys() & after.keys()):
         left, right = run_figures(before[block]), run_figures(after[block])
-        figures = {metric: (left[metric], right[metric]) for metric in METRICS}
+        figures: dict[str, tuple[float, float]] = {
+            metric: (left[metric], right[metric]) for metric in METRICS
+        }
         blocks.append({**figures, "cpu": cpu.get(block, figures["cpu"])})
+    return blocks
+
+
+def variant_figures(
+    trials: Sequence[Trial],
+    before: Variant,
+    after: Variant,
+    *,
+    cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+) -> list[BlockFigures]:
+    """The same of two variants; of several models the figures of all of them, of each block that all ended."""
+    if not before.scenario.target.models:
+        return paired_figures(trials, baseline=before.name, candidate=after.name, cpu=cpu)
+    arms = [
+        (arm.model, runs_of(trials, left.name), runs_of(trials, arm.name))
+        for left, arm in paired_arms(before, after)
+    ]
+    whole = set.intersection(*({*left} & {*right} for _, left, right in arms))
+    blocks: list[BlockFigures] = []
+    for block in sorted(whole):
+        figures: dict[str, tuple[float, float]] = {}
+        for model, left, right in arms:
+            sides = run_figures(left[block]), run_figures(right[block])
+            figures |= {
+                figure_name(model, metric): (sides[0][metric], sides[1][metric]) for metric in METRICS
+            }
+        blocks.append(figures)
     return blocks
 
 

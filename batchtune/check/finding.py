@@ -12,13 +12,12 @@ from batchtune.check.gate import Gate
 from batchtune.check.looks import Look, bounds
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import to_plain
-from batchtune.scenario.spec.check import Metric
 
 State = Literal["regressed", "improved", "ok", "open", "not measured"]
 """`open`: its interval holds the margin."""
 
-BlockFigures = Mapping[Metric, tuple[float, float]]
-"""(before, after) of each figure in one block; nan where it was not measured."""
+BlockFigures = Mapping[str, tuple[float, float]]
+"""(before, after) of each figure in one block, by the name of its gate; nan where it was not measured."""
 
 FLOOR_ERRORS: Final = 4.3
 """A gate is cleared against no less than so many standard errors of the last look: 2.3 of its interval, and 2 so that
@@ -62,6 +61,7 @@ class Finding:
         change = {name: _known(getattr(self.change, name)) for name in ("value", "low", "high")}
         return {
             "metric": self.gate.metric,
+            "model": self.gate.model,
             "margin_asked": self.gate.margin,
             "is_default": self.gate.is_default,
             "change": change,
@@ -76,7 +76,7 @@ class Finding:
 
 def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int) -> Finding:
     """Judge one gate at one look of a phase of at most `blocks_max` blocks."""
-    pairs = [figures[gate.metric] for figures in blocks if gate.metric in figures]
+    pairs = [figures[gate.name] for figures in blocks if gate.name in figures]
     known = [
         worse for worse in (gate.worsening(before, after) for before, after in pairs) if not math.isnan(worse)
     ]

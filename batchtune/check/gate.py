@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Final
 
@@ -35,6 +35,9 @@ OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
 }
 """What is guarded where nobody says: latencies at two different capacities tell nothing of each other."""
 
+_OF_THE_SERVER: Final[frozenset[Metric]] = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
+"""What is not any model's own."""
+
 _LOWER_IS_WORSE: Final = frozenset({"throughput", "capacity"})
 _FARTHEST: Final = math.log(1000.0)
 """A quantile beyond the last good answer is infinite, a rate that none holds is 0: a thousand times worse."""
@@ -43,11 +46,18 @@ _FARTHEST: Final = math.log(1000.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """One guarded figure. `margin` is the least change for the worse that counts: a ratio above 0, below 1 where lower
-    is worse; of errors a share of all requests. `is_default`: nobody asked for it, so that it may stay unmeasured."""
+    is worse; of errors a share of all requests. `is_default`: nobody asked for it, so that it may stay unmeasured.
+    `model` is whose figure it is, of several; "": of the one."""
 
     metric: Metric
     margin: float
     is_default: bool = False
+    model: str = ""
+
+    @property
+    def name(self) -> str:
+        """`p95`; of several models `ranker:p95`."""
+        return figure_name(self.model, self.metric)
 
     @property
     def is_absolute(self) -> bool:
@@ -98,6 +108,11 @@ class Gate:
         return self.limit_of(-change if self.metric in _LOWER_IS_WORSE else change)
 
 
+def figure_name(model: str, metric: Metric) -> str:
+    """What a figure is called among those of all models."""
+    return f"{model}:{metric}" if model else metric
+
+
 def default_gates(objective: str) -> tuple[Gate, ...]:
     """What is guarded under this objective where nobody says."""
     return tuple(
@@ -106,12 +121,22 @@ def default_gates(objective: str) -> tuple[Gate, ...]:
     )
 
 
-def gates_of(margins: Mapping[str, float], *, objective: str) -> tuple[Gate, ...]:
-    """The gates named, in their order; none named: those of the objective.
+def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[str] = ()) -> tuple[Gate, ...]:
+    """The gates named, in their order; none named: those of the objective. Of several `models` each has all of them.
 
     Raises:
-        UsageError: no such figure, a margin that says nothing, or a capacity that no run searches.
+        UsageError: no such figure, a margin that says nothing, a capacity that no run searches, or a figure of the
+            server where it has several models.
     """
+    if models:
+        shared = _OF_THE_SERVER & margins.keys()
+        if shared:
+            raise UsageError(
+                f"{min(shared)}: of several models the server has one account for all",
+                hint=f"gate what each of them gives: {', '.join(METRICS[:1] + METRICS[2:6])}",
+            )
+        gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in _OF_THE_SERVER]
+        return tuple(replace(gate, model=model) for model in models for gate in gates)
     if not margins:
         return default_gates(objective)
     if "capacity" in margins and objective != "capacity":

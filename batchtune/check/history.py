@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from batchtune.check.account import Account
 from batchtune.check.change_points import ChangePoint, change_points
+from batchtune.check.gate import figure_name
 from batchtune.errors import ArchiveError
 
 HISTORY: Final = "history.jsonl"
@@ -29,7 +30,9 @@ def history_line(
     (None: the working tree's)."""
     document = account.to_dict()
     gates = {
-        gate["metric"]: {name: gate[name] for name in ("before", "after", "change", "state")}
+        figure_name(gate["model"], gate["metric"]): {
+            name: gate[name] for name in ("before", "after", "change", "state")
+        }
         for gate in document["gates"]
     }
     kept = (

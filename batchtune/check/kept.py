@@ -75,6 +75,7 @@ def _finding(document: Mapping[str, Any]) -> Finding:
         metric=document["metric"],
         margin=float(document["margin_asked"]),
         is_default=bool(document.get("is_default", False)),
+        model=str(document.get("model", "")),
     )
     change = document["change"]
     ends = sorted(

@@ -19,20 +19,24 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import live_line, plan_load
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.target.choice import LaunchedTarget, refuse_several_models, target_of
+from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.model_files import resolve_model
+from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import Turn, Variant, plan_of
+from batchtune.tune.compare.blocks import BlockBench, Turn, Variant, plan_of
 from batchtune.tune.compare.duet import duet_plan, request_cost
+from batchtune.tune.joint.bench import JointBench
+from batchtune.tune.joint.load import JointAsk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from batchtune.report.live import View
     from batchtune.scenario.payloads import RequestSet
+    from batchtune.tune.bench import Plan
     from batchtune.tune.trials.pace import Pace
-    from batchtune.tune.trials.trial import Trial
+    from batchtune.tune.trials.trial import FinishedTrial, Trial
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Benches:
     _launches: int = 0
     _guard: HostGuard = field(default_factory=HostGuard)
     _targets: dict[str, LaunchedTarget] = field(default_factory=dict)
-    _fleets: dict[tuple[int, tuple[int, ...] | None, str], AnyFleet] = field(default_factory=dict)
+    _fleets: dict[tuple[int, tuple[int, ...] | None, str, str], AnyFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
     _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
     _turn: Turn | None = None
@@ -72,7 +76,12 @@ class Benches:
     def turn(self, turn: Turn) -> None:
         self._turn = turn
 
-    def of(self, variant: Variant) -> Bench:
+    def of(self, variant: Variant) -> BlockBench:
+        """What runs its trials, those of all its models at once."""
+        return _ModelsBench(self, variant) if variant.scenario.target.models else self.bench(variant)
+
+    def bench(self, variant: Variant) -> Bench:
+        """Of a variant of one model."""
         if variant.name not in self._benches:
             fleet = self._fleet(variant.scenario.load)
             self._benches[variant.name] = Bench(
@@ -103,7 +112,7 @@ class Benches:
             return None
         duration_s = plan.pairs * plan.turn_ns / 1e9
         jobs = [
-            self.of(variant).job(
+            self.bench(variant).job(
                 plan_of(Turn(variant=variant, block=block, attempt=1, number=0), paces.get(variant.name)),
                 duration_s=duration_s,
             )
@@ -114,6 +123,14 @@ class Benches:
         for variant in pair if cost is None else ():
             self.require_running(variant)
         return cost
+
+    def launch(self, variant: Variant) -> None:
+        """Start its server now.
+
+        Raises:
+            TargetError: it does not start.
+        """
+        self._target(variant).apply(variant.configuration)
 
     def require_running(self, variant: Variant) -> None:
         """Check that the server of a variant that ran before still does; a bench would start it anew.
@@ -136,6 +153,22 @@ class Benches:
         self._launched.close()
         self._targets.clear()
         self._benches.clear()
+
+    def joint_bench(self, variant: Variant) -> JointBench:
+        """Of a variant of several models, each loaded by processes of its own."""
+        target = self._target(variant)
+        if not isinstance(target, TfServingTarget):
+            raise NotImplementedError(variant.name)  # the scenario refuses it
+        return JointBench(
+            variant.scenario,
+            target,
+            {
+                own.name: self._fleet(variant.scenario.load, own.name)
+                for own in variant.scenario.target.models
+            },
+            guard=self._guard,
+            on_live=lambda name, live: self._show(f"{name}: {live_line(live)}"),
+        )
 
     def _show(self, line: str) -> None:
         if self._turn is not None:
@@ -163,7 +196,7 @@ class Benches:
         key = f"{variant.name} {variant.server_key}" if apart else variant.server_key
         if key not in self._targets:
             self.view.event(beginning(scenario) if there else f"launching the server for {variant.name}")
-            target = target_of(scenario, on_event=self.view.event)
+            target = target_of(scenario, on_event=self.view.event, several_models=True)
             self._launched.callback(self._close, target)
             if isinstance(target, TritonTarget):
                 keep = partial(write_original, self.folder)
@@ -181,13 +214,31 @@ class Benches:
         except TargetError as error:
             raise TargetError(error.message, hint=f"`batchtune restore {self.folder}` tries again") from error
 
-    def _fleet(self, load: LoadSpec) -> AnyFleet:
-        key = (load.processes, load.cpus, str(load.fleet))
+    def _fleet(self, load: LoadSpec, model: str = "") -> AnyFleet:
+        key = (load.processes, load.cpus, str(load.fleet), model)
         if key not in self._fleets:
             fleet = fleet_of(load, on_event=self.view.event)
             self.stack.enter_context(fleet)
             self._fleets[key] = fleet
         return self._fleets[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelsBench:
+    """Runs a trial of several models: one load of all of them, a trial for each arm of the variant."""
+
+    benches: Benches
+    variant: Variant
+
+    def run(self, plan: Plan) -> Sequence[FinishedTrial]:
+        bench = self.benches.joint_bench(self.variant)
+        ask = JointAsk(configuration=plan.configuration, factor=1.0, source=plan.source, block=plan.block)
+        finished = bench.run(ask, number=plan.number, first_trial=plan.number).trials
+        arms = self.variant.arms()
+        return [
+            replace(done, trial=replace(done.trial, reason=arm.name))
+            for arm, done in zip(arms, finished, strict=True)
+        ]
 
 
 def placed_variants(variants: Sequence[Variant], view: View) -> list[Variant]:
@@ -202,11 +253,10 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
     """Find every model before the first server is launched.
 
     Raises:
-        UsageError: a model that does not exist or several, a protocol that no such server speaks, a server that takes
-            no configurations, or two servers to put back.
+        UsageError: a model that does not exist, a protocol that no such server speaks, a server that takes no
+            configurations, or two servers to put back.
     """
     for variant in variants:
-        refuse_several_models(variant.scenario)
         request, target = variant.scenario.request, variant.scenario.target
         if target.kind == "external":
             raise UsageError(
@@ -226,6 +276,11 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
             "the variants have different targets of kind command: a run has one such server, and puts back that",
             hint="say what differs in fixed, which the commands are given",
         )
-    ours = (target for target in targets if target.kind == "tfserving")
-    for model, framework in dict.fromkeys((target.model, target.framework) for target in ours):
+    models = (
+        (model, target.framework)
+        for target in targets
+        if target.kind == "tfserving"
+        for model in [own.model for own in target.models] or [target.model]
+    )
+    for model, framework in dict.fromkeys(models):
         resolve_model(model, framework=framework, on_event=view.event)

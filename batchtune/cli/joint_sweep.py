@@ -54,7 +54,7 @@ def several_models(source: Path | ScenarioText) -> bool:
 def swept_together(path: Path | None, *, results: Path) -> bool:
     """Whether a run is a sweep of several models."""
     run = open_run(path, root=results)
-    return any(trial.company is not None for trial in run.ledger())
+    return any(trial.company is not None and trial.source != "variant" for trial in run.ledger())
 
 
 def run_joint_sweep(

@@ -17,7 +17,7 @@ from batchtune.report.marks import Marks
 from batchtune.report.stages import stage_lines
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, number, percent, ratio
-from batchtune.report.words import PROTOCOLS
+from batchtune.report.words import PROTOCOLS, requests_text
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair
@@ -140,6 +140,8 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
 def answer_lines(comparison: Comparison) -> list[str]:
     """Does batching help here, for which size of request, and what limits?"""
     lines = [_answer(answer, comparison) for answer in comparison.answers]
+    if any(answer.pair.model for answer in comparison.answers):
+        return lines
     by_rows: dict[str, dict[str, list[str]]] = {}
     for answer in comparison.answers:
         verdicts = by_rows.setdefault(requests_text(answer.rows_per_request), {})
@@ -152,7 +154,8 @@ def answer_lines(comparison: Comparison) -> list[str]:
 
 def _answer(answer: BatchingAnswer, comparison: Comparison) -> str:
     off, on = comparison.figures(answer.pair.baseline), comparison.figures(answer.pair.variant)
-    head = f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}:"
+    whose = f"{answer.pair.model}, " if answer.pair.model else ""
+    head = f"{whose}{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}:"
     return " ".join([head, _gain(answer), *_limits(off, on)])
 
 
@@ -234,17 +237,22 @@ def _pair_lines(comparison: Comparison, marks: Marks) -> list[str]:
     if not comparison.pairs:
         return []
     failures = {variant.name: variant.failure for variant in comparison.variants}
-    against = comparison.pairs[0].baseline
-    lines = [f"Against {against}, over {counted(comparison.blocks, 'block')}:"]
-    for pair in comparison.pairs:
+    lines = []
+    baselines = list(dict.fromkeys(pair.baseline for pair in comparison.pairs))
+    for pair in sorted(comparison.pairs, key=lambda pair: baselines.index(pair.baseline)):
+        head = f"Against {pair.baseline}, over {counted(comparison.blocks, 'block')}:"
+        lines += [] if head in lines else [head]
         kind: Touches = "latency" if pair.metric == "p95" else "throughput"
         letters = {
             letter for name in (pair.baseline, pair.variant) for letter in marks.at(name, kind, "everything")
         }
         sentence = pair_sentence(pair, failure=failures[pair.variant])
         lines.append(f"  {sentence} {''.join(sorted(letters))}".rstrip())
-    if failures[against] is not None:
-        lines.append(f"  {against}, the baseline, failed: {failures[against]}")
+    lines += [
+        f"  {baseline}, the baseline, failed: {failures[baseline]}"
+        for baseline in baselines
+        if failures[baseline] is not None
+    ]
     return lines
 
 
@@ -320,11 +328,3 @@ def bounded(estimate: Estimate | None) -> Estimate | None:
 
 def _within(estimate: Estimate | None, share: float) -> bool:
     return estimate is not None and estimate.low > 1.0 - share and estimate.high < 1.0 + share
-
-
-def requests_text(rows: float | None) -> str:
-    """How large the requests are."""
-    if rows is None:
-        return "requests"
-    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
-    return f"requests of {shown} row{'' if shown == '1' else 's'}"

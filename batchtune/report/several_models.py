@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.plain_values import to_plain
 from batchtune.recommend.joint import Flood, JointRecommendation, Latency, ModelShare, Rival
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
@@ -21,25 +20,19 @@ from batchtune.tune.trials.trial import Trial
 
 QUANTILES = ("p50", "p95", "p99")
 
+LOAD_HEADINGS = (
+    "model",
+    "load",
+    "requests/s",
+    *(f"{name} ms" for name in QUANTILES),
+    "errors",
+    "SLO",
+    "p95 ms alone",
+)
 SHARE_HEADINGS = ("model", "rate", "promise", "measured", "alone")
 
 Trials = Mapping[str, Trial]
 """By the name of the model."""
-
-
-def models_dict(together: Trials, alone: Trials, server: ServerActivity | None) -> dict[str, Any]:
-    """For --json: `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`.
-
-    `server` is what the whole server did while all models were loaded.
-    """
-    models = {
-        name: {
-            "together": trial.to_dict(),
-            "alone": alone[name].to_dict() if name in alone else None,
-        }
-        for name, trial in together.items()
-    }
-    return {"models": models, "server": to_plain(server)}
 
 
 def print_models(
@@ -47,38 +40,14 @@ def print_models(
 ) -> None:
     """A row for each model, what the others cost it, and what the server did meanwhile."""
     console, width = console_on(stream), text_width(stream)
-    measured = {
-        name: measurement
-        for name, trial in together.items()
-        if (measurement := trial.measurement) is not None
-    }
+    measured = measured_of(together)
     marks = Marks(caveats={name: measurement.caveats for name, measurement in measured.items()})
     if measured:
-        table = table_of(
-            "model",
-            "load",
-            "requests/s",
-            *(f"{name} ms" for name in QUANTILES),
-            "errors",
-            "SLO",
-            "p95 ms alone",
-        )
-        for name, measurement in measured.items():
-            latencies = (
-                marks.marked(milliseconds(measurement.latency_s.get(quantile)), name, "latency")
-                for quantile in QUANTILES
-            )
-            table.add_row(
-                marks.head(name),
-                _load(measurement),
-                marks.marked(interval(measurement.throughput_rps), name, "throughput"),
-                *latencies,
-                percent(measurement.error_ratio),
-                measurement.verdict or "–",
-                _alone(alone.get(name)),
-            )
+        table = table_of(*LOAD_HEADINGS)
+        for row in load_rows(measured, alone, marks):
+            table.add_row(*row)
         print_table(console, table)
-    lines = [*_parameters(together), *_costs(measured, alone), *_server(server)]
+    lines = [*parameter_lines(together), *cost_lines(measured, alone), *_server(server)]
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
     for line in marks.lines():
@@ -88,14 +57,34 @@ def print_models(
             console.print(f"failed: {name}: {trial.failure}", markup=False, soft_wrap=True)
 
 
-def _parameters(together: Trials) -> Iterator[str]:
+def measured_of(trials: Trials) -> dict[str, Measurement]:
+    """Without those that failed."""
+    return {name: run for name, trial in trials.items() if (run := trial.measurement) is not None}
+
+
+def load_rows(measured: Mapping[str, Measurement], alone: Trials, marks: Marks) -> Iterator[list[str]]:
+    """A row for each model, as `LOAD_HEADINGS` names its cells."""
+    for name, run in measured.items():
+        latencies = (milliseconds(run.latency_s.get(quantile)) for quantile in QUANTILES)
+        yield [
+            marks.head(name),
+            _load(run),
+            marks.marked(interval(run.throughput_rps), name, "throughput"),
+            *(marks.marked(text, name, "latency") for text in latencies),
+            percent(run.error_ratio),
+            run.verdict or "–",
+            _alone(alone.get(name)),
+        ]
+
+
+def parameter_lines(together: Trials) -> Iterator[str]:
     """What each is batched with, where they differ."""
     labels = {name: trial.configuration.label() for name, trial in together.items()}
     if len(set(labels.values())) > 1:
         yield from (f"{name} with {label}." for name, label in labels.items())
 
 
-def _costs(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
+def cost_lines(measured: Mapping[str, Measurement], alone: Trials) -> Iterator[str]:
     """What each model pays for the company of the others."""
     for name, measurement in measured.items():
         trial = alone.get(name)

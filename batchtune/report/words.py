@@ -8,6 +8,7 @@ from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.prediction import Reference
 from batchtune.recommend.recommendation import Recommendation
+from batchtune.report.units import number
 from batchtune.scenario.units import percentage
 
 PROTOCOLS: Final = {
@@ -78,3 +79,11 @@ def sure_text(probability: float) -> str:
 def capitalised(text: str) -> str:
     """With a capital at the beginning, and the rest as it is."""
     return f"{text[:1].upper()}{text[1:]}"
+
+
+def requests_text(rows: float | None) -> str:
+    """How large the requests are."""
+    if rows is None:
+        return "requests"
+    shown = f"{rows:.0f}" if abs(rows - round(rows)) < 0.01 else number(rows)
+    return f"requests of {shown} row{'' if shown == '1' else 's'}"

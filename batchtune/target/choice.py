@@ -26,17 +26,19 @@ def target_of(
     on_event: Callable[[str], None] = lambda _text: None,
     original: OriginalModel | None = None,
     clients_most: int = 0,
+    several_models: bool = False,
 ) -> LaunchedTarget:
     """The target that takes the scenario's configurations, not started yet.
 
     `original` is what an interrupted run found on a Triton that it attached to, `clients_most` how many clients some
-    load will have beyond those of the scenario.
+    load will have beyond those of the scenario. `several_models`: the scenario may list several.
 
     Raises:
         UsageError: the scenario's requests speak a protocol that such a server does not, nobody may reconfigure it, or
-            it serves several models.
+            it serves several models where one is meant.
     """
-    refuse_several_models(scenario)
+    if not several_models:
+        refuse_several_models(scenario)
     protocol = scenario.request.protocol
     match scenario.target.kind:
         case "triton":
@@ -66,15 +68,15 @@ def target_of(
 
 
 def refuse_several_models(scenario: Scenario) -> None:
-    """What is compared or searched is one model.
+    """What is asked for is of one model.
 
     Raises:
         UsageError: the scenario lists several.
     """
     if scenario.target.models:
         raise UsageError(
-            "target.models: only `batchtune load` and `sweep` take several models so far",
-            hint="take one of the two, or name one, target.model, and remove target.models",
+            "target.models: this is of one model; `load`, `sweep`, `compare` and `check` side by side take several",
+            hint="take one of these, or name one, target.model, and remove target.models",
         )
 
 

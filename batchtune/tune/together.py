@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from batchtune.batching.parameters import Configuration
@@ -16,10 +17,12 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
+from batchtune.measure.validity.caveats import HOST_CODES
+from batchtune.measure.validity.host import HostGuard, HostNoise
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.loader import Fleet, Target
+from batchtune.tune.loader import Fleet, Target, loaded_cpus
 from batchtune.tune.trials.trial import FinishedTrial, Source, Trial
 
 READY_LIMIT_S: Final = 120.0
@@ -59,18 +62,21 @@ def load_together(
     reason: str = "{name}",
     source: Source = "load",
     all_or_none: bool = False,
+    guard: HostGuard | None = None,
     on_live: Callable[[str, LiveAggregate], None] = lambda _name, _live: None,
 ) -> LoadedTogether:
     """Load these models side by side, once; `reason` names their trials, which count from `first_number`.
 
-    `all_or_none`: where one model's requests are hopelessly late the loads of all end. `on_live` is called on the
+    `all_or_none`: where one model's requests are hopelessly late the loads of all end. With a `guard` every trial
+    says whether the host was quiet from the first request to the last answer of all. `on_live` is called on the
     threads of the loads, one at a time. Ctrl-C ends them all.
 
     Raises:
         UsageError: requests that do not fit a model; the message names it.
         TargetError, MeasurementInvalidError: the server or a load generator died.
     """
-    start, stop, lock = threading.Barrier(len(loads)), threading.Event(), threading.Lock()
+    begin = None if guard is None else partial(guard.begin, cpus=loaded_cpus(loads[0].scenario))
+    start, stop, lock = threading.Barrier(len(loads), begin), threading.Event(), threading.Lock()
 
     def tell(name: str, live: LiveAggregate) -> None:
         with lock:
@@ -105,9 +111,34 @@ def load_together(
             start.abort()
             raise
     moved = activity(before, server.counters())
+    if guard is not None:
+        noise = guard.end(loaded_cpu_s=_loaded_cpu_s(finished, moved))
+        finished = [_beside(trial, noise) for trial in finished]
     if len(loads) > 1:
         finished = [_without_server(trial) for trial in finished]
     return LoadedTogether(finished=tuple(finished), server=moved)
+
+
+def _loaded_cpu_s(finished: Sequence[FinishedTrial], moved: ServerActivity) -> float | None:
+    """CPU time of the server and of everybody who sent."""
+    if moved.server_cpu_s is None:
+        return None
+    return moved.server_cpu_s + sum(
+        done.samples.client_cpu_s for done in finished if done.samples is not None
+    )
+
+
+def _beside(finished: FinishedTrial, noise: HostNoise) -> FinishedTrial:
+    """With what the host did meanwhile, which leaves a verdict but a PASS in an open loop to nobody; see `judge`."""
+    measured, caveats = finished.trial.measurement, noise.caveats()
+    if measured is None or not caveats:
+        return finished
+    measured = replace(measured, caveats=(*measured.caveats, *caveats))
+    disturbance = next((caveat for caveat in caveats if caveat.code in HOST_CODES), None)
+    kept = measured.verdict is None or (measured.verdict == "PASS" and measured.concurrency is None)
+    if disturbance is not None and not kept:
+        measured = replace(measured, verdict="NOISY", verdict_reason=disturbance.text)
+    return replace(finished, trial=replace(finished.trial, measurement=measured))
 
 
 def _without_server(finished: FinishedTrial) -> FinishedTrial:

@@ -127,3 +127,55 @@ def test_what_a_joint_sweep_cannot_do_is_told_before_anything_is_launched(
     assert done.returncode == 2, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert not (tmp_path / "results").exists()
+
+
+VARIANTS = """\
+variants:
+  four: {fixed: {max_batch_size: 4}}
+  none: {fixed: {enable_batching: false}}
+"""
+
+
+@pytest.mark.slow
+def test_two_models_are_compared_and_checked_side_by_side(tmp_path: Path) -> None:
+    scenario = two_models(tmp_path)
+    scenario.write_text(
+        scenario.read_text()
+        .replace("space: {max_batch_size: [2]}", "batching: {max_batch_size: 2}")
+        .replace(
+            "search: {budget: {trials: 2}, space: {max_batch_size: [4, 8], num_batch_threads: [1]}}\n", ""
+        )
+        + VARIANTS
+    )
+    done = batchtune("compare", scenario, "--blocks", "2", "--max-regress", "p95=90%", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 1, 3, 5, 6), done.stderr  # so short runs tell little
+    document = json.loads(done.stdout)
+    assert [pair["variant"] for pair in document["pairs"]] == ["none/quick", "none/slow"]
+    (account,) = document["checks"]
+    assert [(gate["model"], gate["metric"]) for gate in account["gates"]] == [
+        ("quick", "p95"),
+        ("slow", "p95"),
+    ]
+    run = tmp_path / document["run"]
+    trials = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
+    assert {trial["reason"] for trial in trials} == {"four/quick", "four/slow", "none/quick", "none/slow"}
+    assert all(trial["failure"] is None for trial in trials)
+    four = [trial["configuration"] for trial in trials if trial["reason"].startswith("four/")]
+    assert all(configuration["models"]["slow"]["max_batch_size"] == 2 for configuration in four)
+    refused = answered("recommend", document["run"], cwd=tmp_path)
+    assert refused.returncode == 2, refused.stdout
+    page = (run / "report.html").read_text()
+    assert "quick + slow" in page
+    assert "Does batching help?" in page
+    assert "four/quick" in page
+
+    done = batchtune(
+        "check", scenario, "--blocks", "6", "--max-regress", "errors=50%", "--json", cwd=tmp_path
+    )
+    assert done.returncode in (0, 5, 6), done.stderr
+    account = json.loads(done.stdout)
+    assert [(gate["model"], gate["metric"]) for gate in account["gates"]] == [
+        ("quick", "errors"),
+        ("slow", "errors"),
+    ]
+    assert "Is it still as good?" in (tmp_path / account["run"] / "report.html").read_text()

@@ -350,7 +350,7 @@ fixed: {{max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}}
             assert measured["errors"] == {}
             per_request = measured["throughput_rows_per_s"]["value"] / measured["throughput_rps"]["value"]
             assert per_request == pytest.approx(rows)
-    assert document["models"]["quick"]["together"]["measurement"]["verdict"] in (None, "INVALID")
+    assert document["models"]["quick"]["together"]["measurement"]["verdict"] in (None, "INVALID", "NOISY")
     assert set(document["server"]["model_batches"]) == {"quick", "slow"}
     ledger = [
         json.loads(line) for line in (tmp_path / document["run"] / "trials.jsonl").read_text().splitlines()
@@ -361,8 +361,8 @@ fixed: {{max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}}
     log = (tmp_path / document["run"] / "server.log").read_text()
     assert re.search(r"model quick version 1 is available: .* max_batch_size 8,", log)
     assert re.search(r"model slow version 1 is available: .* max_batch_size 4,", log)
-    page = answered("report", document["run"], cwd=tmp_path)
-    assert (page.returncode, "a load of several models has no page yet" in page.stderr) == (2, True)
+    page = (tmp_path / document["run"] / "report.html").read_text()
+    assert all(words in page for words in ("What does each get?", "requests/s, p95 ", "slow, p95 ≤ 10 s: "))
     refused = answered("load", scenario, "--rate", "100", cwd=tmp_path)
     assert refused.returncode == 2
     assert "hint: write rate: at each of target.models" in refused.stderr

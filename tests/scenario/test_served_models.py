@@ -122,7 +122,7 @@ def test_a_closed_loop_has_no_rates_and_no_number_of_requests(change: tuple[str,
 
 
 def test_what_takes_one_model_says_so() -> None:
-    with pytest.raises(UsageError, match="only `batchtune load` and `sweep` take several models"):
+    with pytest.raises(UsageError, match=r"target\.models: this is of one model; `load`, `sweep`"):
         target_of(parse_scenario(TWO))
 
 

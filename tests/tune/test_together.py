@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import MeasurementInvalidError, UsageError
 from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
+from batchtune.measure.validity.host import HostNoise
 from batchtune.tune.together import ModelLoad, load_together
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
@@ -127,3 +129,43 @@ def test_a_load_generator_that_dies_ends_the_others() -> None:
     with pytest.raises(MeasurementInvalidError, match="load worker 0 died"):
         load_together(loads(begun, a=die, b=until_stopped))
     assert stopped.is_set()
+
+
+class WatchedHost:
+    """A host guard that notes when it is read."""
+
+    def __init__(self, begun: list[str], noise: HostNoise) -> None:
+        self.begun, self.noise = begun, noise
+
+    def begin(self, *, cpus: object = None) -> None:
+        self.begun.append("guard")
+
+    def end(self, *, loaded_cpu_s: float | None = None) -> HostNoise:
+        self.begun.append("end")
+        return self.noise
+
+
+@pytest.mark.parametrize(("steal_ratio", "slo"), [(0.3, "p95: 1us"), (0.3, "p95: 100s"), (0.0, "p95: 1us")])
+def test_a_disturbed_host_is_told_of_every_model_and_takes_the_verdict_of_a_late_one(
+    steal_ratio: float, slo: str
+) -> None:
+    """The guard looks once all requests are ready, and once more after the last answer of all."""
+    begun: list[str] = []
+    noise = HostNoise(steal_ratio=steal_ratio, pressure_ratio=0.0, canary_change=0.0)
+    limits = {"p95": slo.removeprefix("p95: ")}
+    pair = [
+        replace(
+            load,
+            scenario=scenario_of(
+                slo=limits, load={"arrivals": "constant", "rate": "50/s"}, objective="latency"
+            ),
+        )
+        for load in loads(begun, a=nothing, b=nothing)
+    ]
+    done = load_together(pair, guard=WatchedHost(begun, noise))  # type: ignore[arg-type]
+    assert (begun[0], sorted(begun[1:3]), begun[3]) == ("guard", ["a", "b"], "end")
+    runs = [trial.measurement for trial in done.trials]
+    told = [run is not None and "host_steal" in {caveat.code for caveat in run.caveats} for run in runs]
+    assert told == [steal_ratio > 0.02] * 2
+    verdicts = {None if run is None else run.verdict for run in runs}
+    assert ("NOISY" in verdicts) == (steal_ratio > 0.02 and slo == "p95: 1us"), verdicts

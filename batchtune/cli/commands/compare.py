@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.archive.run import create_run
 from batchtune.check.account import Account, attributed, judged
-from batchtune.check.block_figures import paired_figures
+from batchtune.check.block_figures import variant_figures
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.looks import ERROR_RATE
 from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed
@@ -31,7 +31,6 @@ from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, format_scenario, read_scenario, read_variants
 from batchtune.scenario.units import counted
-from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import comparison_text, pace_text, probed_paces
 from batchtune.tune.compare.result import Comparison, summarise
@@ -64,10 +63,11 @@ def run_compare(
     failed; 130 when interrupted. That two variants cannot be told apart is an answer, and ends with 0.
     """
     scenario = read_scenario(path, overrides=overrides)
-    refuse_several_models(scenario)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
     margins = parse_margins(max_regress)
-    gates = gates_of(margins, objective=scenario.objective) if margins else ()
+    arms = variants[0].arms()
+    models = [arm.model for arm in arms if arm.model]
+    gates = gates_of(margins, objective=arms[0].scenario.objective, models=models) if margins else ()
     if "startup" in margins:
         raise UsageError(
             "startup: compare launches each server once", hint="`batchtune check` launches them for every run"
@@ -129,7 +129,7 @@ def run_blocks(
             view.event(f"{blocks} blocks of {len(variants)} variants; results go to {run.path}")
             benches = Benches(view, stack, blocks=blocks, folder=run.path)
             variants = done.variants = benches.reached(variants)
-            paces = probed_paces(variants, bench_of=benches.of)
+            paces = probed_paces(variants, bench_of=benches.bench)
             for variant in variants:
                 view.event(pace_text(variant, paces[variant.name]))
             view.event(comparison_text(variants, paces, blocks=blocks))
@@ -165,7 +165,7 @@ def _accounts(
     accounts = []
     error_rate = ERROR_RATE / len(variants[1:])
     for variant in variants[1:]:
-        blocks = paired_figures(done.trials, baseline=baseline, candidate=variant.name)
+        blocks = variant_figures(done.trials, variants[0], variant)
         fixed = judge_fixed(gates, blocks, error_rate=error_rate)
         conclusion = judged(fixed, done.trials, (variants[0], variant))
         attribution = attributed(conclusion, done.trials, baseline=baseline, candidate=variant.name)

@@ -112,10 +112,10 @@ def _messages(account: Account) -> list[str]:
 
 def _gate_case(account: Account, finding: Finding) -> ET.Element:
     case = ET.Element(
-        "testcase", name=finding.gate.metric, classname=_xml(f"batchtune.{account.scenario}"), time="0"
+        "testcase", name=finding.gate.name, classname=_xml(f"batchtune.{account.scenario}"), time="0"
     )
     text = _xml(
-        f"{account.candidate} against {account.baseline}: {finding.gate.metric} {change_text(finding)}, "
+        f"{account.candidate} against {account.baseline}: {finding.gate.name} {change_text(finding)}, "
         f"margin {margin_text(finding.gate, finding.margin)}"
     )
     if finding.state == "regressed":

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from batchtune.check.change_points import ERROR_RATE, SIDE_MIN, ChangePoint
 from batchtune.check.history import Series
-from batchtune.report.gate.statement import UNITS
+from batchtune.report.gate.statement import UNITS, unit_of
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import number
 from batchtune.scenario.units import counted, percentage
@@ -19,8 +19,9 @@ def print_history(
 ) -> None:
     """The checks, the oldest first, with what the candidate reached; then the changes."""
     console = console_on(stream)
-    metrics = [metric for metric in UNITS if any(metric in line["gates"] for line in lines)]
-    table = table_of("when", "scenario", "verdict", *(UNITS[metric][0] for metric in metrics), "commit")
+    kept = {name: list(UNITS).index(name.rpartition(":")[2]) for line in lines for name in line["gates"]}
+    metrics = sorted(kept, key=lambda name: (":" in name, kept[name]))
+    table = table_of("when", "scenario", "verdict", *(unit_of(metric)[0] for metric in metrics), "commit")
     for line in lines:
         table.add_row(
             line["utc"][:16], line["scenario"], line["verdict"], *_cells(line, metrics), _commit(line)
@@ -44,7 +45,7 @@ def change_lines(series: Sequence[Series]) -> list[str]:
 
 
 def _change(series: Series, change: ChangePoint) -> str:
-    title, scale = UNITS[series.metric]
+    title, scale = unit_of(series.metric)
     commit = series.commits[change.at]
     sign = "+" if change.change >= 0 else "−"
     share = "" if math.isnan(change.change) else f" ({sign}{percentage(abs(change.change), 1)})"
@@ -59,7 +60,7 @@ def _cells(line: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     cells = []
     for metric in metrics:
         after = line["gates"].get(metric, {}).get("after")
-        cells.append(number(float(after) * UNITS[metric][1]) if after is not None else "–")
+        cells.append(number(float(after) * unit_of(metric)[1]) if after is not None else "–")
     return cells
 
 

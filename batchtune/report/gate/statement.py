@@ -30,11 +30,20 @@ UNITS: Final = {
     "gpu_memory": ("GPU memory MiB", 2.0**-20),
     "startup": ("start-up s", 1.0),
 }
+"""Heading and scale of each figure."""
+
 HEADINGS: Final = ("figure", "{baseline}", "{candidate}", "change", "margin", "verdict")
 
 
+def unit_of(figure: str) -> tuple[str, float]:
+    """Heading and scale of a figure by the name of its gate: `ranker: p95 ms`."""
+    model, _, metric = figure.rpartition(":")
+    title, scale = UNITS[metric]
+    return f"{model}: {title}" if model else title, scale
+
+
 def print_check(account: Account, *, stream: TextIO | None = None) -> None:
-    """At most fifteen lines."""
+    """At most fifteen lines of one model."""
     console = console_on(stream)
     width = text_width(stream)
 
@@ -68,7 +77,7 @@ def headline(account: Account) -> str:
 def finding_text(finding: Finding) -> str:
     """`throughput −4.9 % (margin 2 %)`."""
     margin = margin_text(finding.gate, finding.margin)
-    return f"{finding.gate.metric} {change_text(finding, ends=False)} (margin {margin})"
+    return f"{finding.gate.name} {change_text(finding, ends=False)} (margin {margin})"
 
 
 def gate_rows(conclusion: Conclusion) -> list[list[str]]:
@@ -138,7 +147,11 @@ def _settling(account: Account) -> str:
     a stored baseline has no more runs, and none of a longer load."""
     conclusion = account.conclusion
     measured = [finding for finding in conclusion.findings if finding.state != "not measured"]
-    margins = ",".join(_wider(finding) for finding in measured)
+    widest: dict[str, float] = {}  # one margin for a figure of all models
+    for finding in measured:
+        metric = finding.gate.metric
+        widest[metric] = max(widest.get(metric, 0.0), _wider(finding))
+    margins = ",".join(f"{metric}={rounded(margin * 100)}%" for metric, margin in widest.items())
     if not any(finding.state == "open" for finding in measured):
         return f"ask only for what is measured here: --max-regress {margins}" if measured else ""
     ways = [] if account.stored else ["a longer load.duration"]
@@ -148,11 +161,10 @@ def _settling(account: Account) -> str:
     return f"{', '.join([*ways, 'a quieter machine'])}, or wider margins: --max-regress {margins}"
 
 
-def _wider(finding: Finding) -> str:
-    """`p95=10%`: twice the margin of a gate that is open, else its own."""
-    gate = finding.gate
-    margin = min(2 * gate.margin, 0.99) if finding.state == "open" else gate.margin
-    return f"{gate.metric}={rounded(margin * 100)}%"
+def _wider(finding: Finding) -> float:
+    """Twice the margin of a gate that is open, else its own."""
+    margin = finding.gate.margin
+    return min(2 * margin, 0.99) if finding.state == "open" else margin
 
 
 def _end(share: float) -> str:
@@ -161,7 +173,7 @@ def _end(share: float) -> str:
 
 def _row(finding: Finding) -> list[str]:
     gate = finding.gate
-    title, scale = UNITS[gate.metric]
+    title, scale = unit_of(gate.name)
     if finding.state == "not measured":
         return [title, "–", "–", "–", margin_text(gate, gate.margin), "not measured"]
     margin = margin_text(gate, finding.margin)
@@ -198,7 +210,7 @@ def _telling(conclusion: Conclusion) -> Sequence[Finding]:
 def _asked_in_vain(conclusion: Conclusion) -> list[str]:
     """Figures that somebody asked for and no run gave."""
     return [
-        finding.gate.metric
+        finding.gate.name
         for finding in conclusion.findings
         if finding.state == "not measured" and not finding.gate.is_default
     ]

@@ -15,7 +15,7 @@ from batchtune.check.gate import margin_text
 from batchtune.check.history import Series
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.gate.history import change_lines
-from batchtune.report.gate.statement import UNITS, change_text
+from batchtune.report.gate.statement import change_text, unit_of
 from batchtune.report.html.shell.drawing import (
     Figure,
     Section,
@@ -49,7 +49,7 @@ def gate_changes(account: Account) -> Section:
     shown = [finding for finding in account.conclusion.findings if math.isfinite(finding.change.value)]
     if not shown:
         return replace(section, missing="no figure was measured on both sides")
-    names = [UNITS[finding.gate.metric][0].partition(" ")[0] for finding in shown]
+    names = [_short_name(finding) for finding in shown]
     data: list[Trace] = []
     for state, (colour, symbol) in _STATES.items():
         mine = [(finding, name) for finding, name in zip(shown, names, strict=True) if finding.state == state]
@@ -75,6 +75,12 @@ def gate_changes(account: Account) -> Section:
     )
 
 
+def _short_name(finding: Finding) -> str:
+    """Without the unit."""
+    gate = finding.gate
+    return f"{gate.model} {gate.metric}" if gate.model else unit_of(gate.name)[0].partition(" ")[0]
+
+
 def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
     """The candidates' figures from check to check, with the changes that lasted; `utc` is when this one was kept."""
     section = Section(anchor="history", title="From check to check")
@@ -95,7 +101,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
         data += [trace | {"xaxis": f"x{panel}", "yaxis": f"y{panel}"} for trace in _one_history(figure, utc)]
         layout[f"xaxis{panel}"] = axis("check" if at == len(shown) - 1 else "", dtick=_tick(figure), tick0=1)
         layout[f"yaxis{panel}"] = axis("")
-        layout["annotations"].append(panel_title(UNITS[figure.metric][0], panel))
+        layout["annotations"].append(panel_title(unit_of(figure.metric)[0], panel))
         layout["shapes"] += [_change_mark(change.at, panel) for change in figure.changes]
     return replace(
         section,
@@ -126,7 +132,7 @@ def _changes(mine: Sequence[tuple[Finding, str]], state: State, colour: str, sym
         "name": state,
         "marker": {"color": colour, "symbol": symbol, "size": 11, "line": {"width": 2}},
         "text": [
-            f"{safe(finding.gate.metric)} {safe(change_text(finding))}<br>margin "
+            f"{safe(finding.gate.name)} {safe(change_text(finding))}<br>margin "
             f"{safe(margin_text(finding.gate, finding.margin))}, {finding.blocks} blocks: {state}"
             for finding, _ in mine
         ],
@@ -155,7 +161,7 @@ def _drawn(change: Estimate) -> Estimate:
 
 
 def _one_history(series: Series, utc: str | None) -> list[Trace]:
-    title, scale = UNITS[series.metric]
+    title, scale = unit_of(series.metric)
     count = len(series.values)
     symbols = ["star" if time == utc else "circle" for time in series.utc]
     points: Trace = {

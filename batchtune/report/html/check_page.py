@@ -22,15 +22,22 @@ from batchtune.report.gate.statement import (
 )
 from batchtune.report.html.check_figures import gate_changes, history_of
 from batchtune.report.html.comparison_figures import block_values
-from batchtune.report.html.comparison_page import TYPICAL, arms_of_runs, short_lines, typical_runs
+from batchtune.report.html.comparison_page import (
+    TYPICAL,
+    arms_of_runs,
+    shared_slo,
+    short_lines,
+    typical_runs,
+)
 from batchtune.report.html.shell.batch_sizes import sizes
 from batchtune.report.html.shell.document import (
     Answer,
     Document,
     gathered_caveats,
+    models_text,
     provenance_rows,
     sentence,
-    slo_text,
+    slo_words,
     traffic_text,
 )
 from batchtune.report.html.shell.drawing import Section, Table
@@ -41,7 +48,6 @@ from batchtune.report.words import capitalised
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
-from batchtune.target.model_files import served_name
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.variant import figures_of
 from batchtune.tune.trials.trial import Trial
@@ -71,7 +77,7 @@ def check_document(run: Run) -> Document:
     scenario, trials = run.scenario(), run.ledger()
     variants = _variants(run, scenario, trials)
     scenarios = {variant.name: variant.scenario for variant in variants}
-    workload = [served_name(scenario.target.model), traffic_text(scenario), slo_text(scenario)]
+    workload = [models_text(scenario), traffic_text(scenario), *slo_words(scenario)]
     blocks = counted(account.conclusion.blocks + account.conclusion.fresh_blocks, "block")
     return Document(
         title=scenario.name,
@@ -91,10 +97,11 @@ def check_document(run: Run) -> Document:
 
 
 def _variants(run: Run, scenario: Scenario, trials: Sequence[Trial]) -> list[Variant]:
-    """Both sides, or the candidate alone where the baseline's figures were kept before."""
+    """Both sides, of several models an arm for each; the candidate alone where the baseline's figures were kept."""
     sides = read_kept_variants(run.path / "scenario.yaml")
     if sides:
-        return [Variant(name=name, scenario=side) for name, side in sides.items()]
+        both = [Variant(name=name, scenario=side) for name, side in sides.items()]
+        return [arm for side in both for arm in side.arms()]
     names = dict.fromkeys(trial.reason for trial in trials)
     return [Variant(name=name, scenario=scenario) for name in names]
 
@@ -104,6 +111,7 @@ def _sections(
 ) -> list[Section]:
     names = {"baseline": account.baseline, "candidate": account.candidate}
     scenario = variants[0].scenario
+    slo = shared_slo(variants)
     arms = arms_of_runs([variant.name for variant in variants], trials)
     shown = typical_runs(arms, run)
     rows = gate_rows(account.conclusion)
@@ -121,10 +129,8 @@ def _sections(
             paragraphs=[sentence(headline(account)), *closing_lines(account)],
         ),
         _history(run, account),
-        block_values(
-            arms, "p95" if scenario.objective == "latency" else scenario.objective, slo=scenario.slo
-        ),
-        distribution(shown, scenario.slo, which=TYPICAL),
+        block_values(arms, "p95" if scenario.objective == "latency" else scenario.objective, slo=slo),
+        distribution(shown, slo, which=TYPICAL),
         split(shown, which=TYPICAL),
         sizes(shown, which=TYPICAL),
     ]
@@ -140,7 +146,7 @@ def _history(run: Run, account: Account) -> Section:
     except ArchiveError:
         lines = []
     own = next((line["utc"] for line in reversed(lines) if line.get("run") == account.run), None)
-    metrics = {finding.gate.metric for finding in account.conclusion.findings}
+    metrics = {finding.gate.name for finding in account.conclusion.findings}
     return history_of([figure for figure in series_of(lines) if figure.metric in metrics], utc=own)
 
 

@@ -19,7 +19,6 @@ from batchtune.report.comparison import (
     host_lines,
     makes_no_difference,
     pair_sentence,
-    requests_text,
     small_print,
 )
 from batchtune.report.html.comparison_figures import Arm, block_values, factors, typical_run
@@ -28,9 +27,10 @@ from batchtune.report.html.shell.document import (
     Answer,
     Document,
     gathered_caveats,
+    models_text,
     provenance_rows,
     sentence,
-    slo_text,
+    slo_words,
     traffic_text,
 )
 from batchtune.report.html.shell.drawing import Section, Table
@@ -39,10 +39,10 @@ from batchtune.report.html.shell.shown import LOOKS, Shown, is_emulated
 from batchtune.report.html.shell.trial_rows import table_of_single_trials
 from batchtune.report.marks import Marks
 from batchtune.report.units import number, ratio
-from batchtune.report.words import PROTOCOLS, capitalised
+from batchtune.report.words import PROTOCOLS, capitalised, requests_text
 from batchtune.scenario.reader import read_kept_variants
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, rounded_duration
-from batchtune.target.model_files import served_name
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, summarise
 from batchtune.tune.compare.variant import VariantFigures, runs_of
@@ -74,20 +74,21 @@ def comparison_document(run: Run) -> Document:
     scenario, trials = run.scenario(), run.ledger()
     variants = _variants(run)
     comparison = summarise(trials, variants)
-    by_name = {variant.name: variant.scenario for variant in variants}
-    model = served_name(scenario.target.model)
+    arms = [arm for variant in variants for arm in variant.arms()]
+    by_name = {arm.name: arm.scenario for arm in arms}
     said = [
-        model,
+        models_text(scenario),
         counted(len(variants), "variant"),
         counted(comparison.blocks, "block"),
         traffic_text(scenario),
+        *slo_words(scenario),
     ]
     return Document(
         title=scenario.name,
-        subtitle=" · ".join(["Comparison", *said, slo_text(scenario), f"objective {scenario.objective}"]),
+        subtitle=" · ".join(["Comparison", *said, f"objective {arms[0].scenario.objective}"]),
         emulated=is_emulated(trials),
         answers=_answers(comparison),
-        sections=_sections(run, trials, variants, comparison),
+        sections=_sections(run, trials, arms, comparison),
         caveats=gathered_caveats({variant.name: variant.caveats for variant in comparison.variants}),
         provenance=provenance_rows(run, scenario),
         trials=table_of_single_trials(
@@ -106,6 +107,12 @@ def arms_of_runs(names: Sequence[str], trials: Sequence[Trial]) -> list[Arm]:
         Arm(name=name, look=LOOKS[at % len(LOOKS)], runs=runs_of(trials, name), places=places)
         for at, name in enumerate(names)
     ]
+
+
+def shared_slo(variants: Sequence[Variant]) -> SloSpec:
+    """The limits to draw: those that all of them have."""
+    slo = variants[0].scenario.slo
+    return slo if all(variant.scenario.slo == slo for variant in variants) else SloSpec()
 
 
 def typical_runs(arms: Sequence[Arm], run: Run) -> list[Shown]:
@@ -131,7 +138,7 @@ def _variants(run: Run) -> list[Variant]:
 def _sections(
     run: Run, trials: Sequence[Trial], variants: Sequence[Variant], comparison: Comparison
 ) -> list[Section]:
-    slo = variants[0].scenario.slo
+    slo = shared_slo(variants)
     arms = arms_of_runs([variant.name for variant in variants], trials)
     shown = typical_runs(arms, run)
     headings, *rows = comparison_rows(
@@ -166,7 +173,8 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Answer:
         lines.append(f"{answer.pair.variant} against {answer.pair.baseline}")
     else:
         lines = [
-            f"{PROTOCOLS[answer.protocol]}, {requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
+            f"{f'{answer.pair.model}, ' if answer.pair.model else ''}{PROTOCOLS[answer.protocol]}, "
+            f"{requests_text(answer.rows_per_request)}: it {PAYS[answer.helps]}"
             for answer in answers
         ]
     return Answer(question="Does batching help?", headline=headline, lines=short_lines(lines), tone=tone)

@@ -16,6 +16,7 @@ from batchtune.report.html.shell.document import (
     Answer,
     Document,
     gathered_caveats,
+    models_text,
     provenance_rows,
     sentence,
     traffic_text,
@@ -111,7 +112,7 @@ def joint_answer(run: Run) -> JointRecommendation | BatchtuneError:
 def _subtitle(scenario: Scenario, loads: Sequence[JointLoad]) -> str:
     parts = [
         f"Sweep of {counted(len(scenario.target.models), 'model')}",
-        " + ".join(own.name for own in scenario.target.models),
+        models_text(scenario),
         traffic_text(scenario),
         f"objective {scenario.objective}",
         counted(len(loads), "load"),

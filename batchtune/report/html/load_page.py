@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from batchtune.archive.run import Run
-from batchtune.errors import ArchiveError
 from batchtune.report.bottleneck import limit_title
 from batchtune.report.html.load_figures import Point, against_load, few_of
 from batchtune.report.html.shell.batch_sizes import sizes
@@ -51,14 +50,9 @@ def load_document(run: Run) -> Document:
     """The page of a run of `batchtune load`, of one point or of many, whole or interrupted.
 
     Raises:
-        ArchiveError, ScenarioError: the run cannot be read, or is one of several models.
+        ArchiveError, ScenarioError: the run cannot be read.
     """
     scenario, trials = run.scenario(), run.ledger()
-    if scenario.target.models:
-        raise ArchiveError(
-            f"{run.path}: a load of several models has no page yet",
-            hint=f"`batchtune trials {run.path}` shows its figures",
-        )
     best = best_point(trials)
     points = _points(trials, best)
     return Document(

@@ -9,6 +9,7 @@ from batchtune.archive.run import CHECK, Run
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
 from batchtune.report.html.load_page import load_document
+from batchtune.report.html.models_load_page import models_load_document
 from batchtune.report.html.noise_page import noise_document
 from batchtune.report.html.shell.document import Document
 from batchtune.tune.compare.noise_floor import ARMS
@@ -50,6 +51,6 @@ def measured_document(run: Run, kind: Literal["compare", "check", "load", "noise
         case "check":
             return check_document(run)
         case "load":
-            return load_document(run)
+            return models_load_document(run) if run.scenario().target.models else load_document(run)
         case "noise":
             return noise_document(run)

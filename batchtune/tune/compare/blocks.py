@@ -8,9 +8,10 @@ row is left out from then on; the others go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import count
+from typing import Protocol
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
@@ -19,21 +20,31 @@ from batchtune.measure.statistics.paired import balanced_orders
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
-from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.bench import Plan
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One arm of a comparison: a scenario of its own, under the name that its trials carry as their reason."""
+    """One arm of a comparison: a scenario of its own, under the name that its trials carry as their reason.
+
+    `model` is which of several models it is the part of; "": it is whole.
+    """
 
     name: str
     scenario: Scenario
+    model: str = ""
 
     @property
     def configuration(self) -> Configuration:
-        return self.scenario.configuration({})
+        """With the parameters that are a model's own, where several have some."""
+        shared = self.scenario.configuration({})
+        owners = [own for own in self.scenario.target.models if own.batching]
+        batched = [(own.name, own.configuration(shared).batching) for own in owners]
+        return replace(
+            shared, models=tuple((name, batching) for name, batching in batched if batching is not None)
+        )
 
     @property
     def server_key(self) -> str:
@@ -42,6 +53,26 @@ class Variant:
         given = () if self.scenario.target.kind == "command" else self.configuration.server_flags.items()
         flags = [item for item in given if item[0] != LENGTH_BUCKETS]
         return f"{target} {flags}"
+
+    def arms(self) -> list[Variant]:
+        """Itself; of several models the part of each, `VARIANT/MODEL`, at its stated load."""
+        if not self.scenario.target.models:
+            return [self]
+        batches = self.configuration.batching is not None
+        objective = "latency" if self.scenario.load.open_loop else "throughput"
+        scenarios = self.scenario.of_models()
+        arms = []
+        for own in self.scenario.target.models:
+            fixed = {**self.scenario.fixed, **(own.batching if batches else {})}
+            part = scenarios[own.name].model_copy(update={"fixed": fixed, "objective": objective})
+            arms.append(replace(self, name=f"{self.name}/{own.name}", scenario=part, model=own.name))
+        return arms
+
+
+class BlockBench(Protocol):
+    """Runs a trial of a variant, or of several models one for each of its arms."""
+
+    def run(self, plan: Plan) -> FinishedTrial | Sequence[FinishedTrial]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +89,7 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
     """The variants with the baseline first: the one named, else the first of the file.
 
     Raises:
-        UsageError: fewer than two, a baseline that is none of them, or variants with different objectives.
+        UsageError: fewer than two, a baseline that is none of them, or variants with different objectives or models.
     """
     if len(scenarios) < 2:
         known = f"only {next(iter(scenarios))!r}" if scenarios else "none"
@@ -74,16 +105,29 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
     if len(set(objectives.values())) > 1:
         asked = ", ".join(f"{name}: {objective}" for name, objective in objectives.items())
         raise UsageError(f"variants: their objectives differ ({asked})", hint="compare under one objective")
+    served = {
+        name: ", ".join(sorted(own.name for own in scenario.target.models))
+        for name, scenario in scenarios.items()
+    }
+    if len(set(served.values())) > 1:
+        listed = "; ".join(f"{name}: {models or 'one'}" for name, models in served.items())
+        raise UsageError(f"variants: their target.models differ ({listed})", hint="serve the same in each")
     first = baseline or next(iter(scenarios))
     names = [first, *(name for name in scenarios if name != first)]
     return [Variant(name=name, scenario=scenarios[name]) for name in names]
+
+
+def paired_arms(before: Variant, after: Variant) -> list[tuple[Variant, Variant]]:
+    """Which of both are compared with each other: those of the same model."""
+    by_model = {arm.model: arm for arm in after.arms()}
+    return [(arm, by_model[arm.model]) for arm in before.arms()]
 
 
 def compare(
     variants: Sequence[Variant],
     *,
     blocks: int,
-    bench_of: Callable[[Variant], Bench],
+    bench_of: Callable[[Variant], BlockBench],
     on_turn: Callable[[Turn], None] = lambda _turn: None,
     paces: Mapping[str, Pace] | None = None,
     first_block: int = 1,
@@ -108,19 +152,21 @@ def compare(
                 continue
             failures = 0
             for attempt in count(1):
-                number += 1
-                turn = Turn(variant=variant, block=block, attempt=attempt, number=number)
+                turn = Turn(variant=variant, block=block, attempt=attempt, number=number + 1)
                 on_turn(turn)
-                finished = bench_of(variant).run(plan_of(turn, (paces or {}).get(variant.name)))
-                yield finished
-                if finished.trial.state == "failed":
+                done = bench_of(variant).run(plan_of(turn, (paces or {}).get(variant.name)))
+                finished = (done,) if isinstance(done, FinishedTrial) else done
+                number += len(finished)
+                yield from finished
+                trials = [arm.trial for arm in finished]
+                if any(trial.state == "failed" for trial in trials):
                     failures += 1
                     if failures <= policy.COMPARE_RETRIES:
                         continue
                     working.discard(variant.name)
                     break
                 failures = 0
-                if not is_noisy(finished.trial) or attempt > policy.REPEATS_MAX or not repeats_left:
+                if not any(map(is_noisy, trials)) or attempt > policy.REPEATS_MAX or not repeats_left:
                     break
                 repeats_left -= 1
 

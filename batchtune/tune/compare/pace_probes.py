@@ -57,9 +57,13 @@ def leaves_duration_open(scenario: Scenario) -> bool:
 def probed_paces(
     variants: Sequence[Variant], *, bench_of: Callable[[Variant], TrialBench]
 ) -> dict[str, Pace]:
-    """The pace of each variant by its name; those that differ in nothing but the name are probed once."""
+    """The pace of each variant by its name; those that differ in nothing but the name are probed once, those of several
+    models never: their loads last as long as the scenario says."""
     by_scenario: dict[str, Pace] = {}
     for variant in variants:
+        if variant.scenario.target.models:
+            by_scenario[variant.scenario.model_dump_json()] = Pace()
+            continue
         key = variant.scenario.model_dump_json()
         if key not in by_scenario:
             by_scenario[key] = probed_pace(bench_of(variant), variant.scenario, variant.configuration)
@@ -68,6 +72,9 @@ def probed_paces(
 
 def pace_text(variant: Variant, pace: Pace) -> str:
     """`large: a batch takes 2.1 s, each run 12 s`: what its loads will take, before they are begun."""
+    if variant.scenario.target.models:
+        takes = rounded_duration(run_seconds(variant, pace))
+        return f"{variant.name}: all models at once, at their stated loads, each run {takes}"
     if math.isnan(pace.lone_s):
         return f"{variant.name}: a lone request was not answered"
     times = times_of(pace, variant.scenario, variant.configuration)
@@ -93,6 +100,8 @@ def run_seconds(variant: Variant, pace: Pace) -> float:
     """What one run of a variant takes; of a capacity the whole search, at most, and of a number of requests at most
     what its duration allows."""
     scenario, configuration = variant.scenario, variant.configuration
+    if scenario.target.models:
+        return scenario.load.warm_up_s + scenario.load.duration_s
     if scenario.objective == "capacity":
         search = capacity_plan(
             scenario, configuration, source="variant", hint_rps=None, seed=scenario.load.seed, pace=pace
@@ -112,7 +121,7 @@ def run_seconds(variant: Variant, pace: Pace) -> float:
 def _is_most(variant: Variant, pace: Pace) -> bool:
     """Whether a run of it may end long before `run_seconds`."""
     if variant.scenario.objective == "capacity":
-        return True
+        return not variant.scenario.target.models
     return _counts_requests(variant.scenario) and not pace.full_rps > 0.0
 
 

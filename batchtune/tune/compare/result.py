@@ -12,7 +12,7 @@ from batchtune.measure.statistics.paired import ratio_estimate
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
 from batchtune.tune import policy
-from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.blocks import Variant, paired_arms
 from batchtune.tune.compare.variant import (
     QUANTILES,
     Metric,
@@ -34,7 +34,8 @@ Helps = Literal["yes", "hardly", "no", "not distinguishable", "client-limited", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two variants, block by block: `ratio` is variant over baseline, None when no block has both."""
+    """Two variants, block by block: `ratio` is variant over baseline, None when no block has both. `model` is whose
+    figures they are, of several; "": of the one."""
 
     variant: str
     baseline: str
@@ -43,6 +44,7 @@ class Pair:
     ratio: Estimate | None
     latency_ratios: dict[str, Estimate]
     blocks: int
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,8 @@ class BatchingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Everything that a comparison says; `pairs` are each variant against the first. `repeats` were made for noise."""
+    """Everything that a comparison says; `pairs` are each variant against the first, of several models for each of
+    them. `repeats` were made for noise."""
 
     variants: tuple[VariantFigures, ...]
     pairs: tuple[Pair, ...]
@@ -77,21 +80,25 @@ class Comparison:
 
 def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:
     """Sum up the trials of `compare`, however many there are; the first variant is the baseline."""
-    runs = {variant.name: runs_of(trials, variant.name) for variant in variants}
-    figures = {variant.name: figures_of(variant, trials) for variant in variants}
-    by_name = {variant.name: variant for variant in variants}
+    arms = [arm for variant in variants for arm in variant.arms()]
+    runs = {arm.name: runs_of(trials, arm.name) for arm in arms}
+    figures = {arm.name: figures_of(arm, trials) for arm in arms}
+    by_name = {arm.name: arm for arm in arms}
 
     def pair(baseline: str, name: str) -> Pair:
         return _pair(by_name[baseline], by_name[name], runs=runs, figures=figures)
 
-    first = variants[0].name
     return Comparison(
         variants=tuple(figures.values()),
-        pairs=tuple(pair(first, variant.name) for variant in variants[1:]),
+        pairs=tuple(
+            pair(before.name, after.name)
+            for variant in variants[1:]
+            for before, after in paired_arms(variants[0], variant)
+        ),
         answers=tuple(
             _answer(pair(off.name, on.name), figures[on.name])
-            for off in variants
-            for on in variants
+            for off in arms
+            for on in arms
             if _same_but_for_batching(off, on)
         ),
         blocks=max((trial.block or 0 for trial in trials), default=0),
@@ -136,6 +143,7 @@ def _pair(
             name: latency_ratio for name, latency_ratio in latencies.items() if latency_ratio is not None
         },
         blocks=len(before.keys() & after.keys()),
+        model=variant.model,
     )
 
 

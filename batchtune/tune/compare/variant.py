@@ -122,7 +122,7 @@ def noise_repeats(trials: Sequence[Trial]) -> int:
         (before.reason, before.block) == (after.reason, after.block)
         and before.state == "complete"
         and is_noisy(before)
-        for before, after in pairwise(trials)
+        for before, after in pairwise(sorted(trials, key=lambda trial: trial.reason))
     )
 
 

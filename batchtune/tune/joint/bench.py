@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from batchtune.errors import BatchingParametersError, TargetError
 from batchtune.load.live import LiveAggregate
+from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.served_model import ServedModel
@@ -36,11 +37,13 @@ class JointBench:
         server: TfServingTarget,
         fleets: Mapping[str, Fleet],
         *,
+        guard: HostGuard | None = None,
         on_live: Callable[[str, LiveAggregate], None] = lambda _name, _live: None,
     ) -> None:
         self._scenario = scenario
         self._server = server
         self._fleets = fleets
+        self._guard = HostGuard() if guard is None else guard
         self._on_live = on_live
 
     def run(self, ask: JointAsk, *, number: int, first_trial: int) -> Finished:
@@ -60,6 +63,7 @@ class JointBench:
                 first_number=first_trial,
                 source=ask.source,
                 all_or_none=True,
+                guard=self._guard,
                 on_live=self._on_live,
             ).finished
         except (TargetError, BatchingParametersError) as error:
@@ -90,10 +94,13 @@ def model_scenario(scenario: Scenario, name: str, ask: JointAsk) -> Scenario:
     own = scenario.of_models()[name]
     (spec,) = (listed for listed in scenario.target.models if listed.name == name)
     floods = ask.kind == "flood" and ask.of == name
-    rate_rps = spec.flood_rps if floods else (own.load.rate_rps or 0.0) * ask.factor
     seed = own.load.seed + policy.SEED_STRIDE * (ask.block or 0)
-    load = own.load.model_copy(update={"rate_rps": rate_rps, "seed": seed})
-    update = {"load": load, "objective": "latency", **({"slo": SloSpec()} if floods else {})}
+    load = own.load.model_copy(update={"seed": seed})
+    if load.open_loop:
+        rate_rps = spec.flood_rps if floods else (load.rate_rps or 0.0) * ask.factor
+        load = load.model_copy(update={"rate_rps": rate_rps})
+    objective = "latency" if load.open_loop else "throughput"
+    update = {"load": load, "objective": objective, **({"slo": SloSpec()} if floods else {})}
     return own.model_copy(update=update)
 
 

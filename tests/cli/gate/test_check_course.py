@@ -47,6 +47,8 @@ class FakeBenches:
 
         return SimpleNamespace(run=run)
 
+    bench = of
+
     def require_running(self, variant) -> None:
         if variant.name == self.dead:
             raise TargetError(f"{variant.name}: ended by signal 9")

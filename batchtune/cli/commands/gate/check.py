@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from batchtune.archive.run import CHECK, create_run
 from batchtune.archive.whole_files import write_whole
 from batchtune.check.account import Account, attributed, judged
-from batchtune.check.block_figures import paired_figures
+from batchtune.check.block_figures import variant_figures
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, history_line
 from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
@@ -28,7 +28,6 @@ from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_arms, read_scenario, read_variants
 from batchtune.scenario.units import counted
-from batchtune.target.choice import refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 
 if TYPE_CHECKING:
@@ -67,11 +66,12 @@ def run_paired_check(
         UsageError: no such scenario, no two sides, no such gate.
     """
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
-    refuse_several_models(scenario)
     pair = asked_pair(wanted, scenario)
     baseline, candidate = (variant.name for variant in pair)
     margins = parse_margins(wanted.max_regress) or pair[0].scenario.check.gates
-    gates = gates_of(margins, objective=pair[0].scenario.objective)
+    arms = pair[0].arms()
+    models = [arm.model for arm in arms if arm.model]
+    gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
     course: Course | None = None
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
@@ -87,9 +87,7 @@ def run_paired_check(
                 benches=Benches(view, stack, blocks=blocks_max, folder=run.path, apart=True),
                 run=run,
                 view=view,
-                figures=lambda trials, _phase: paired_figures(
-                    trials, baseline=baseline, candidate=candidate, cpu=duets
-                ),
+                figures=lambda trials, _phase: variant_figures(trials, *pair, cpu=duets),
                 duets=duets,
                 relaunches=needs_relaunches(gates),
             )

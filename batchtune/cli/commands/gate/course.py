@@ -113,7 +113,10 @@ class Course:
             self.view.event("flagged: fresh blocks, after every server is started anew")
             self.benches.stop_servers()
         self.variants = self.benches.reached(self.variants)
-        self.paces = probed_paces(self.variants, bench_of=self.benches.of)
+        for variant in self.variants:
+            if variant.scenario.target.models:  # others are launched by the probes of their pace
+                self.benches.launch(variant)
+        self.paces = probed_paces(self.variants, bench_of=self.benches.bench)
         if phase == "screen":
             for variant in self.variants:
                 self.view.event(pace_text(variant, self.paces[variant.name]))
@@ -140,6 +143,6 @@ def look_text(blocks: int, findings: Sequence[Finding]) -> str:
     """`after 6 blocks: ok: cpu; open: p95, p99`."""
     by_state: dict[str, list[str]] = {}
     for finding in findings:
-        by_state.setdefault(finding.state, []).append(finding.gate.metric)
+        by_state.setdefault(finding.state, []).append(finding.gate.name)
     states = [f"{state}: {', '.join(names)}" for state, names in by_state.items() if state != "not measured"]
     return f"after {counted(blocks, 'block')}: {'; '.join(states)}"

@@ -26,6 +26,7 @@ from batchtune.report.html.shell.trial_rows import COLUMNS, TrialTable
 from batchtune.report.words import capitalised
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
+from batchtune.target.model_files import served_name
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -108,6 +109,17 @@ def traffic_text(scenario: Scenario) -> str:
     if scenario.load.open_loop or clients is None:
         return f"{scenario.load.arrivals} arrivals"
     return f"{counted(clients, 'client')} in a closed loop"
+
+
+def models_text(scenario: Scenario) -> str:
+    """What is served: the model, or several."""
+    names = [own.name for own in scenario.target.models] or [served_name(scenario.target.model)]
+    return " + ".join(names)
+
+
+def slo_words(scenario: Scenario) -> list[str]:
+    """Every limit, where it is one model's: each of several has its own."""
+    return [] if scenario.target.models else [slo_text(scenario)]
 
 
 def slo_text(scenario: Scenario) -> str:

@@ -1,0 +1,200 @@
+"""A comparison and a check of several models: an arm for each, gates of each, one error rate over all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchtune.batching.parameters import Configuration
+from batchtune.check.account import Account, attributed, judged
+from batchtune.check.block_figures import variant_figures
+from batchtune.check.gate import gates_of
+from batchtune.check.history import history_line, series_of
+from batchtune.check.kept import account_from
+from batchtune.check.paired import judge_fixed
+from batchtune.errors import UsageError
+from batchtune.measure.validity.caveats import caveat
+from batchtune.report.comparison import print_comparison
+from batchtune.report.gate.history import print_history
+from batchtune.report.gate.statement import print_check
+from batchtune.scenario.reader import ScenarioText, read_variants
+from batchtune.tune.bench import Plan
+from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
+from batchtune.tune.compare.result import summarise
+from batchtune.tune.trials.trial import Company, FinishedTrial, Trial
+from tests.check.check_fakes import exactly, measurement, trial
+
+TEXT = """\
+name: two
+target:
+  models:
+    - {name: quick, model: imdb_transformer, rate: 100/s, slo: {p95: 10ms}}
+    - {name: slow, model: sequence_transformer, rate: 50/s, slo: {p95: 50ms}, batching: {max_batch_size: 2}}
+load: {arrivals: poisson, duration: 1s}
+objective: capacity
+fixed: {max_batch_size: 8}
+variants:
+  eight: {}
+  none: {fixed: {enable_batching: false}}
+"""
+BLOCKS = 10
+
+
+def variants(text: str = TEXT) -> list[Variant]:
+    return chosen_variants(read_variants(ScenarioText(text=text, source="two.yaml")))
+
+
+class PlayedBench:
+    """One load of both models; of `none` the slow one's latencies are so many times as long."""
+
+    def __init__(self, variant: Variant, *, slower: float, noisy: frozenset[int] = frozenset()) -> None:
+        self.variant, self.slower, self.noisy, self.attempts = variant, slower, noisy, 0
+
+    def run(self, plan: Plan) -> list[FinishedTrial]:
+        self.attempts += 1
+        done = []
+        for at, arm in enumerate(self.variant.arms()):
+            factor = 1.0 + 0.002 * (plan.block or 0)
+            factor *= self.slower if (self.variant.name, arm.model) == ("none", "slow") else 1.0
+            late_s = {
+                name: exactly(factor * second)
+                for name, second in (("p50", 0.004), ("p95", 0.006), ("p99", 0.007))
+            }
+            notes = (caveat("host_steal", steal_ratio=0.5),) if self.attempts in self.noisy else ()
+            company = Company(model=arm.model, load=plan.number, kind="together", factor=1.0)
+            measured = measurement(None, latency_s=late_s, offered_rps=100.0, concurrency=None, caveats=notes)
+            made = trial(
+                arm.name,
+                plan.block or 0,
+                measured,
+                number=plan.number + at,
+                company=company,
+                configuration=Configuration(batching=None),
+            )
+            done.append(FinishedTrial(trial=made, samples=None))
+        return done
+
+
+def played(pair: list[Variant], *, slower: float = 1.3, noisy: frozenset[int] = frozenset()) -> list[Trial]:
+    benches = {variant.name: PlayedBench(variant, slower=slower, noisy=noisy) for variant in pair}
+    done = compare(pair, blocks=BLOCKS, bench_of=lambda variant: benches[variant.name])
+    return [finished.trial for finished in done]
+
+
+def account_of(pair: list[Variant], trials: list[Trial], **margins: float) -> Account:
+    gates = gates_of(margins, objective="latency", models=["quick", "slow"])
+    fixed = judge_fixed(gates, variant_figures(trials, *pair))
+    return Account(
+        scenario="two",
+        baseline="eight",
+        candidate="none",
+        conclusion=judged(fixed, trials, pair),
+        attribution=attributed(fixed, trials, baseline="eight", candidate="none"),
+        seconds=1.0,
+    )
+
+
+def test_each_model_is_an_arm_with_its_own_parameters_limits_and_the_figure_of_its_load():
+    eight, none = variants()
+    quick, slow = eight.arms()
+    assert (quick.name, slow.name, slow.model) == ("eight/quick", "eight/slow", "slow")
+    sizes = [arm.configuration.batching.max_batch_size for arm in (quick, slow) if arm.configuration.batching]
+    assert sizes == [8, 2]
+    assert eight.configuration.of_model("slow") == slow.configuration
+    assert [arm.configuration.batching for arm in none.arms()] == [None, None]
+    assert [arm.scenario.objective for arm in (quick, slow)] == ["latency", "latency"]
+    assert slow.scenario.slo.limits() == {"p95": 0.05}
+
+
+def test_one_load_gives_a_trial_a_model_under_one_seed_and_a_disturbed_one_is_repeated_whole():
+    trials = played(variants(), noisy=frozenset({2}))
+    assert [trial.number for trial in trials] == list(range(1, 2 * (2 * BLOCKS + 2) + 1))
+    comparison = summarise(trials, variants())
+    assert comparison.repeats == 4  # two trials of either variant
+    assert [figures.noisy for figures in comparison.variants] == [0, 0, 0, 0]
+
+
+def test_a_model_is_compared_with_itself_and_the_other_does_not_move(capsys: pytest.CaptureFixture[str]):
+    comparison = summarise(played(variants()), variants())
+    pairs = {(pair.baseline, pair.variant): pair for pair in comparison.pairs}
+    assert set(pairs) == {("eight/quick", "none/quick"), ("eight/slow", "none/slow")}
+    moved = pairs["eight/slow", "none/slow"]
+    assert (moved.model, moved.metric, moved.outcome) == ("slow", "p95", "different")
+    assert moved.ratio is not None
+    assert moved.ratio.value == pytest.approx(1.3)
+    assert pairs["eight/quick", "none/quick"].outcome == "not distinguishable"
+    assert {answer.pair.variant for answer in comparison.answers} == {"eight/quick", "eight/slow"}
+    print_comparison(comparison, path=Path("RUN"))
+    out = capsys.readouterr().out
+    assert out.index("Against eight/quick, over 10 blocks:") < out.index(
+        "Against eight/slow, over 10 blocks:"
+    )
+    assert "slow, gRPC, requests of 1 row: batching helps" in " ".join(out.split())
+
+
+def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.CaptureFixture[str]):
+    pair = variants()
+    account = account_of(pair, played(pair), p95=0.05, throughput=0.02)
+    states = {finding.gate.name: finding.state for finding in account.conclusion.findings}
+    assert states == {
+        "quick:p95": "ok",
+        "quick:throughput": "ok",
+        "slow:p95": "regressed",
+        "slow:throughput": "ok",
+    }
+    assert (account.conclusion.verdict, account.attribution) == ("REGRESSED", None)
+    print_check(account)
+    out = capsys.readouterr().out
+    assert "slow:p95 +30.0 %" in out
+    assert "slow: p95 ms" in out
+    assert "over 4 gates" in out
+    again = account_from(account.to_dict())
+    assert [finding.gate for finding in again.conclusion.findings] == [
+        finding.gate for finding in account.conclusion.findings
+    ]
+
+
+def test_a_model_that_misses_its_slo_is_named():
+    pair = variants()
+    late = [
+        played_trial
+        if played_trial.reason != "none/quick" or played_trial.measurement is None
+        else trial(
+            "none/quick",
+            played_trial.block or 0,
+            measurement(None, verdict="FAIL", verdict_reason="p95 12 ms"),
+        )
+        for played_trial in played(pair, slower=1.0)
+    ]
+    account = account_of(pair, late, errors=0.01)
+    assert account.conclusion.verdict == "SLO MISSED"
+    assert account.conclusion.reason == "none/quick misses its SLO: p95 12 ms"
+
+
+def test_the_history_keeps_a_figure_for_each_model(capsys: pytest.CaptureFixture[str]):
+    pair = variants()
+    line = history_line(account_of(pair, played(pair), p95=0.05), {})
+    assert set(line["gates"]) == {"quick:p95", "slow:p95"}
+    print_history([line], series_of([line]))
+    assert "slow: p95 ms" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("figure", ["cpu", "memory", "startup"])
+def test_what_is_the_servers_is_no_gate_of_a_model(figure: str):
+    with pytest.raises(UsageError, match=f"{figure}: of several models the server has one account") as caught:
+        gates_of({figure: 0.05}, objective="latency", models=["quick", "slow"])
+    assert caught.value.hint == "gate what each of them gives: throughput, p50, p95, p99, errors"
+    defaults = gates_of({}, objective="latency", models=["quick", "slow"])
+    assert [gate.name for gate in defaults][:4] == ["quick:p50", "quick:p95", "quick:p99", "quick:errors"]
+    assert len(defaults) == 8
+
+
+def test_variants_of_other_models_are_not_compared():
+    other: dict[str, Any] = {
+        "none: {fixed: {enable_batching: false}}": "none: {target: {models: [{name: a, model: b, rate: 1/s, slo: {p95: 1s}}]}}"
+    }
+    ((was, now),) = other.items()
+    with pytest.raises(UsageError, match=r"target\.models differ \(eight: quick, slow; none: a\)"):
+        variants(TEXT.replace(was, now))

@@ -27,7 +27,7 @@ from batchtune.wire.status import StatusError
 BatchingStage = Literal["device", "unit", "early"]
 _SWITCH_INTERVAL_S = 0.0005
 """How long Python code of one thread keeps the others waiting (the default is 5 ms): a batch thread whose run has
-ended, and the event loop, want the interpreter soon while request threads keep it."""
+ended, one whose batch has timed out, and the event loop want the interpreter soon while a stage keeps it."""
 
 
 class ModelStages:
@@ -59,9 +59,9 @@ class ModelStages:
         self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
         self._threads: RequestThreads | None = None
         self._session: StagedSession | None = None
+        if declared.code:
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if stage == "device":
-            if declared.code:
-                sys.setswitchinterval(_SWITCH_INTERVAL_S)
             self._threads = RequestThreads(declared.request_threads)
             self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import Run
+from batchtune.cli.attached import fitted
 from batchtune.cli.kept_sweep import Ended, ended_early, held, keep_trials, watcher_of
 from batchtune.load.live import LiveAggregate
 from batchtune.report.live import sweep_view
@@ -35,6 +36,9 @@ def sweep_on_nodes(
         ended_early(trials) as early,
     ):
         scenario = placed_as(scenario, nodes.scenario)
+        if (batching := nodes.scenario.target.found) is not None:
+            view.event(f"{scenario.target.model} has {batching.words()}")
+            scenario = fitted(scenario, batching)
         run = held(run, scenario, results)
         view.event(f"results go to {run.path}")
 

@@ -44,7 +44,13 @@ def test_what_each_needs_is_said_by_a_mapping_and_the_number_replaced_beside_it(
             "2",
             "guided",
             ("target.kind=triton", "target.rest_url=http://h:1"),
-            "only of target.kind tfserving with one model",
+            "target.kind tfserving, or triton without rest_url, of one model",
+        ),
+        (
+            "2",
+            "guided",
+            ("target.kind=command", "target.rest_url=http://h:1", "target.apply=[kubectl]"),
+            "target.kind tfserving, or triton without rest_url",
         ),
         ("2", "guided", ("load.fleet.ray=auto",), "each server is loaded from its own node"),
         ("0", "guided", (), "search.parallel"),
@@ -55,6 +61,10 @@ def test_what_each_needs_is_said_by_a_mapping_and_the_number_replaced_beside_it(
 def test_what_cannot_be_is_refused_by_name(value, strategy, overrides, message):
     with pytest.raises(ScenarioError, match=message):
         parallel(value, strategy=strategy, overrides=overrides)
+
+
+def test_a_launched_triton_may_be_several():
+    assert parallel("4", overrides=("target.kind=triton",)).servers == 4
 
 
 def test_one_server_needs_nothing():

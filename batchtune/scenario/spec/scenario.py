@@ -197,8 +197,8 @@ class Scenario(Spec):
         check_loads(self.target.models, self.load)
         check_spaces(self.target.models)
         self.load.check_spread(len(self.target.endpoints))
-        launches = self.target.kind == "tfserving" and not (self.target.runs_already or self.target.models)
-        self.search.check_parallel(launches_tfserving=launches, has_fleet=self.load.fleet is not None)
+        launches = not (self.target.runs_already or self.target.models)
+        self.search.check_parallel(launches=launches, has_fleet=self.load.fleet is not None)
         for at in range(len(self.target.models)):
             self._check_own_batching(at)
         return self

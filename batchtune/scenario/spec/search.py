@@ -263,7 +263,7 @@ class SearchSpec(Spec):
             )
         return self
 
-    def check_parallel(self, *, launches_tfserving: bool, has_fleet: bool) -> None:
+    def check_parallel(self, *, launches: bool, has_fleet: bool) -> None:
         """Check that several servers can be under test at once, where that is asked for.
 
         Raises:
@@ -277,10 +277,10 @@ class SearchSpec(Spec):
                 f"strategy {self.strategy} tries one after another",
                 "set search.strategy to guided, optuna or grid",
             )
-        elif not launches_tfserving:
+        elif not launches:
             wrong = (
-                "each server under test is launched on its node, so far only of target.kind tfserving with one model",
-                "take it out, or launch the server: target: {kind: tfserving, model: …}",
+                "each server is launched on its node: target.kind tfserving, or triton without rest_url, of one model",
+                "take search.parallel out, or launch the server: target: {kind: triton, model: …}",
             )
         elif has_fleet:
             wrong = ("each server is loaded from its own node", "take load.fleet out")

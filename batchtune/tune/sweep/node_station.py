@@ -18,6 +18,7 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.placement import placed
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
+from batchtune.target.triton.target import TritonTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import FinishedTrial
 
@@ -41,11 +42,19 @@ class NodeStation:
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
         """Make ready to launch the server on its share of these CPUs; the scenario as it is run here.
 
-        Unless it is `alone` on its machine, the host is not watched: what the others do would look like noise.
+        Unless it is `alone` on its machine, the host is not watched: what the others do would look like noise. A Triton
+        is launched, and what its model's configuration says of batching is found.
+
+        Raises:
+            TargetError, UsageError: a Triton that does not start, or a model that cannot be batched.
         """
         here, _ = placed(scenario, cpus=cpus)
         target, fleet = target_of(here), fleet_of(here.load)
         self._stack.enter_context(target)
+        if isinstance(target, TritonTarget):
+            batching = self._thread.submit(target.start).result()
+            own = here.target.model_copy(update={"found": batching})
+            here = here.model_copy(update={"target": own})
         self._stack.enter_context(fleet)
         self._bench = Bench(
             here,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError, Place, Progress
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.live import LiveAggregate
@@ -89,7 +90,8 @@ class _RayStation:
         return place
 
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
-        here: Scenario = self._actor.ask("open", scenario, cpus, alone, limit_s=LONG_CALL_LIMIT_S)
+        limit_s = LONG_CALL_LIMIT_S + scenario.target.ready_timeout_s
+        here: Scenario = self._actor.ask("open", scenario, cpus, alone, limit_s=limit_s)
         return here
 
     def begin(self, plan: Plan) -> None:
@@ -110,7 +112,8 @@ class _RayStation:
 class ServerNodes(NodeBenches):
     """Nodes with a station each; servers on one machine share its CPUs out among themselves.
 
-    `scenario` is the given one with the CPUs of the first node, `report` is told of the load of one trial in flight.
+    `scenario` is the given one with the CPUs of the first node, and what a Triton's model had there. `report` is told
+    of the load of one trial in flight.
     """
 
     def __init__(
@@ -129,7 +132,15 @@ class ServerNodes(NodeBenches):
         self._trials: list[_NodeTrials] = []
         for at, (station, place) in enumerate(zip(stations, places, strict=True)):
             cpus = _share(place, [other.machine for other in places[:at]].count(place.machine), on_machine)
-            opened.append(station.open(scenario, cpus, on_machine[place.machine] == 1))
+            try:
+                opened.append(station.open(scenario, cpus, on_machine[place.machine] == 1))
+            except TargetError as error:
+                raise TargetError(f"{names[at]}: {error.message}", hint=error.hint) from error
+            if opened[-1].target.found != opened[0].target.found:
+                raise UsageError(
+                    f"target.model: {names[at]} has another configuration of it than {names[0]}",
+                    hint="put the same model repository on every node",
+                )
             self._trials.append(_NodeTrials(station, sleep=sleep))
         self.scenario = opened[0]
         self.report: Callable[[Plan, LiveAggregate | None], None] = lambda _plan, _live: None

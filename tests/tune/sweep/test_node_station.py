@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from batchtune.errors import TargetError
 from batchtune.load.cluster.host import HostLostError
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.node_station import NodeStation
+from tests.tune.tune_fakes import scenario_of
 
 
 class FakeBench:
@@ -53,6 +55,17 @@ def test_a_fault_of_a_trial_is_the_trials() -> None:
         result_of(station, TargetError("gone"))
     with pytest.raises(HostLostError, match="its trial ended with ValueError: what"):
         result_of(station, ValueError("what"))
+    station.close()
+
+
+def test_a_triton_is_launched_when_its_node_is_opened(tmp_path: Path) -> None:
+    """What its model's configuration says of batching belongs to the search; that nothing starts is told before."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "python" max_batch_size: 4')
+    target = {"kind": "triton", "model": str(tmp_path / "m"), "command": [str(tmp_path / "tritonserver")]}
+    station = NodeStation()
+    with pytest.raises(TargetError, match=r"tritonserver"):
+        station.open(scenario_of(target=target, request={"protocol": "kserve_grpc"}), (0,), alone=False)
     station.close()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from batchtune.batching.triton_config import FoundBatching
+from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError, Place, Progress
 from batchtune.load.live import LiveAggregate
 from batchtune.scenario.spec.scenario import Scenario
@@ -25,11 +27,14 @@ NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 class FakeStation:
     """A station whose trials end at the second look, but for those that it is lost under."""
 
-    def __init__(self, node: str, machine: str, *, cpus: int = 4, lost: bool = False) -> None:
+    def __init__(
+        self, node: str, machine: str, *, cpus: int = 4, lost: bool = False, rows: int | None = None
+    ) -> None:
         self._place = Place(node=node, machine=machine, cpus=tuple(range(cpus)))
         self._lost = lost
         self._looks = 0
         self._plan: Plan | None = None
+        self._rows = rows
         self.opened: tuple[tuple[int, ...], bool] | None = None
 
     def place(self) -> Place:
@@ -37,7 +42,10 @@ class FakeStation:
 
     def open(self, scenario: Scenario, cpus: Any, alone: bool) -> Scenario:
         self.opened = tuple(cpus), alone
-        return scenario
+        if self._rows == 0:
+            raise TargetError("no tritonserver")
+        found = None if self._rows is None else FoundBatching(max_batch_size=self._rows)
+        return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": found})})
 
     def begin(self, plan: Plan) -> None:
         self._plan, self._looks = plan, 0
@@ -67,6 +75,18 @@ def plans(count: int) -> list[Plan]:
         Plan(number=number, configuration=configuration, source="grid", reason="", seed=1)
         for number in range(1, count + 1)
     ]
+
+
+def test_what_a_tritons_model_had_must_be_the_same_on_all_nodes() -> None:
+    nodes = nodes_of(FakeStation("a", "m1", rows=8), FakeStation("b", "m2", rows=8))
+    assert nodes.scenario.target.found is not None
+    with pytest.raises(UsageError, match="b has another configuration of it than a"):
+        nodes_of(FakeStation("a", "m1", rows=8), FakeStation("b", "m2", rows=4))
+
+
+def test_a_server_that_does_not_start_is_named_by_its_node() -> None:
+    with pytest.raises(TargetError, match="b: no tritonserver"):
+        nodes_of(FakeStation("a", "m1", rows=8), FakeStation("b", "m2", rows=0))
 
 
 def test_servers_on_one_machine_share_its_cpus_out_and_do_not_watch_each_other() -> None:

@@ -18,6 +18,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import KnobValue
 from batchtune.tune import policy
 from batchtune.tune.strategies.protocol import Outlook, Strategy
+from batchtune.tune.strategies.references import reference_asks
 from batchtune.tune.strategies.side_by_side import together
 from batchtune.tune.trials.pace import full_rows, run_s
 from batchtune.tune.trials.space import Space, in_force
@@ -35,7 +36,7 @@ def calibration_probes(outlook: Outlook) -> Strategy:
         yield from _rising(outlook)
         return
     if outlook.nodes:
-        yield from together(outlook, list(_asks(outlook)))
+        yield from together(outlook, list(_asks(outlook)), later=_usual_answers(outlook))
         return
     for number, ask in enumerate(_asks(outlook)):
         if number >= policy.CALIBRATIONS_MIN and outlook.remaining_s() < (
@@ -43,6 +44,13 @@ def calibration_probes(outlook: Outlook) -> Strategy:
         ):
             return
         yield ask
+
+
+def _usual_answers(outlook: Outlook) -> list[Ask]:
+    """No batching and the defaults, which are measured next; for a capacity at rates that only the twin can tell."""
+    if outlook.scenario.objective == "capacity":
+        return []
+    return [ask for ask in reference_asks(outlook).values() if not outlook.space.is_barred(ask.configuration)]
 
 
 def _rising(outlook: Outlook) -> Strategy:

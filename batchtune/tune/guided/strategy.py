@@ -27,6 +27,7 @@ from batchtune.tune.guided.state import Insight
 from batchtune.tune.strategies.optuna_sampler import Sampler
 from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.strategies.references import (
+    reference_asks,
     reference_configurations,
     rule_ask,
     rule_probes,
@@ -36,11 +37,6 @@ from batchtune.tune.strategies.side_by_side import in_step
 from batchtune.tune.trials.pace import full_rows
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Ask, Source, Trial
-
-_REASONS: dict[Source, str] = {
-    "no_batching": "reference point: batching off",
-    "defaults": "reference point: the server's own defaults",
-}
 
 
 def guided_strategy(outlook: Outlook, findings: SearchSummary) -> Strategy:
@@ -149,11 +145,11 @@ def _references(
 
 def _reference(outlook: Outlook, insight: Insight, source: Source, *, runs: int | None) -> Strategy:
     """One reference point, where it is among the cells and there is time for it."""
-    configuration = reference_configurations(outlook.scenario)[source]
-    at = insight.place(configuration)
-    if at is not None and is_affordable(outlook, configuration):
+    ask = reference_asks(outlook)[source]
+    at = insight.place(ask.configuration)
+    if at is not None and is_affordable(outlook, ask.configuration):
         runs = runs or policy.REFERENCE_RUNS
-        yield from _located(outlook, insight, at, source, _REASONS[source], runs=runs)
+        yield from _located(outlook, insight, at, source, ask.reason, runs=runs)
         insight.believe()
 
 

@@ -39,6 +39,23 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     return {"no_batching": Configuration(batching=None, flags=flags), **defaults}
 
 
+def reference_asks(outlook: Outlook) -> dict[Source, Ask]:
+    """What asks for each of them once."""
+    reasons: dict[Source, str] = {
+        "no_batching": "reference point: batching off",
+        "defaults": "reference point: the server's own defaults",
+    }
+    return {
+        source: Ask(
+            configuration=configuration,
+            source=source,
+            reason=reasons[source],
+            point=outlook.space.locate(configuration),
+        )
+        for source, configuration in reference_configurations(outlook.scenario).items()
+    }
+
+
 def one_by_one(scenario: Scenario) -> Configuration:
     """No batching; where the server cannot be told so, batches of one request that wait for no other.
 
@@ -57,24 +74,14 @@ def one_by_one(scenario: Scenario) -> Configuration:
 
 def reference_points(outlook: Outlook) -> Strategy:
     """No batching (see `reference_configurations`), what the rule needs and its answer, the server's defaults."""
-    references = reference_configurations(outlook.scenario)
-    if "no_batching" in references:
-        yield Ask(
-            configuration=references["no_batching"],
-            source="no_batching",
-            reason="reference point: batching off",
-            point=outlook.space.locate(references["no_batching"]),
-        )
+    asks = reference_asks(outlook)
+    if "no_batching" in asks:
+        yield asks["no_batching"]
     yield from rule_probes(outlook)
     rule = rule_ask(outlook)
     if rule is not None:
         yield rule
-    yield Ask(
-        configuration=references["defaults"],
-        source="defaults",
-        reason="reference point: the server's own defaults",
-        point=outlook.space.locate(references["defaults"]),
-    )
+    yield asks["defaults"]
 
 
 def rule_probes(outlook: Outlook) -> Strategy:

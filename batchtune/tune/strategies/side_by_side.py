@@ -14,9 +14,15 @@ from batchtune.tune.strategies.protocol import Outlook, Strategy
 from batchtune.tune.trials.trial import Ask, Trial
 
 
-def together(outlook: Outlook, asks: Sequence[Ask]) -> Generator[Ask, Trial, list[Trial]]:
-    """Ask for all of these; their trials, in this order."""
-    outlook.ahead(asks)
+def together(
+    outlook: Outlook, asks: Sequence[Ask], *, later: Sequence[Ask] = ()
+) -> Generator[Ask, Trial, list[Trial]]:
+    """Ask for all of these; their trials, in this order.
+
+    `later` is asked for afterwards in any case: as much of it runs beside them as there are nodes with nothing to do.
+    """
+    idle = -len(asks) % max(len(outlook.nodes), 1)
+    outlook.ahead([*asks, *later[:idle]])
     trials: list[Trial] = []
     for ask in asks:
         trials += [(yield ask)]

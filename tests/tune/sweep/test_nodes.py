@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,10 +12,11 @@ from batchtune.errors import MeasurementInvalidError
 from batchtune.recommend.recommendation import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.strategies.references import one_by_one
+from batchtune.tune.strategies.side_by_side import together
 from batchtune.tune.sweep.nodes import NodeBenches
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep_nodes
-from batchtune.tune.trials.trial import FinishedTrial
+from batchtune.tune.trials.trial import Ask, FinishedTrial
 from tests.tune.node_fakes import FakeNodes
 from tests.tune.tune_fakes import Law, planted, scenario_of
 
@@ -63,6 +65,25 @@ def test_trials_run_at_once_and_fill_the_nodes(four):
     busy_s = sum(trial.seconds for trial in trials)
     assert busy_s > 2.0 * (nodes.now_s() - 1000.0)
     assert {trial.number for trial in trials} == set(range(1, len(trials) + 1))
+
+
+def test_what_is_asked_for_later_anyway_runs_on_nodes_that_have_nothing_to_do():
+    told: list[Ask] = []
+    outlook = SimpleNamespace(nodes=("n1", "n2", "n3"), ahead=lambda asks: told.extend([*asks, "end"]))
+    first, second, third, fourth = asks = [
+        Ask(configuration=one_by_one(GUIDED), source="twin", reason=word) for word in "abcd"
+    ]
+    next(together(outlook, [first, second], later=[third, fourth]))
+    next(together(outlook, asks[:3], later=[fourth]))
+    assert told == [first, second, third, "end", first, second, third, "end"]
+
+
+def test_the_usual_answers_are_measured_once(four):
+    trials, *_ = four
+    assert [sum(trial.source == source for trial in trials) for source in ("no_batching", "defaults")] == [
+        1,
+        1,
+    ]
 
 
 def test_what_decides_is_compared_within_a_node(four):

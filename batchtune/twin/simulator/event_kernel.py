@@ -72,7 +72,8 @@ def _finish_s(world: World, index: int) -> float:
 @compiled_part
 def _timeout_s(world: World, index: int) -> float:
     first_s = math.inf
-    for queue in world.queues[index]:
+    for place in range(world.queues.shape[1]):
+        queue = world.queues[index, place]
         if queue.open_batch != NONE and world.replicas[index].idle_threads > 0:
             first_s = min(first_s, queue.opened_s + world.timeout_s)
     return first_s
@@ -217,11 +218,11 @@ def _close(world: World, queue: Any) -> None:
 @compiled_part
 def _start(world: World, index: int, now_s: float) -> None:
     """`SharedBatchScheduler.take` for each idle thread: the queues in turn, from the one after the last."""
-    replica, queues = world.replicas[index], world.queues[index]
+    replica, queues = world.replicas[index], world.queues.shape[1]
     asked = 0
-    while replica.idle_threads > 0 and asked < len(queues):
-        batch = _take(world, queues[replica.turn], now_s)
-        replica.turn = replica.turn + 1 if replica.turn + 1 < len(queues) else 0
+    while replica.idle_threads > 0 and asked < queues:
+        batch = _take(world, world.queues[index, replica.turn], now_s)
+        replica.turn = replica.turn + 1 if replica.turn + 1 < queues else 0
         asked += 1
         if batch != NONE:
             asked = 0

@@ -75,6 +75,7 @@ class ServerProcess:
         self._cpus = cpus
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._why = TargetError("the server is not running")
 
     def start(self) -> None:
         """Start the command.
@@ -83,10 +84,11 @@ class ServerProcess:
             TargetError: the program does not exist or may not be executed.
         """
         if shutil.which(self.command[0]) is None:
-            raise TargetError(
+            self._why = TargetError(
                 f"cannot start {self.command[0]!r}: no such program",
                 hint="install it, or check target.server, target.command, target.launch or target.docker",
             )
+            raise self._why
         with self.log_path.open("ab") as log, _on_cpus(self._cpus):
             try:
                 self._process = subprocess.Popen(
@@ -98,7 +100,8 @@ class ServerProcess:
                     env=self._environment,
                 )
             except OSError as error:
-                raise TargetError(f"cannot start {self.command[0]!r}: {error}") from error
+                self._why = TargetError(f"cannot start {self.command[0]!r}: {error}")
+                raise self._why from error
 
     @property
     def pid(self) -> int | None:
@@ -109,9 +112,10 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def raise_if_dead(self, *, within_s: float = 0.0) -> None:
-        """Raises TargetError, with the log's last lines, when the process has ended, or ends within that time."""
+        """Raises TargetError, with the log's last lines, when the process has ended, or ends within that time; where it
+        could not be started, with what `start` said."""
         if self._process is None:
-            raise TargetError("the server is not running")
+            raise TargetError(self._why.message, hint=self._why.hint)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
         code = self._process.poll()

@@ -51,6 +51,13 @@ def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
         assert os.getsid(server.pid or 0) != os.getsid(0)
 
 
+def test_a_program_that_is_not_there_stays_the_reason(tmp_path: Path) -> None:
+    server = ServerProcess(["no-such-server-here"], log_path=tmp_path / "log")
+    for attempt in (server.start, server.raise_if_dead):
+        with pytest.raises(TargetError, match="cannot start 'no-such-server-here': no such program"):
+            attempt()
+
+
 def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
     with ServerProcess(
         [sys.executable, "-c", "raise SystemExit('no GPU here')"], log_path=tmp_path / "log"

@@ -152,7 +152,8 @@ class ModelRepository:
         status, document = self._call("POST", path, body, limit_s=self._limit_s)
         if status != 200:
             reason = _reason(status, document)
-            hint = EXPLICIT if "not allowed" in reason else ""
+            unread = "its configuration, or its folder, is wrong: the server's log says why"
+            hint = EXPLICIT if "not allowed" in reason else unread if "failed to poll" in reason else ""
             raise TargetError(f"the server did not {what} {self._model}: {reason}", hint=hint)
 
     def _call(

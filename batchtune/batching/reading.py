@@ -34,7 +34,7 @@ _YAML_NAMES: Final = (".yaml", ".yml")
 _CORTEX: Final = re.compile(
     r"^[ -]*(?:server_side_batching|processes_per_replica|threads_per_process) *:", re.MULTILINE
 )
-_MANIFEST: Final = re.compile(r"(?:^|[{,])\s*(['\"]?)apiVersion\1\s*:", re.MULTILINE)
+_MANIFEST: Final = re.compile(r"(?:^|[{,]\s*)(['\"]?)apiVersion\1\s*:", re.MULTILINE)
 _COMPOSE: Final = re.compile(r"^services *:", re.MULTILINE)
 _INSTEAD_OF_COMPOSE: Final = (
     "give the file of parameters that its service mounts, or its command as a docker run"

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from batchtune.archive.joint import UNKNOWN, JointFiles, versions_of
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
@@ -21,9 +22,12 @@ from batchtune.target.launch.docker import (
     tritons_container,
 )
 from batchtune.target.launch.model_config import OWN_PARAMETERS
-from batchtune.target.model_files import lies_bare, served_name, version_files
+from batchtune.target.model_files import STAGES_FILE, lies_bare, served_name, version_files
+from batchtune.target.process import flag_text
 
 _TENSORFLOWS = "tensorflow_model_server"
+_OURS = "batchtune-model-server"
+_ANY_DEVICE = "auto"
 
 PORTS = ("--port=8500", "--rest_api_port=8501")
 """TF Serving's own."""
@@ -32,6 +36,31 @@ _TRITONS_PORTS = (8000, 8001, 8002)
 _TRITONS_IMAGE = "nvcr.io/nvidia/tritonserver:26.04-py3"
 _OWN_IMAGE = "batchtune-server"
 """As docker/README.md builds it; for models that are no SavedModel."""
+
+BUNDLED_FLAGS: Final = frozenset(
+    {
+        "allow_model_code",
+        "batch_retry_delay_micros",
+        "batch_retry_max_time_micros",
+        "batch_scheduler",
+        "batching_stage",
+        "device",
+        "enable_grpc_reflection",
+        "enable_tuning_api",
+        "host",
+        LENGTH_BUCKETS,
+        "processes_per_replica",
+        "rest_api_enable_gzip_answers",
+        "rest_api_max_body_bytes",
+        "threads_per_process",
+        "torch_dtype",
+        "zero_padding",
+    }
+)
+"""What tensorflow_model_server would refuse."""
+
+_SAID_OTHERWISE: Final = ("port", "rest_api_port", "model_name")
+"""By words of the command itself."""
 
 _SERVED = "served"
 """The folder, where the command is run, to which a model without a version directory is copied."""
@@ -62,7 +91,7 @@ def deployment(
     words = [f"--model_name={name}", *PORTS]
     if configuration.batching is not None:
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
-    words += [f"--{name}={value}" for name, value in configuration.flags]
+    words += _flag_words(configuration, scenario.target, server)
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
 
 
@@ -72,8 +101,9 @@ def joint_deployment(configuration: Configuration, scenario: Scenario, files: Jo
     Where a model lies is read from the scenario; PATH stands for what is not known, here and in the list of models.
     """
     models = {own.name: own.model for own in scenario.target.models}
+    server = server_of(configuration, scenario.target, map(Path, models.values()))
     words = [
-        *shlex.split(server_of(configuration, scenario.target, map(Path, models.values()))),
+        *shlex.split(server),
         f"--model_config_file={files.models}",
         *PORTS,
     ]
@@ -87,17 +117,30 @@ def joint_deployment(configuration: Configuration, scenario: Scenario, files: Jo
             for name, _ in configuration.models
             for version in versions_of(models[name]) or [Path(UNKNOWN) / name / "VERSION"]
         ]
-    return [*copies, shlex.join([*words, *(f"--{name}={value}" for name, value in configuration.flags)])]
+    return [*copies, shlex.join([*words, *_flag_words(configuration, scenario.target, server)])]
 
 
 def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:
     """The program that was measured; TensorFlow's own for ours where it is installed and can do the same."""
     if target.runs in ("local", "command"):
         return shlex.join(target.command or (_TENSORFLOWS,))
-    able = LENGTH_BUCKETS not in dict(configuration.flags) and all(map(_is_saved_model, models))
+    able = not BUNDLED_FLAGS & _flags(configuration, target).keys() and all(map(_is_saved_model, models))
     if able and (target.runs == "docker" or shutil.which(_TENSORFLOWS)):
         return _TENSORFLOWS
-    return "batchtune-model-server"
+    return _OURS
+
+
+def _flags(configuration: Configuration, target: TargetSpec) -> dict[str, str]:
+    """All that the server was started with beside its model and its batching parameters."""
+    given = {name.lstrip("-"): flag_text(value) for name, value in target.flags.items()}
+    flags = {**given, **dict(configuration.flags)}
+    return {name: text for name, text in flags.items() if name not in _SAID_OTHERWISE}
+
+
+def _flag_words(configuration: Configuration, target: TargetSpec, server: str) -> list[str]:
+    device = {} if server != _OURS or target.device == _ANY_DEVICE else {"device": target.device}
+    flags = {**device, **_flags(configuration, target)}
+    return [f"--{name}={text}" for name, text in flags.items()]
 
 
 def _by_commands(target: TargetSpec, recommend: str) -> str:
@@ -138,9 +181,9 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
         inside = f"{SCRATCH_INSIDE}/batching_parameters.txt"
         mounts[file] = inside
         args += ["--enable_batching=true", f"--batching_parameters_file={inside}"]
-    args += [f"--{flag}={value}" for flag, value in configuration.flags]
-    bucketed = LENGTH_BUCKETS in dict(configuration.flags)
-    if bucketed or (model.exists() and not _is_saved_model(model)):
+    flags = _flags(configuration, target)
+    args += [f"--{flag}={value}" for flag, value in flags.items()]
+    if BUNDLED_FLAGS & flags.keys() or (model.exists() and not _is_saved_model(model)):
         target = target.model_copy(update={"docker": DockerSpec(image=_OWN_IMAGE)})
     words = tfservings_container(target, ports=(8500, 8501), mounts=mounts)
     if words[-1] == _OWN_IMAGE:
@@ -173,7 +216,11 @@ def _mounts(model: Path, name: str) -> dict[Path, str]:
 
 
 def _is_saved_model(model: Path) -> bool:
-    return any(model.glob("*/saved_model.pb")) or (model / "saved_model.pb").is_file()
+    """One that TensorFlow's server serves as ours does, which knows stages."""
+    folders = [file.parent for file in (*model.glob("*/saved_model.pb"), model / "saved_model.pb")]
+    return any((folder / "saved_model.pb").is_file() for folder in folders) and not any(
+        (folder / STAGES_FILE).is_file() for folder in folders
+    )
 
 
 def _copied(model: Path, name: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ _ALONE: Final = ("saved_model.pb", "emulated.yaml", CHAIN_FILE)
 """These stand for their directory wherever it is."""
 _NAME_BY_SUFFIX: Final = {".onnx": "model.onnx", ".pt2": "model.pt2", ".pt": "model.pt"}
 _SCRIPT_SIGNATURE: Final = "signature.yaml"
-_STAGES: Final = "stages.yaml"
+STAGES_FILE: Final = "stages.yaml"
 _FORMS: Final = "a SavedModel directory (its version directory or not), or a .onnx, .pt2 or .pt file"
 _EXPORTED: Final[dict[tuple[str, str | None], Path]] = {}
 """Sample models, by name and framework, that this process has prepared: a server that is launched again finds them."""
@@ -234,14 +234,14 @@ def _check_file(path: Path) -> None:
 
 def _check_stages(path: Path) -> None:
     """A model's file is served alone, whatever lies beside it: stages.yaml is read in a version directory."""
-    stages = path.with_name(_STAGES)
+    stages = path.with_name(STAGES_FILE)
     if not stages.is_file():
         return
     name, version = _NAME_BY_SUFFIX[path.suffix], path.parent / path.stem / "1"
     if path.name == name:
         hint = f"give the folder, target.model: {path.parent}"
     else:
-        hint = f"make a version directory of them, {version}/ with {name}, {_STAGES} and what that names"
+        hint = f"make a version directory of them, {version}/ with {name}, {STAGES_FILE} and what that names"
     raise UsageError(
         f"target.model: {path} is served without {stages}, which is read only in a version directory",
         hint=hint,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from batchtune.archive.run import SEARCH, Run, create_run
 from batchtune.batching.reading import parse_batching
 from batchtune.cli.commands.recommend import conclude, formatted, run_recommend, to_establish
-from batchtune.cli.deployment import deployment, docker_command
+from batchtune.cli.deployment import BUNDLED_FLAGS, deployment, docker_command
 from batchtune.cli.kept_sweep import keep_account
 from batchtune.errors import (
     ArchiveError,
@@ -198,6 +198,46 @@ def test_flags_of_the_server_are_not_lost(tmp_path):
     assert "# --odd=two words has no counterpart in Cortex\n" in formatted(chosen, "cortex")
     shown = deployment(chosen.configuration, SCENARIO, tmp_path / "a b.txt")
     assert f"'--batching_parameters_file={tmp_path}/a b.txt' --num_intra_op=1" in shown
+
+
+STAGED = {
+    "allow_model_code": True,
+    "--tensorflow_intra_op_parallelism": 1,
+    "port": 9000,
+    "zero_padding": True,
+}
+
+
+def test_the_server_is_deployed_with_the_flags_that_it_was_measured_with(tmp_path):
+    trial = planted(1, batching={}, throughput=1, p95_s=1)
+    configuration = replace(trial.configuration, flags=(("zero_padding", "false"),))
+    scenario = scenario_of(target={"model": str(tmp_path / "m"), "flags": STAGED, "device": "cpu"})
+    words = ["--allow_model_code=true", "--tensorflow_intra_op_parallelism=1", "--zero_padding=false"]
+    line = deployment(configuration, scenario, Path("FILE"))
+    assert line.endswith(f"--batching_parameters_file=FILE --device=cpu {' '.join(words)}")
+    assert "--port=9000" not in line
+    assert docker_command(configuration, scenario, Path("FILE")).endswith(f" {' '.join(words)}\n")
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_what_only_our_server_does_is_not_given_to_tensorflows(tmp_path, monkeypatch, stages):
+    program(tmp_path / "bin" / "tensorflow_model_server", monkeypatch)
+    version = tmp_path / "saved" / "1"
+    version.mkdir(parents=True)
+    (version / "saved_model.pb").touch()
+    flags = {} if stages else {"batch_scheduler": "streaming"}
+    if stages:
+        (version / "stages.yaml").touch()
+    configuration = planted(1, batching={}, throughput=1, p95_s=1).configuration
+    scenario = scenario_of(target={"model": str(tmp_path / "saved"), "flags": flags})
+    assert deployment(configuration, scenario, Path("FILE")).startswith("batchtune-model-server ")
+    assert " batchtune-server " in docker_command(configuration, scenario, Path("FILE"))
+
+
+def test_the_flags_that_only_our_server_has_are_known():
+    from batchtune.server.flags import ServerFlags
+
+    assert {flag.name for flag in fields(ServerFlags) if flag.metadata["ours"]} == BUNDLED_FLAGS
 
 
 def program(path, monkeypatch):

@@ -35,6 +35,8 @@ PAYS_FROM: Final = 0.05
 _EXACT_TO: Final = 32
 _BINS_PER_OCTAVE: Final = 16
 
+_LENGTH_MAX: Final = 2**31 - 1
+
 BUCKETS_MAX: Final = 64
 """Every signature gets a queue for each; a batch thread asks them in turn."""
 
@@ -105,6 +107,8 @@ def boundaries_for(rows_by_length: Mapping[int, int], most: int = BUCKETS_MOST) 
 def _check(boundaries: tuple[int, ...]) -> None:
     if any(length < 1 for length in boundaries):
         raise BatchingParametersError(f"{LENGTH_BUCKETS} entries must be positive; was {min(boundaries)}")
+    if any(length > _LENGTH_MAX for length in boundaries):
+        raise BatchingParametersError(f"{LENGTH_BUCKETS} entries must be {_LENGTH_MAX} at most")
     if any(later <= earlier for earlier, later in pairwise(boundaries)):
         raise BatchingParametersError(
             f"{LENGTH_BUCKETS} entries must be monotonically increasing; was {format_length_buckets(boundaries)}",

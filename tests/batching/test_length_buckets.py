@@ -34,6 +34,7 @@ def test_boundaries_are_a_text_a_list_or_one_length(given: Any, boundaries: tupl
         ("64,32", "entries must be monotonically increasing; was 64,32"),
         ("32,32", "entries must be monotonically increasing"),
         ("0,32", "entries must be positive; was 0"),
+        (f"32,{'9' * 400}", "entries must be 2147483647 at most"),
         ("Auto", "must be lengths such as 32,64,128, auto or none; was 'Auto'"),
         ("auto,64", "must be lengths"),
         (["auto"], "must be lengths"),

@@ -266,6 +266,14 @@ def test_what_is_not_known_of_lengths_is_said(twin: Twin) -> None:
         asked_configurations(base, asked_values(["length_buckets=64,32"]))
     with pytest.raises(UsageError, match="only the bundled server"):
         asked_configurations(replace(base, dialect="triton"), asked_values(["length_buckets=32"]))
+    with pytest.raises(UsageError, match="only the bundled server"):
+        asked_configurations(base, asked_values(["length_buckets=32"]), by_length=False)
+    settings = ["max_batch_size=8,16", "length_buckets=none", "length_buckets=32,64", "max_batch_size=16"]
+    sets = [("length_buckets", "32,64")]
+    assert [
+        (asked.batching and asked.batching.max_batch_size, [*asked.flags[1:]])
+        for asked in asked_configurations(base, asked_values(settings))
+    ] == [(8, []), (8, sets), (16, []), (16, sets)]
 
 
 def test_requests_of_lengths_that_are_not_known_share_a_queue(twin: Twin) -> None:

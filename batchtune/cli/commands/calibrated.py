@@ -115,12 +115,14 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
 
 
 def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """What `--set KEY=VALUE[,VALUE…]` gives for each parameter.
+    """What `--set KEY=VALUE[,VALUE…]` gives for each parameter; one that is named again has these values too.
 
     Raises:
         UsageError: an unknown parameter, a value of another type, or too many combinations.
     """
-    choices = dict(_choices(text) for text in settings)
+    choices: dict[str, list[Any]] = {}
+    for name, values in map(_choices, settings):
+        choices[name] = list(dict.fromkeys([*choices.get(name, ()), *values]))
     combinations = math.prod(map(len, choices.values()))
     if combinations > MOST_CONFIGURATIONS:
         raise UsageError(
@@ -130,8 +132,10 @@ def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
     return choices
 
 
-def asked_configurations(base: Configuration, choices: Mapping[str, list[Any]]) -> list[Configuration]:
-    """Every combination of the values, laid over the base.
+def asked_configurations(
+    base: Configuration, choices: Mapping[str, list[Any]], *, by_length: bool = True
+) -> list[Configuration]:
+    """Every combination of the values, laid over the base. `by_length`: the server has length buckets.
 
     Raises:
         UsageError: a parameter that the server does not have.
@@ -140,7 +144,7 @@ def asked_configurations(base: Configuration, choices: Mapping[str, list[Any]]) 
     for name in choices:
         if base.dialect == "triton" and name in MISSING:
             raise UsageError(f"--set {name}: Triton has no such parameter", hint=MISSING[name])
-        if base.dialect == "triton" and name == LENGTH_BUCKETS:
+        if name == LENGTH_BUCKETS and (base.dialect == "triton" or not by_length):
             raise UsageError(
                 f"--set {name}: only the bundled server groups requests by length", hint="leave it out"
             )

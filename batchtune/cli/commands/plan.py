@@ -68,7 +68,8 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
         profile = _own_profile(scenario)
     highest_rps = max((interval.rate_rps for interval in profile), default=rate_rps or 0.0)
     slo = _promise(promises, scenario)
-    configurations = asked_configurations(calibrated.base, choices)
+    by_length = calibrated.scenario.target.runs == "bundled"
+    configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     if len(configurations) != 1:
         raise UsageError(
             f"--set asks for {len(configurations)} configurations; a plan is for one",

@@ -52,7 +52,8 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
     """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
     loads, choices = _asked_loads(wanted), asked_values(wanted.settings)
     calibrated = calibrated_run(wanted.run, results=results, quiet=quiet)
-    configurations = asked_configurations(calibrated.base, choices)
+    by_length = calibrated.scenario.target.runs == "bundled"
+    configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     traffics, notes = _traffics(calibrated, loads)
     notes += [*notes_on(configurations), *notes_on_lengths(calibrated)]
     if len(configurations) * len(traffics) > MOST_POINTS:

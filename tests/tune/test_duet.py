@@ -40,18 +40,25 @@ def test_turns_are_short_and_many():
     plan = duet_plan(variants(), runs(), block=1)
     assert plan is not None
     assert plan.turn_ns == TURN_S * 1e9
-    assert plan.gap_ns == pytest.approx(2e6 + 1.25 * 8e6 + 2e6)
-    assert plan.pairs == int(DUET_S / (2 * (0.02 + 0.014)))
+    assert plan.gap_ns == pytest.approx(2e6 + 1.25 * 8e6)
+    assert plan.pairs == int(DUET_S / (2 * (0.008 + 0.012)))
     assert all(sorted(plan.order[turn : turn + 2]) == [0, 1] for turn in range(0, len(plan.order), 2))
     other = duet_plan(variants(), runs(), block=2)
     assert other is not None
     assert other.order != plan.order
 
 
+def test_the_clocks_are_read_when_a_batch_that_nobody_fills_has_been_answered():
+    waits = {"micros: 2000": "micros: 30000"}
+    plan = duet_plan(variants(CLOSED.replace("800ms", "5s"), **waits), runs(), block=1)
+    assert plan is not None
+    assert plan.gap_ns == pytest.approx(2e6 + 30e6 + 6e6)
+
+
 def test_turns_hold_some_typical_latencies_and_requests():
     slow = duet_plan(variants(CLOSED.replace("800ms", "5s")), runs(p50_s=0.02), block=1)
     assert slow is not None
-    assert slow.turn_ns == pytest.approx(0.05e9)
+    assert slow.turn_ns == pytest.approx(0.025e9)
     rare = variants("{arrivals: poisson, rate: 100/s, warm_up: 50ms, duration: 5s, seed: 1}")
     plan = duet_plan(rare, runs(), block=1)
     assert plan is not None

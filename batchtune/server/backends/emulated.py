@@ -11,7 +11,8 @@
       seed: 0                 # of the jitter
       slow_ratio: 0.0         # this share of the batches, drawn with the same seed,
       slow_factor: 10.0       # takes so many times as long
-      cpu_ms: 0.0             # CPU time that each batch burns of its time
+      cpu_ms: 0.0             # CPU time that each batch burns of its time,
+      cpu_ratio: 0.0          # and this share of what the process used since the batch before
       concurrency: serial     # one batch at a time, in order; parallel: all at once
       contention_ratio: 0.0   # of a parallel device: beside n others a batch runs at the rate 1 / (1 + ratio * n)
     memory: {rows_max: 256}   # a batch of more rows fails as out of memory does
@@ -59,6 +60,7 @@ class ServiceTime:
     slow_ratio: float = 0.0
     slow_factor: float = 10.0
     cpu_ms: float = 0.0
+    cpu_ratio: float = 0.0
     concurrency: Literal["serial", "parallel"] = "serial"
     contention_ratio: float = 0.0
 
@@ -144,6 +146,7 @@ class EmulatedDevice:
         )
         self._random = np.random.default_rng(service_time.seed)
         self._sigma = math.sqrt(math.log1p(service_time.jitter_ratio**2))
+        self._burnt_ns = time.process_time_ns()
 
     def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
         """The outputs of a batch, after its service time.
@@ -163,14 +166,20 @@ class EmulatedDevice:
             )
         elements = sum(array.size for array in inputs.values()) if self._service_time.per_element_ms else 0
         if self._shared is not None:
-            _burn_cpu(self._service_time.cpu_ms)
+            self._burn_cpu()
             self._hold_shared(self._shared, rows, elements)
             return expected_outputs(self._outputs, inputs)
         due_ns = self._due_ns(arrived_ns, rows, elements)
         outputs = expected_outputs(self._outputs, inputs)
-        _burn_cpu(self._service_time.cpu_ms)
+        self._burn_cpu()
         sleep_until(due_ns)
         return outputs
+
+    def _burn_cpu(self) -> None:
+        service_time = self._service_time
+        used_ns = time.process_time_ns() - self._burnt_ns
+        _burn_cpu(service_time.cpu_ms * 1e6 + service_time.cpu_ratio * used_ns)
+        self._burnt_ns = time.process_time_ns()
 
     def _hold_shared(self, shared: SharedTimetable, rows: int, elements: int) -> None:
         """Sleep from one end of a batch to the next until it is this one's."""
@@ -215,9 +224,9 @@ def expected_outputs(outputs: tuple[TensorSpec, ...], inputs: Tensors) -> dict[s
     return {spec.name: _output(spec, np.asarray(sums)) for spec in outputs}
 
 
-def _burn_cpu(milliseconds: float) -> None:
+def _burn_cpu(nanoseconds: float) -> None:
     """Keep this thread's CPU busy for so long, without the lock of the interpreter."""
-    end_ns = time.thread_time_ns() + milliseconds * 1e6
+    end_ns = time.thread_time_ns() + nanoseconds
     while time.thread_time_ns() < end_ns:
         hashlib.sha256(_BURNT)
 

@@ -26,13 +26,14 @@ _SERVICE_TIME_KEYS = (
     "slow_ratio",
     "slow_factor",
     "cpu_ms",
+    "cpu_ratio",
     "concurrency",
     "contention_ratio",
 )
 
 _NUMBERS = (
     "base_ms", "per_row_ms", "per_element_ms", "jitter_ratio", "slow_ratio", "slow_factor", "cpu_ms",
-    "contention_ratio",
+    "cpu_ratio", "contention_ratio",
 )  # fmt: skip
 
 

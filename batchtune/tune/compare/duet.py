@@ -14,18 +14,19 @@ from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
-TURN_S: Final = 0.02
-"""Of turns of 12 to 200 ms a pair's ratio varies as much, so that many short ones tell most
+TURN_S: Final = 0.008
+"""Of turns of 4 to 200 ms a pair's ratio varies as much, so that many short ones tell most
 (tests/benchmarks/check/duet.py),"""
 
-TURN_LATENCIES: Final = 2.5
-"""but a turn holds so many typical latencies,"""
+TURN_LATENCIES: Final = 1.25
+"""but in a turn each client sends twice: of one volley a request costs a fifth more than in a run, which hides as much
+of a change; of two, a twentieth;"""
 
 TURN_REQUESTS: Final = 8.0
 """and of an open loop so many requests."""
 
 GAP_LATENCIES: Final = 1.25
-"""So many 95th percentiles are waited for the last answers of a turn, beside the time for which a batch stays open,"""
+"""So many 95th percentiles are waited for the last answers of a turn, or for a batch that nobody fills any more,"""
 
 GAP_REST_S: Final = 0.002
 """and so much, for what the server does behind its last answer, and to read the clocks. Later answers cost the pair."""
@@ -33,8 +34,9 @@ GAP_REST_S: Final = 0.002
 PAIRS_MIN: Final = 8
 """Fewer pairs tell less than two runs one after another."""
 
-DUET_S: Final = 2.5
-"""A duet of so long has a standard deviation of about 3 %, with which 24 tell a change of 5 % from one of 2 %."""
+DUET_S: Final = 3.5
+"""A duet of so long has a standard deviation of about 2 %, with which 24 tell a change of 5 % from one of 2 % where
+launches differ by another one."""
 
 _TIMEOUT: Final = "batch_timeout_micros"
 
@@ -47,7 +49,7 @@ def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: in
     if any(variant.scenario.objective == "capacity" for variant in variants) or not math.isfinite(late_s):
         return None
     turn_s = max(TURN_S, TURN_LATENCIES * typical_s, *(_filled_s(variant.scenario) for variant in variants))
-    gap_s = GAP_REST_S + GAP_LATENCIES * late_s + max(map(_open_s, variants))
+    gap_s = GAP_REST_S + max(GAP_LATENCIES * late_s, typical_s + max(map(_open_s, variants)))
     pair_s = 2.0 * (turn_s + gap_s)
     if both_s < PAIRS_MIN * pair_s:
         return None

@@ -1,8 +1,7 @@
 """Does a paired check on this machine cry wolf, and does it catch what was planted? Half a minute to a minute a check.
 
 Two servers of an emulated device: the candidate is the same (aa), has 5 or 10 % slower batches (slower5, slower10), 1 % of
-its batches 10 times as slow (tail), or burns 5 % more CPU a request (cpu; how much that is, is taken from the baseline of the
-checks before). A closed loop of 16 clients; of tail 600 requests/s, so that rare slow batches take nothing from the
+its batches 10 times as slow (tail), or burns 5 % more CPU a request (cpu: of what the server uses at that time). A closed loop of 16 clients; of tail 600 requests/s, so that rare slow batches take nothing from the
 throughput. A line a check, with the tally of its case so far: exit codes, how many were caught and on which gate, median
 seconds to the verdict, and what a test of fixed length (24 blocks, as many again where it confirms) would have taken.
 With --out each check is kept as it ends; those kept there are not run again.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -51,7 +49,7 @@ def device(folder: Path, service_time: dict[str, float]) -> Path:
     return folder
 
 
-def planted(case: str, cpu_of_request_s: float) -> dict[str, float]:
+def planted(case: str) -> dict[str, float]:
     match case:
         case "slower5" | "slower10":
             factor = 1.05 if case == "slower5" else 1.1
@@ -59,14 +57,14 @@ def planted(case: str, cpu_of_request_s: float) -> dict[str, float]:
         case "tail":
             return {**PLAIN, "slow_ratio": 0.01, "slow_factor": 10.0}
         case "cpu":
-            return {**PLAIN, "cpu_ms": 0.05 * cpu_of_request_s * CLIENTS * 1e3}
+            return {**PLAIN, "cpu_ratio": 0.05}
         case _:
             return PLAIN
 
 
-def checked(folder: Path, case: str, *, number: int, blocks: int, cpu_of_request_s: float) -> Document:
+def checked(folder: Path, case: str, *, number: int, blocks: int) -> Document:
     """The document of one check, with the seconds that its runs took in all."""
-    device(folder / "candidate", planted(case, cpu_of_request_s))
+    device(folder / "candidate", planted(case))
     objective = "latency" if LOADS[case] == OPEN else "throughput"
     (folder / "scenario.yaml").write_text(
         SCENARIO.replace("LOAD", LOADS[case]).replace("OBJECTIVE", objective)
@@ -140,14 +138,6 @@ def fixed_s(document: Document) -> float:
     return document["seconds"] - runs_s + runs_s * blocks / (document["blocks"] + document["fresh_blocks"])
 
 
-def cpu_of_request_s(documents: Sequence[Document]) -> float:
-    """The median of the baselines; nan before the first."""
-    closed = [document for document in documents if LOADS.get(document["case"]) == CLOSED]
-    values = [gate["before"] for document in closed for gate in document["gates"] if gate["metric"] == "cpu"]
-    known = [value for value in values if isinstance(value, float)]
-    return statistics.median(known) if known else math.nan
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="+", metavar="CASE=COUNT")
@@ -168,13 +158,7 @@ def main() -> None:
                 of_case = [document for document in documents if document["case"] == case]
                 if number in {document["number"] for document in of_case}:
                     continue
-                of_request_s = cpu_of_request_s(documents)
-                if case == "cpu" and math.isnan(of_request_s):
-                    first = checked(folder, "aa", number=0, blocks=6, cpu_of_request_s=0.0)
-                    of_request_s = cpu_of_request_s([{"case": "aa", **first}])
-                answer = checked(
-                    folder, case, number=number, blocks=given.blocks, cpu_of_request_s=of_request_s
-                )
+                answer = checked(folder, case, number=number, blocks=given.blocks)
                 document = {"case": case, "number": number, **answer}
                 documents.append(document)
                 if given.out is not None:

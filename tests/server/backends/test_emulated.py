@@ -175,6 +175,18 @@ def test_a_batch_burns_the_cpu_time_that_was_asked_for() -> None:
     assert time.thread_time_ns() - before_ns >= 3_000_000
 
 
+def test_a_batch_burns_a_share_of_what_the_process_used_since_the_one_before() -> None:
+    device = EmulatedDevice(ServiceTime(cpu_ratio=0.5), rows_max=None, outputs=Y)
+    inputs = {"x": np.zeros((1, 4), np.float32)}
+    device(inputs)
+    used_ns = time.process_time_ns() + 4_000_000
+    while time.process_time_ns() < used_ns:
+        pass
+    before_ns = time.thread_time_ns()
+    device(inputs)
+    assert time.thread_time_ns() - before_ns >= 2_000_000
+
+
 def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
     device = EmulatedDevice(ServiceTime(), rows_max=2, outputs=Y)
     device({"x": np.zeros((2, 4), np.float32)})

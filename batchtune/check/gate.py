@@ -154,7 +154,7 @@ def parse_margins(texts: Sequence[str]) -> dict[str, float]:
         UsageError: what is no such list.
     """
     margins: dict[str, float] = {}
-    for item in _items(texts):
+    for item in listed(texts):
         name, equals, margin = item.partition("=")
         if not equals:
             raise UsageError(
@@ -184,8 +184,11 @@ def _gate(name: str, margin: float) -> Gate:
     raise UsageError(f"no figure is called {name!r}", hint=hint)
 
 
-def _items(texts: Iterable[str]) -> list[str]:
-    return [item for text in texts for item in text.split(",") if item.strip()]
+def listed(texts: Iterable[str]) -> list[str]:
+    """The items of comma-separated lists; of an empty one an empty item, so that a variable that is not set is told."""
+    return [
+        item.strip() for text in texts for item in text.split(",") if item.strip() or not text.strip(" ,")
+    ]
 
 
 def _log(value: float) -> float:

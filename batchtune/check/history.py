@@ -95,7 +95,7 @@ class Series:
 
 
 def read_history(root: Path) -> list[dict[str, Any]]:
-    """Every whole line of the history under `root`; one that a kill cut short is passed over.
+    """Every whole line of the history under `root`; one that a kill cut short, or somebody edited, is passed over.
 
     Raises:
         ArchiveError: there is none, or it holds lines of a newer version.
@@ -144,7 +144,10 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
 def _whole(text: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(text)
-    except ValueError:
+        texts = all(isinstance(document[key], str) for key in ("scenario", "utc", "verdict"))
+        if document["schema_version"] == SCHEMA_VERSION:
+            for gate in document["gates"].values():
+                float(gate.get("after") or 0.0)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    known = isinstance(document, dict) and {"schema_version", "scenario", "utc", "gates"} <= document.keys()
-    return document if known else None
+    return document if texts else None

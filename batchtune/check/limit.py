@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from batchtune.check.block_figures import run_figures
+from batchtune.check.gate import listed
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
@@ -65,8 +66,7 @@ def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
     Raises:
         UsageError: no such figure, or a limit that its unit does not allow.
     """
-    items = [item.strip() for text in texts for item in text.split(",") if item.strip()]
-    return tuple(_parsed(item) for item in items)
+    return tuple(map(_parsed, listed(texts)))
 
 
 def judge_limits(limits: Sequence[Limit], trial: Trial) -> list[LimitFinding]:

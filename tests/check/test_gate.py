@@ -86,6 +86,8 @@ def test_margins_are_read_from_one_text_or_several():
         ("p95=0", "above 0 and below 100 %"),
         ("p95=150%", "above 0 and below 100 %"),
         ("p95=much", "expected a percentage"),
+        ("", "expected FIGURE=MARGIN"),
+        (" , ", "expected FIGURE=MARGIN"),
     ],
 )
 def test_a_margin_that_says_nothing_is_refused_in_words(text, words):

@@ -57,6 +57,7 @@ def test_what_is_said_names_figure_interval_and_limit():
         ("p96=1ms", "called 'p96'"),
         ("p95=20", "its unit"),
         ("errors=x", "percentage"),
+        ("", "expected FIGURE=LIMIT"),
     ],
 )
 def test_a_limit_that_says_nothing_is_refused(text, words):

@@ -97,10 +97,16 @@ def test_a_gate_of_the_start_up_launches_a_server_for_every_run_and_catches_a_sl
     assert len(benches.launches) >= runs
 
 
-def test_without_one_each_side_is_launched_once_a_phase():
+def test_without_one_each_side_is_launched_once_before_each_look():
     benches = FakeBenches()
     assert course_of(benches, GATES[1:]).conclude(GATES[1:], 24).verdict == "OK"
     assert sorted(benches.launches) == ["main", "new"]
+    benches = FakeBenches()
+    course = course_of(benches, GATES[1:])
+    for blocks in (6, 10, 16):
+        course.measure("screen", blocks)
+    course.measure("confirmation", 6)
+    assert benches.launches.count("main") == benches.launches.count("new") == 4
 
 
 @pytest.mark.parametrize("dead", ["main", "new"])

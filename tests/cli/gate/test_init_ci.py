@@ -89,6 +89,15 @@ def test_the_gitlab_job_finds_the_target_branch_on_a_runner_that_was_used_before
         assert (here / "base/.git").is_file()
 
 
+def test_a_job_names_the_scenario_from_the_top_of_the_repository(here, monkeypatch):
+    run_init_ci("github", str(here / "scenarios/a b.yaml"), output=Path("x.yml"))
+    assert "batchtune check 'scenarios/a b.yaml' --paired" in Path("x.yml").read_text()
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    with pytest.raises(UsageError, match="lies outside of"):
+        run_init_ci("github", "../scenarios/a b.yaml", output=Path("x.yml"))
+
+
 def test_a_linked_model_is_named_by_its_link(here):
     (here / "linked").symlink_to(here / "scenarios/my model", target_is_directory=True)
     Path("linked.yaml").write_text("target: {model: ./linked}\n")

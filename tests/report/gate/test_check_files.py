@@ -12,6 +12,7 @@ from lxml import etree
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired import judge_fixed
+from batchtune.cli.commands.gate.files import CheckFiles, hand_on
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from tests.check.check_fakes import account, regressed, slower_blocks
 
@@ -29,6 +30,13 @@ def test_junit_has_a_case_for_each_gate_and_counts_them():
     (failure,) = suite.iter("failure")
     assert "p95 +6.48 %" in failure.get("message", "")
     assert "time of a batch" in (failure.text or "")
+
+
+def test_reports_are_written_into_folders_that_are_not_there_yet(tmp_path):
+    junit, summary = tmp_path / "reports/batchtune.xml", tmp_path / "pages/batchtune.md"
+    hand_on(account(), CheckFiles(junit=junit, markdown=summary), scenario=Path("scenario.yaml"))
+    assert "<testsuite" in junit.read_text()
+    assert "p95" in summary.read_text()
 
 
 def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():

@@ -9,7 +9,7 @@ import pytest
 
 from batchtune.check.history import HISTORY, read_history, series_of
 from batchtune.cli.commands.gate.history import run_history
-from batchtune.errors import ArchiveError
+from batchtune.errors import ArchiveError, UsageError
 from batchtune.report.gate.history import change_lines, print_history
 
 
@@ -60,6 +60,31 @@ def test_no_history_and_one_of_the_future_are_told(tmp_path, root):
     (root / HISTORY).write_text(json.dumps(line(1, 0.01, schema_version=9)) + "\n")
     with pytest.raises(ArchiveError, match="schema_version 9"):
         read_history(root)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(line(1, 0.01, gates=[])),
+        json.dumps(line(1, 0.01, gates={"p95": 3})),
+        json.dumps(line(1, 0.01, gates={"p95": {"after": "fast"}})),
+        json.dumps(line(1, 0.01, scenario=["gate"])),
+        json.dumps(line(1, 0.01, verdict=None)),
+        "[" * 100_000,
+        "<<<<<<< HEAD",
+    ],
+)
+def test_a_line_that_somebody_edited_is_passed_over(root, capsys, text):
+    with (root / HISTORY).open("a") as file:
+        file.write(text + "\n")
+    assert run_history(root, scenario=None, json=False) == 0
+    assert len(read_history(root)) == 24
+
+
+def test_a_scenario_that_was_never_checked_is_told_with_those_that_were(root):
+    with pytest.raises(UsageError, match="no check of 'gat'") as raised:
+        run_history(root, scenario="gat", json=False)
+    assert raised.value.hint == "there are: gate"
 
 
 def test_json_has_lines_and_series(root, capsys):

@@ -26,7 +26,12 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
             f"{path}: no such scenario to check by",
             hint=f"batchtune init --ci {host} SCENARIO.yaml; `batchtune init --example quickstart` writes one",
         )
-    name = path.as_posix()
+    if not Path(os.path.abspath(path)).is_relative_to(Path.cwd()):  # noqa: PTH100 - a link keeps its own name
+        raise UsageError(
+            f"{path}: lies outside of {Path.cwd()}, where a job will not find it",
+            hint="call it from the top of the repository",
+        )
+    name = Path(os.path.relpath(path)).as_posix()
     text = job_text(host, path=name, scenario=shlex.quote(name), model=shlex.quote(_model_of(path)))
     if output == Path("-"):
         print(text, end="")

@@ -48,12 +48,13 @@ class Course:
     _asked_duets: set[int] = field(default_factory=set)
 
     def measure(self, phase: Phase, blocks: int) -> Sequence[BlockFigures]:
-        """At least so many blocks of a phase.
+        """At least so many blocks of a phase. Those from one look to the next have servers of their own: two launches
+        of one server may differ by more than many blocks of them would tell.
 
         Raises:
             TargetError: a server failed.
         """
-        if phase not in self._phases:
+        if phase not in self._phases or not self.relaunches:
             self._launch(phase)
         trials = self._phases.setdefault(phase, [])
         for finished in compare(
@@ -109,15 +110,16 @@ class Course:
 
     def _launch(self, phase: Phase) -> None:
         """Servers as fresh as each other, and warm."""
-        if phase == "confirmation":
-            self.view.event("flagged: fresh blocks, after every server is started anew")
+        if self._blocks:
+            why = "still open" if phase in self._blocks else "flagged: fresh blocks"
+            self.view.event(f"{why}; every server is started anew")
             self.benches.stop_servers()
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:
             if variant.scenario.target.models:  # others are launched by the probes of their pace
                 self.benches.launch(variant)
         self.paces = probed_paces(self.variants, bench_of=self.benches.bench)
-        if phase == "screen":
+        if not self._blocks:
             for variant in self.variants:
                 self.view.event(pace_text(variant, self.paces[variant.name]))
             most_s = comparison_seconds(self.variants, self.paces, blocks=self.benches.blocks)

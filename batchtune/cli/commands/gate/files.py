@@ -40,8 +40,10 @@ def hand_on(account: Account, files: CheckFiles, *, scenario: Path) -> None:
     try:
         for path, text in texts:
             if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text(), encoding="utf-8")
         if summary is not None:
+            summary.parent.mkdir(parents=True, exist_ok=True)
             with summary.open("a", encoding="utf-8") as file:
                 file.write(markdown(account))
     except OSError as error:

@@ -6,6 +6,7 @@ so margins are no less than SESSION_MARGIN, and on another host the check is a t
 
 from __future__ import annotations
 
+import json as json_text
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -78,14 +79,15 @@ def run_stored_check(
         parse_margins(wanted.max_regress) or arms[CANDIDATE].check.gates, objective=arms[CANDIDATE].objective
     )
     baseline: Baseline | None = None
-    if not stored.update:
+    if stored.update:
+        stored = replace(stored, path=_made_place(stored.path))
+    else:
         try:
             baseline = read_baseline(stored.path)
         except BaselineError as error:
             if not (stored.allow_missing and not stored.path.exists()):
                 raise
-            print(f"{error.message}; --allow-missing lets it pass", file=sys.stderr)
-            return 0
+            return _passed(error, json=json)
     started_s = time.monotonic()
     course: Course | None = None
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
@@ -102,7 +104,9 @@ def run_stored_check(
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
             course.relaunches = relaunches
             if baseline is None:
-                return update_baseline(course, stored.path, wanted, provenance=provenance, blocks=blocks_max)
+                return update_baseline(
+                    course, stored.path, wanted, provenance=provenance, blocks=blocks_max, json=json
+                )
             if refusal:
                 conclusion = _incomparable(refusal, blocks_max)
             else:
@@ -182,8 +186,36 @@ def _course(
     )
 
 
+def _passed(error: BaselineError, *, json: bool) -> int:
+    """Let a job pass that has no baseline yet, loudly; the exit code."""
+    print(f"{error.message}; --allow-missing lets it pass", file=sys.stderr)
+    if json:
+        print(json_text.dumps({"verdict": "NO BASELINE", "exit_code": 0, "reason": error.message}))
+    return 0
+
+
+def _made_place(path: Path) -> Path:
+    """Where a new baseline goes, its folder made before minutes are spent on it.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    place = path / BASELINE if path.is_dir() else path
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--baseline: cannot write {place}: {error.strerror}") from error
+    return place
+
+
 def update_baseline(
-    course: Course, path: Path, wanted: CheckRequest, *, provenance: Mapping[str, Any], blocks: int
+    course: Course,
+    path: Path,
+    wanted: CheckRequest,
+    *,
+    provenance: Mapping[str, Any],
+    blocks: int,
+    json: bool = False,
 ) -> int:
     """Measure a new baseline and write it; the exit code."""
     course.measure("screen", blocks)
@@ -202,6 +234,10 @@ def update_baseline(
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
     write_baseline(baseline, path)
     write_baseline(baseline, course.run.path / BASELINE)
+    if json:
+        kept = {"baseline": str(path), "runs": len(baseline.runs), "run": str(course.run.path)}
+        print(json_text.dumps({**kept, "note": wanted.note}))
+        return 0
     of = f"; {wanted.note}" if wanted.note else ""
     print(f"baseline of {counted(len(baseline.runs), 'run')} kept in {path}{of}")
     return 0

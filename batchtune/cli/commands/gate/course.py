@@ -112,7 +112,7 @@ class Course:
         """Servers as fresh as each other, and warm."""
         if self._blocks:
             why = "still open" if phase in self._blocks else "flagged: fresh blocks"
-            self.view.event(f"{why}; every server is started anew")
+            self.view.event(f"{why}, after every server is started anew")
             self.benches.stop_servers()
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:

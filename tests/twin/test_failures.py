@@ -74,6 +74,21 @@ def test_what_is_lost_is_the_share_of_the_dead_until_they_are_forgotten(
     assert minute.latency_s["p95"].value < P95.seconds
 
 
+def test_a_fleet_of_which_nearly_all_die_loses_what_they_are_sent(twin: Twin) -> None:
+    """Four of the dead, at the rate of one each, would be sent nothing within these seconds."""
+    minute = failure_minute(
+        twin,
+        batcher_of(64),
+        POISSON,
+        Outage(rate_rps=1_000.0, replicas=50_001, died=50_000, detect_s=6.0),
+        limits=(P95,),
+        error_ratio=0.01,
+        routing="round_robin",
+    )
+    assert minute.error_ratio.value == pytest.approx(0.1, rel=0.35)
+    assert minute.seconds_missed >= 5
+
+
 def test_the_least_loaded_lose_less_than_those_that_take_turns(twin: Twin) -> None:
     lost = {
         routing: failure_minute(

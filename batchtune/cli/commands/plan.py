@@ -141,7 +141,8 @@ def _cluster(address: str | None, scenario: Scenario) -> str | None:
     try:
         return FleetSpec.model_validate({"ray": address}).ray
     except ValidationError as error:
-        raise UsageError(f"--fleet: {error.errors()[0]['msg']}", hint="write --fleet auto") from error
+        wanted = f"expected auto, HOST:PORT or ray://HOST:PORT; was {address!r}"
+        raise UsageError(f"--fleet: {wanted}", hint="write --fleet auto") from error
 
 
 def _own_profile(scenario: Scenario) -> tuple[Interval, ...]:

@@ -28,7 +28,11 @@ SETTLE_S: Final = 10.0
 
 READINGS: Final = 10
 SURVIVORS_MOST: Final = 16
-DEAD_MOST: Final = 4
+DEAD_USUAL: Final = 4
+DEAD_MOST: Final = 2_000
+LOST_LEAST: Final = 100
+"""Requests that the simulated dead are sent until they are forgotten, where there are so many: the share that is lost
+is then known to a tenth, with a thousand replicas or a hundred thousand."""
 REQUESTS_MOST: Final = 1_000_000
 """Of one reading: so many tell a p99 in each of 60 seconds; ten readings of them take about a second."""
 
@@ -159,7 +163,9 @@ def _pool_of(outage: Outage) -> _Pool:
     if outage.replicas <= min(SURVIVORS_MOST, affordable):
         survivors, dead = left, outage.died
     else:
-        dead = min(outage.died, DEAD_MOST, affordable // 2)
+        sent = of_each / (SETTLE_S + MINUTE_S) * min(outage.detect_s, MINUTE_S)
+        wanted = max(DEAD_USUAL, min(math.ceil(LOST_LEAST / sent), DEAD_MOST)) if sent else DEAD_USUAL
+        dead = min(outage.died, wanted, affordable // 2)
         survivors = min(left, SURVIVORS_MOST, affordable - dead)
     return _Pool(
         survivors=survivors,

@@ -12,7 +12,7 @@ from batchtune.check.block_figures import run_figures
 from batchtune.check.gate import listed
 from batchtune.errors import UsageError
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.plain_values import fields_to_plain
+from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import Metric
 from batchtune.scenario.units import (
     parse_duration_s,
@@ -57,7 +57,13 @@ class LimitFinding:
         return f"{metric} {shown}: {least} {_shown(metric, self.limit.value)}: {self.state}"
 
     def to_dict(self) -> dict[str, Any]:
-        return fields_to_plain(self)
+        """`figure` in the unit of `limit`: seconds, requests/s, a share of all requests."""
+        return {
+            "metric": self.limit.metric,
+            "limit": self.limit.value,
+            "figure": to_plain(self.figure),
+            "state": self.state,
+        }
 
 
 def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:

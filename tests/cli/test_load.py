@@ -264,9 +264,12 @@ def test_a_missed_gate_is_told_and_counts_beside_an_slo_that_is_not_sure(
 ) -> None:
     asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
     assert run_load(asked, output="json", results=None, quiet=True, gates=["throughput=1000000/s"]) == 3
-    told = capsys.readouterr().err
-    assert "whether the SLO is kept is not sure" in told
-    assert "gate: throughput" in told
+    said = capsys.readouterr()
+    assert "whether the SLO is kept is not sure" in said.err
+    assert "gate: throughput" in said.err
+    (gate,) = json.loads(said.out)["gates"]
+    assert (gate["metric"], gate["limit"], gate["state"]) == ("throughput", 1e6, "missed")
+    assert gate["figure"]["high"] < 1e6
 
 
 @pytest.fixture

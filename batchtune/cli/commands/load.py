@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from batchtune.archive.run import SERVER_LOG, create_run
 from batchtune.batching.parameters import Configuration
-from batchtune.check.limit import Limit, judge_limits, parse_limits
+from batchtune.check.limit import Limit, LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
     Question,
@@ -102,7 +102,8 @@ def run_load(
             if not measured.points:
                 raise
             fault = error
-    _print(measured, question.scenario, output=output)
+    findings = _gated(measured.points, limits)
+    _print(measured, question.scenario, findings, output=output)
     if measured.run is not None and len(measured.points) > 1:
         report_at_end(measured.run, quiet=quiet)
     if fault is not None:
@@ -110,28 +111,39 @@ def run_load(
     if measured.interrupted:
         print("interrupted", file=sys.stderr)
         return 130
-    codes = {_exit_code(measured.points, question.scenario), _gate_code(measured.points, limits)}
+    codes = {_exit_code(measured.points, question.scenario), _gate_code(findings)}
     return next((code for code in _GRAVEST_FIRST if code in codes), 0)
 
 
-def _print(measured: Measured, scenario: Scenario, *, output: Literal["table", "json", "csv"]) -> None:
+def _print(
+    measured: Measured,
+    scenario: Scenario,
+    findings: Sequence[LimitFinding],
+    *,
+    output: Literal["table", "json", "csv"],
+) -> None:
+    """The points, for machines with what they say of each limit."""
     points = measured.points
     match output:
         case "json":
             run = None if measured.run is None else str(measured.run.path)
-            print(json_text.dumps({"run": run, **points_dict(points, scenario=scenario)}, indent=2))
+            gates = [finding.to_dict() for finding in findings]
+            document = {"run": run, **points_dict(points, scenario=scenario), "gates": gates}
+            print(json_text.dumps(document, indent=2))
         case "csv":
             print_points_csv(points, scenario=scenario)
         case "table":
             print_points(points, scenario=scenario)
 
 
-def _gate_code(points: Sequence[Trial], limits: Sequence[Limit]) -> int:
-    """Tell what the best point says of each limit; the exit code."""
+def _gated(points: Sequence[Trial], limits: Sequence[Limit]) -> list[LimitFinding]:
+    """What the best point says of each limit; nothing where no point counts."""
     best = best_point(points)
-    if best is None or not limits:
-        return 0
-    findings = judge_limits(limits, best.point)
+    return [] if best is None else judge_limits(limits, best.point)
+
+
+def _gate_code(findings: Sequence[LimitFinding]) -> int:
+    """Tell what was found of each limit; the exit code."""
     for finding in findings:
         print(f"gate: {finding.text}", file=sys.stderr)
     states = {finding.state for finding in findings}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import yaml
 
 from batchtune.archive.run import create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.attached import run_restore
+from batchtune.cli.commands import load
 from batchtune.cli.commands.compare import run_compare
 from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, parse_scenario, read_scenario
@@ -191,6 +194,29 @@ def test_a_sweep_that_was_killed_is_put_back_by_its_own_command(
     assert run_restore(run.path) == 0
     assert (tmp_path / "it").exists()
     assert "has put back what was there" in capsys.readouterr().err
+
+
+def test_a_load_is_kept_before_its_first_configuration_is_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "fleet_of", lambda _load, **_events: nullcontext())
+    path, results = tmp_path / "s.yaml", tmp_path / "results"
+    target = {
+        "kind": "command",
+        "model": "m",
+        "rest_url": "http://127.0.0.1:9",
+        "apply": ["sh", "-c", f"ls {results}/s; exit 1"],
+        "restore": ["touch", str(tmp_path / "it")],
+    }
+    load_of = {"arrivals": "closed", "concurrency": 4}
+    path.write_text(json.dumps({"name": "s", "target": target, "load": load_of, "objective": "throughput"}))
+    with pytest.raises(TargetError, match="-load") as raised:
+        load.run_load(LoadRequest(scenario=path), output="json", results=results, quiet=True)
+    (run,) = (results / "s").iterdir()
+    assert run.name in raised.value.message
+    (tmp_path / "it").unlink()
+    assert run_restore(run) == 0
+    assert (tmp_path / "it").exists()
 
 
 def test_a_server_whose_words_name_a_file_is_started_anew_for_each_configuration(tmp_path: Path) -> None:

@@ -187,12 +187,12 @@ def _measure(
             question = replace(question, scenario=scenario)
         configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
         with workers as fleet:
+            if scenario.target.restore is not None:
+                measured.run = _kept_in(scenario, results, view)
             target.apply(configuration)
-            if results is not None:
-                measured.run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
-                view.event(f"results go to {measured.run.path}")
-                if not isinstance(target, ExternalTarget):
-                    target.keep_log(measured.run.path / SERVER_LOG)
+            measured.run = measured.run or _kept_in(scenario, results, view)
+            if measured.run is not None and not isinstance(target, ExternalTarget):
+                target.keep_log(measured.run.path / SERVER_LOG)
             plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
             bench = _bench(scenario, target, fleet, plans, view)
             if leaves_duration_open(scenario):
@@ -203,6 +203,15 @@ def _measure(
                 view.event(trial_line(finished.trial, head=_load_of(finished.trial), scenario=scenario))
     finally:
         target.close()
+
+
+def _kept_in(scenario: Scenario, results: Path | None, view: View) -> Run | None:
+    """A new run for the points; None where nothing is kept."""
+    if results is None:
+        return None
+    run = create_run(scenario, format_scenario(scenario), root=results, kind="load")
+    view.event(f"results go to {run.path}")
+    return run
 
 
 def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) -> list[Plan]:

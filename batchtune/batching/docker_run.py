@@ -41,9 +41,12 @@ _WITHIN_A_WORD: Final = re.compile(r"(?<=\S)#")
 _HASH: Final = "\ue000"
 """Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
 _VOLUMES: Final = ("v", "volume", "mount")
-_OF_THE_MODEL: Final = re.compile(
-    r"--(?:port|rest_api_port|model_name|model_base_path|model_config_file|monitoring_config_file)(?:=|$)"
+OF_THE_MODEL: Final = (
+    *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
+    "monitoring_config_file",
 )
+"""Flags that say what a server serves, and where: those of the target that is asked for stand in their place."""
+_OF_THE_MODEL: Final = re.compile(rf"--(?:{'|'.join(OF_THE_MODEL)})(?:=|$)")
 _WITH_PATH: Final = re.compile(r"--[^=]+=/")
 
 

@@ -72,6 +72,7 @@ TARGETS_FLAGS = {
     "monitoring_config_file": "each trial writes its own, by which the server's figures are read",
 }
 """Flags that what starts a server writes, and why nobody else may: the last of two counts."""
+PORT_FLAGS = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")
 UNKNOWN = "unknown"
 Dialect = Literal["tfserving", "triton"]
 """Whose words and defaults a configuration has."""
@@ -234,6 +235,17 @@ def from_dict(mapping: Mapping[str, Any]) -> BatchingParameters:
         if value is not None:
             values[name] = _typed(name, value)
     return BatchingParameters(**values)
+
+
+def require_ports(flags: Mapping[str, Any]) -> None:
+    """Check the flags that say where a server listens.
+
+    Raises:
+        BatchingParametersError: one of them is no port.
+    """
+    for name, value in flags.items():
+        if name.lstrip("-") in PORT_FLAGS and not (str(value).isdecimal() and int(str(value)) < 2**16):
+            raise BatchingParametersError(f"{name}: expected a port, 0 to 65535; was {value!r}")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 from batchtune.batching.batching_file import BatchingFile, FileDialect
 from batchtune.batching.cortex import parse_cortex
 from batchtune.batching.docker_run import (
+    OF_THE_MODEL,
     ServerCommand,
     ServerWords,
     is_docker_run,
@@ -102,7 +103,9 @@ def _parsed(text: str, source: str) -> BatchingFile:
     if Path(source).suffix in _YAML_NAMES or _CORTEX.search(bare):
         return parse_cortex(text, source=source)
     if bare.lstrip().startswith("--"):
-        return parse_flags(text, source=source)
+        flags = parse_flags(text, source=source)
+        own = {name: value for name, value in flags.settings.items() if name not in OF_THE_MODEL}
+        return replace(flags, settings=own)
     if names_server(bare):
         return _of_command(parse_server_command(text, source=source), source, dialect="flags")
     return _of_pbtxt(text, source, named=Path(source).name)

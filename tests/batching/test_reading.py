@@ -365,6 +365,12 @@ def test_a_hash_within_a_word_begins_no_comment() -> None:
     assert parse_batching(script, source="f").knobs(on_triton=False)[0] == knobs
 
 
+def test_flags_of_a_deployment_keep_its_ports_and_its_model_to_themselves() -> None:
+    flags = "--port=8500 --rest_api_port=8501 --model_name=m --model_base_path=/m --max_batch_size=8 --odd=1"
+    read = parse_batching(flags, source="f").knobs(on_triton=False)
+    assert read == ({"max_batch_size": 8, "odd": "1"}, ())
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"\xff")
     for path, words in (

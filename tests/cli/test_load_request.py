@@ -179,6 +179,11 @@ def test_a_wrong_setting_is_told(tmp_path: Path, override: str, words: str, hint
     assert hint in told.value.hint
 
 
+def test_a_setting_that_would_serve_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a second path would win"):
+        configuration(tmp_path, "--model_base_path=/other")
+
+
 @pytest.mark.parametrize(("arrivals", "load"), PATTERNS)
 def test_a_rate_keeps_the_pattern(tmp_path: Path, arrivals: str, load: str) -> None:
     wanted, question = asked(tmp_path, OPEN.replace("LOAD", load), rate="100,200")

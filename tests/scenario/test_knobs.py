@@ -46,6 +46,14 @@ def test_names_that_are_no_parameter_are_server_flags() -> None:
     assert asked.fixed_flags == asked.configuration().flags
 
 
+@pytest.mark.parametrize("port", ["abc", -1, 65536, 1.5, True])
+def test_a_port_that_is_none_is_refused_wherever_it_stands(port: object) -> None:
+    for space, fixed in (({"max_batch_size": [8]}, {"port": port}), ({"--rest_api_port": [8501, port]}, {})):
+        with pytest.raises(ValueError, match="expected a port, 0 to 65535"):
+            scenario(space, fixed)
+    assert dict(scenario({"max_batch_size": [8]}, {"port": 8500}).configuration().flags) == {"port": "8500"}
+
+
 @pytest.mark.parametrize("flag", SERVER_FLAGS.split())
 def test_no_server_flag_is_taken_for_a_misspelt_parameter(flag: str) -> None:
     assert misspelt_knob(flag) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
-from batchtune.batching.parameters import PARAMETER_NAMES, Configuration
+from batchtune.batching.parameters import PARAMETER_NAMES, TARGETS_FLAGS, Configuration
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.batching.triton_words import SETTINGS, WORDS
 from batchtune.cli.arguments.batching_file import file_knobs
@@ -138,7 +138,17 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
 
     Raises:
         BatchingParametersError: values that no server would accept.
+        UsageError: a flag by which the launch itself says what is served.
     """
+    configuration = _configuration(question, wanted)
+    if question.scenario.target.kind != "command":
+        for name, _ in configuration.flags:
+            if name in TARGETS_FLAGS:
+                raise UsageError(f"--{name}: {TARGETS_FLAGS[name]}", hint="leave it out")
+    return configuration
+
+
+def _configuration(question: Question, wanted: LoadRequest) -> Configuration:
     scenario, settings = question.scenario, question.settings
     if scenario.target.kind == "triton":
         return _on_triton(question, wanted)

@@ -14,6 +14,7 @@ from batchtune.batching.parameters import (
     SERVER_SWITCHES,
     Configuration,
     from_dict,
+    require_ports,
     validate,
 )
 from batchtune.errors import BatchingParametersError
@@ -62,7 +63,7 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Those of the values that are no batching parameter, as sorted pairs of a name without dashes and a text.
 
     Raises:
-        BatchingParametersError: a flag that each trial writes by itself.
+        BatchingParametersError: a flag that each trial writes by itself, or a port that is none.
     """
     for name in values:
         if name not in KNOBS and name.lstrip("-") in SERVER_SWITCHES:
@@ -70,6 +71,7 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
                 f"{name}: each trial gives the server its parameters by this flag",
                 hint="write the parameters in fixed, or give their file to --batching-parameters-file",
             )
+    require_ports(values)
     flags = {name.lstrip("-"): _flag_text(value) for name, value in values.items() if name not in KNOBS}
     return tuple(sorted(flags.items()))
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from batchtune.batching.parameters import SERVER_SWITCHES, TARGETS_FLAGS
+from batchtune.batching.parameters import PORT_FLAGS, SERVER_SWITCHES, TARGETS_FLAGS
 from batchtune.scenario.spec.section import FileName, Spec
 from batchtune.scenario.units import problem
 
@@ -28,8 +28,6 @@ def _flag_value(given: object) -> object:
 
 FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
 
-_PORTS: Final = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")
-
 
 def _server_flags(given: dict[str, FlagValue]) -> dict[str, FlagValue]:
     for name, value in given.items():
@@ -42,7 +40,7 @@ def _server_flags(given: dict[str, FlagValue]) -> dict[str, FlagValue]:
             )
         if plain in TARGETS_FLAGS:
             raise problem(TARGETS_FLAGS[plain], at=(name,), hint="leave it out")
-        if plain in _PORTS and not (str(value).isdecimal() and int(value) < 2**16):
+        if plain in PORT_FLAGS and not (str(value).isdecimal() and int(value) < 2**16):
             raise problem(f"expected a port, 0 to 65535; was {value!r}", at=(name,))
     return given
 

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from batchtune.batching.parameters import BatchingParameters, Configuration, from_dict, validate
+from batchtune.batching.parameters import (
+    BatchingParameters,
+    Configuration,
+    from_dict,
+    require_ports,
+    validate,
+)
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.batching.triton_words import ACTIONS, GROUPS, INSTANCES, MISSING, SETTINGS, WORDS
 from batchtune.errors import BatchingParametersError
@@ -77,7 +83,12 @@ def triton_configuration(
 
 
 def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the values that are neither a knob nor a setting of Triton's: flags of a launched tritonserver."""
+    """Those of the values that are neither a knob nor a setting of Triton's: flags of a launched tritonserver.
+
+    Raises:
+        BatchingParametersError: a port that is none.
+    """
+    require_ports(values)
     return {
         name.lstrip("-"): _text(value)
         for name, value in values.items()

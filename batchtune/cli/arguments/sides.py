@@ -37,7 +37,7 @@ _WORDS: Final[Mapping[str, tuple[Any, str, str]]] = {
     "batching": (
         str | None,
         "FILE",
-        "Batching parameters file of the {side}, in TensorFlow Serving's format.",
+        "Batching parameters of the {side}: TensorFlow Serving's file, config.pbtxt, …",
     ),
     "flag": (list[str] | None, "NAME=VALUE", "A flag of the {side}'s server; may be repeated."),
     "set": (list[str] | None, "KEY=VALUE", "A key of the scenario, for the {side} only; may be repeated."),

@@ -172,7 +172,7 @@ def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) 
         ({"ref": "old", "model": "/"}, "no git repository holds it", ""),
         ({"flag": ["intra"]}, "expected NAME=VALUE", ""),
         ({"command": "serve 'x"}, "is no command line", ""),
-        ({"batching": "none.txt"}, "no batching parameters file", ""),
+        ({"batching": "none.txt"}, "none.txt: No such file", ""),
     ],
 )
 def test_a_side_that_cannot_be_had_says_why_and_what_to_do(repository: Path, words, what, hint) -> None:
@@ -218,6 +218,25 @@ def test_a_batching_file_replaces_the_parameters_and_must_name_what_the_scenario
     batching = candidate(batching="batching.txt").configuration({}).batching
     assert (batching.max_batch_size, batching.batch_timeout_micros) == (4, 500)
     assert batching.allowed_batch_sizes == (2, 4)
+
+
+def test_a_batching_file_of_another_server_is_read_as_a_sweep_reads_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "config.pbtxt").write_text(
+        "max_batch_size: 16\n"
+        "dynamic_batching { max_queue_delay_microseconds: 300 preferred_batch_size: [8] }\n"
+    )
+    batching = candidate(batching="config.pbtxt").configuration({}).batching
+    assert (batching.max_batch_size, batching.batch_timeout_micros) == (16, 300)
+    assert "note: config.pbtxt: preferred_batch_size has no counterpart" in capsys.readouterr().err
+    (here / "serve.sh").write_text(
+        "tensorflow_model_server --enable_batching --batching_parameters_file=b.txt --grpc_max_threads=30\n"
+    )
+    (here / "b.txt").write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 5 }\n")
+    scenario = candidate(batching="serve.sh")
+    assert scenario.configuration({}).batching.max_batch_size == 4
+    assert dict(scenario.configuration({}).flags) == {"grpc_max_threads": "30"}
 
 
 def test_the_image_of_a_side_is_what_the_engine_is_asked_to_run(here: Path) -> None:

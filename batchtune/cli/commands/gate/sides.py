@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import os.path
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.batching.parameters import PARAMETER_NAMES, to_dict, validate
-from batchtune.batching.tfserving import parse_tfserving_text
+from batchtune.batching.parameters import PARAMETER_NAMES
+from batchtune.cli.arguments.batching_file import file_knobs
 from batchtune.cli.arguments.sides import SideWords
 from batchtune.errors import UsageError
-from batchtune.scenario.reader import unchecked_scenario
+from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scratch import ScratchFolder
 from batchtune.target.model_in_git import export_model
 
@@ -41,7 +42,8 @@ def resolved_sides(
     """The sides as changes to the scenario; models of git commits are exported, and removed at the end.
 
     Raises:
-        UsageError: a model, a commit, or a file that is not there, or no batching parameters in it.
+        UsageError: a model or a commit that is not there, or parameters that the scenario fixes and a file lacks.
+        BatchingParametersError: a file that cannot be read, or says what no server would understand.
     """
     with ScratchFolder() as scratch:
         changes: dict[str, list[str]] = {}
@@ -107,22 +109,18 @@ def _batching(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Iter
     if said.batching is None:
         return
     path = _at_home(said.batching)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: no batching parameters file: {error}") from error
-    parameters = parse_tfserving_text(text, source=str(path))
-    validate(parameters)
-    values = to_dict(parameters)
+    knobs, notes = file_knobs(path, read_scenario(scenario, overrides=overrides))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     fixed = _section(scenario, "fixed", overrides)
-    unnamed = sorted(name for name in fixed if name in PARAMETER_NAMES and name not in values)
+    unnamed = sorted(name for name in fixed if name in PARAMETER_NAMES and name not in knobs)
     if unnamed:
         raise UsageError(
             f"{path}: the scenario fixes {', '.join(unnamed)}, and the file does not say it",
             hint="write it into the file, or take it out of the scenario's fixed",
         )
     yield "fixed.enable_batching=true"
-    yield from (_override(f"fixed.{name}", value) for name, value in values.items())
+    yield from (_override(f"fixed.{name}", value) for name, value in knobs.items())
 
 
 def _section(scenario: Path, name: str, overrides: Sequence[str]) -> Mapping[str, Any]:

@@ -168,7 +168,7 @@ def _start_s(path: Path, number: int, column: str, text: object) -> float:
     written = str(text or "").strip()
     try:
         if column == "hour":
-            return _finite(float(written)) * 3600.0
+            return _finite(3600.0 * float(written))
         clock = _CLOCK.fullmatch(written)
         if clock is None:
             moment = datetime.fromisoformat(written)

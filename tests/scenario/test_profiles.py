@@ -59,6 +59,7 @@ def test_relative_rates_are_scaled_so_that_the_highest_is_the_peak(tmp_path: Pat
         ("hour,rate\n0,5\n1\n", None, "day.csv:3: rate: expected requests/s from 0"),
         ("hour,relative\n0,1\n1,nan\n", 9.0, "day.csv:3: relative: expected a number from 0"),
         ("hour,rate\nnoon,5\n13,4\n", None, "day.csv:2: hour: expected a number of hours; was 'noon'"),
+        ("hour,rate\n0,5\n1e306,4\n", None, "day.csv:3: hour: expected a number of hours; was '1e306'"),
         ("time,rate\n25:00,5\n", None, "day.csv:2: time: expected a time such as 14:30"),
         ("time,rate\n23:00,5\n00:00,4\n", None, "day.csv:3: time: 00:00 does not come after 23:00 of line 2"),
         ("hour,rate\n1,5\n1,4\n", None, "day.csv:3: hour: 1 does not come after 1 of line 2"),

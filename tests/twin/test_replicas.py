@@ -154,6 +154,11 @@ def test_a_plan_needs_a_rate(twin: Twin, rate_rps: float) -> None:
         plan_replicas(twin, batcher_of(64), POISSON, rate_rps=rate_rps, limits=(P95,))
 
 
+def test_a_rate_beyond_all_fleets_is_an_error_and_not_a_fleet_that_is_too_small(twin: Twin) -> None:
+    with pytest.raises(TwinError, match="10,000,000 replicas are not enough for"):
+        plan_replicas(twin, batcher_of(64), POISSON, rate_rps=1e13, limits=(P95,), routing="random")
+
+
 def test_a_plan_is_plain_json(twin: Twin) -> None:
     plan = plan_replicas(twin, batcher_of(64), POISSON, rate_rps=1e4, limits=(P95,), routing="random")
     document = json.loads(json.dumps(plan.to_dict(), allow_nan=False))

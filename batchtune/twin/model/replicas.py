@@ -197,7 +197,13 @@ class Fleet:
                 f"no rate keeps {promise} with these parameters, by the model of the server",
                 hint="relax the limit, lower batch_timeout_micros, or plan with other parameters by --set",
             )
-        return _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST)), shares
+        needed = _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST))
+        if _enough(needed) >= REPLICAS_MOST:
+            raise TwinError(
+                f"{REPLICAS_MOST:,} replicas are not enough for {rate_rps:,.6g} requests/s, by the model of the server",
+                hint="plan for a lower rate, or relax the limit if it is near what a single request takes",
+            )
+        return needed, shares
 
     def _failure(self, rate_rps: float, replicas: int) -> Failure | None:
         if self._failing is None:

@@ -40,6 +40,8 @@ _SHORT_SWITCHES: Final = frozenset("diPqt")
 _WITHIN_A_WORD: Final = re.compile(r"(?<=\S)#")
 _HASH: Final = "\ue000"
 """Stands for a `#` that begins no comment, as in a shell: shlex would cut the line there."""
+_DESCRIPTOR: Final = re.compile(r"(?<=\s)\d+(?=[<>])")
+"""The number before a redirection is no word."""
 _VOLUMES: Final = ("v", "volume", "mount")
 OF_THE_MODEL: Final = (
     *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
@@ -191,7 +193,8 @@ def _of_substitution(command: str, opened: str) -> str:
 
 def _words(command: str) -> Iterator[str]:
     """The words of the first command of a line: up to a pipe, a redirection, `;` or `&`."""
-    lexer = shlex.shlex(_WITHIN_A_WORD.sub(_HASH, command), posix=True, punctuation_chars=";&|<>")
+    command = _DESCRIPTOR.sub("", _WITHIN_A_WORD.sub(_HASH, command))
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     words = (word.replace(_HASH, "#") for word in lexer)
     return itertools.takewhile(lambda word: not word or not set(word) <= set(";&|<>"), words)
@@ -200,7 +203,7 @@ def _words(command: str) -> Iterator[str]:
 def _require_plain(args: Sequence[str], *, where: str) -> None:
     """Refuse what would be passed over: a shell's command, an unknown variable, a flag that the server cannot read."""
     hint = "give the file of parameters itself, or a command whose arguments are the server's own"
-    for word in args:
+    for before, word in itertools.pairwise(("", *args)):
         if re.match(r"-\w*c$", word) or " --" in word:
             raise BatchingParametersError(f"{where}: a shell in the container starts the server", hint=hint)
         if "$" in word and word not in ("$@", "$*") and not _OF_THE_MODEL.match(word):
@@ -210,6 +213,11 @@ def _require_plain(args: Sequence[str], *, where: str) -> None:
             equals = "" if "=" in name or word != FILE_FLAG else "=PATH"
             raise BatchingParametersError(
                 f"{where}: {word}: the server takes flags as --name=value", hint=f"write --{name}{equals}"
+            )
+        if re.match(r"--[^=]+$", before) and not word.startswith(("-", "$")):
+            raise BatchingParametersError(
+                f"{where}: {before} {word}: the server takes flags as --name=value",
+                hint=f"write {before}={word}",
             )
 
 

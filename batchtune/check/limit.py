@@ -72,7 +72,10 @@ def parse_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
     Raises:
         UsageError: no such figure, or a limit that its unit does not allow.
     """
-    return tuple(map(_parsed, listed(texts)))
+    try:
+        return tuple(map(_parsed, listed(texts)))
+    except UsageError as error:
+        raise UsageError(f"--gate: {error.message}", hint=error.hint) from error
 
 
 def judge_limits(limits: Sequence[Limit], trial: Trial) -> list[LimitFinding]:

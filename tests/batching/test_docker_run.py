@@ -93,6 +93,11 @@ def test_a_line_that_starts_a_server_itself_is_read(command: str, tmp_path: Path
     )
 
 
+def test_the_number_of_a_redirection_is_no_value_of_a_flag(tmp_path: Path) -> None:
+    line = "tensorflow_model_server --max_batch_size=8 --enable_batching 2>&1 | tee log"
+    assert read_batching_file(script_of(tmp_path, line)).knobs(on_triton=False)[0] == {"max_batch_size": 8}
+
+
 def test_a_path_in_the_container_is_left_out_and_told(tmp_path: Path) -> None:
     script = script_of(tmp_path, f"docker run -v ./conf:/conf tf {FLAGS} --ssl_config_file=/etc/tls.txt")
     assert read_batching_file(script).notes == (
@@ -171,6 +176,11 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ),
         ("docker run tf $FLAGS", "serve.sh:3: $FLAGS: what it stands for is not known", "the server's own"),
         ("docker run tf -enable_batching", "takes flags as --name=value", "write --enable_batching"),
+        (
+            "docker run tf --enable_batching --grpc_max_threads 30",
+            "serve.sh:3: --grpc_max_threads 30: the server takes flags",
+            "write --grpc_max_threads=30",
+        ),
         (
             "docker run tf --enable_batching --batching_parameters_file /conf/b.txt",
             "takes flags as --name=value",

@@ -173,6 +173,7 @@ def test_a_shape_or_a_range_that_is_none_says_how_one_is_written(
     [
         (("load", "net", "--rate", "5", "--concurrency", "3"), "exclude each other"),
         (("load", "net", "--gate", "speed=3"), "speed"),
+        (("load", "net", "--gate", "p95=soon"), "--gate: expected a duration"),
         (("load", "net", "--batching-parameters-file", "gone.txt"), "gone.txt"),
     ],
 )

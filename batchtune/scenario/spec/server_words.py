@@ -12,7 +12,7 @@ from batchtune.scenario.units import problem
 
 
 def _words(given: object) -> object:
-    if not isinstance(given, list | tuple) or not all(isinstance(word, str) for word in given):
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(word, str) for word in given):
         raise problem(
             f"expected a list of words; was {given!r}",
             hint="write [kubectl, apply, …]; no shell reads it, and a number needs quotes",

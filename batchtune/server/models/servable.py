@@ -203,9 +203,11 @@ class Servable:
         signature = self.signatures[names[0]]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         settings = self._pool.settings
-        batching = in_words(settings, settings.own_of(self.name, self.own_parameters))
+        own = settings.own_of(self.name, self.own_parameters)
+        batching = in_words(settings, own)
+        batched = settings.parameters_for(own) is not None
         for batcher in self._inside:
-            twice = "batched twice, in its graph too" if self._pool.settings.enabled else "its graph batches"
+            twice = "batched twice, in its graph too" if batched else "its graph batches"
             batching = f"{batching}; {twice}: {batcher.in_words()}"
         staged = f"; {self._stages.in_words()}" if self._stages is not None else ""
         return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}{staged}"

@@ -28,6 +28,7 @@ from batchtune.server.sessions.request import LoopPort
 from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
+from batchtune.wire.tfserving.graph_batching import GraphBatching
 
 Outputs = dict[str, NDArray[Any]]
 X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
@@ -247,6 +248,28 @@ def test_a_version_says_in_a_line_what_it_is() -> None:
         )
 
     serve(scenario, SETTINGS["unbatched"])
+
+
+def test_a_model_that_batches_inside_is_batched_twice_only_where_the_server_batches_it_too() -> None:
+    inside = (GraphBatching(max_batch_size=2, batch_timeout_micros=1, num_batch_threads=1),)
+
+    async def scenario(server: Server) -> None:
+        model = LoadedModel(
+            platform="test", signatures={"s": SIGNATURE}, runs={"s": Weights()}, inside=inside
+        )
+        for name, own, words in (
+            ("without", None, "not batched; its graph batches: max_batch_size 2,"),
+            (
+                "with",
+                BatchingParameters(max_batch_size=8),
+                "; batched twice, in its graph too: max_batch_size 2,",
+            ),
+        ):
+            servable = Servable(name=name, version=1, model=model, metrics=server.metrics, own_parameters=own)
+            server.control.attach(servable)
+            assert words in servable.summary()
+
+    serve(scenario, BatchingSettings(enabled=True, per_model=True))
 
 
 IMAGES = Signature(

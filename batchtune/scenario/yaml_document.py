@@ -16,6 +16,8 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _NODES_MAX = 100_000
 _DEPTH_MAX = 50
 """A scenario nests six deep; each level takes three of the 1,000 frames that Python allows."""
+_NUMBERS = frozenset(map(str, range(100)))
+"""Of the items of a list, in an override."""
 _TOO_DEEP = "nested too deep for a scenario"
 _ComposeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -34,7 +36,8 @@ class Document:
         return self.places.get(path, "")
 
     def overlaid(self, other: Document) -> Document:
-        """This document with the other's mappings merged in; any other value of the other replaces ours."""
+        """This document with the other's mappings merged in, over a list by the numbers of its items from 0 on; any
+        other value of the other replaces ours."""
         return Document(data=_merged(self.data, other.data), places={**self.places, **other.places})
 
     def under(self, *prefix: str | int) -> Document:
@@ -98,8 +101,8 @@ def parse_override(text: str) -> Document:
     data: Any = _Reader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
-    places: dict[Path, str] = {tuple(keys[: length + 1]): source for length in range(len(keys))}
-    return Document(data=data, places={path: at for path, at in places.items() if len(path) == len(keys)})
+    in_lists = tuple(int(key) if key in _NUMBERS else key for key in keys)
+    return Document(data=data, places={tuple(keys): source, in_lists: source})
 
 
 def empty_value(key: str, *, option: str) -> ScenarioError:
@@ -179,11 +182,17 @@ class _Reader:
 
 
 def _merged(base: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in other.items():
-        ours = merged.get(key)
-        merged[key] = _merged(ours, value) if isinstance(ours, dict) and isinstance(value, dict) else value
-    return merged
+    return {**base, **{key: _replaced(base.get(key), value) for key, value in other.items()}}
+
+
+def _replaced(ours: Any, other: Any) -> Any:
+    if isinstance(other, dict) and isinstance(ours, dict):
+        return _merged(ours, other)
+    if isinstance(other, dict) and isinstance(ours, list):
+        items = {str(at): item for at, item in enumerate(ours)}
+        if other and other.keys() <= items.keys():
+            return list(_merged(items, other).values())
+    return other
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, text: str, source: str) -> ScenarioError:

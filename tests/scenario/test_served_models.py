@@ -88,6 +88,27 @@ def test_a_mistake_is_told_where_it_stands(change: tuple[str, str], words: str) 
     assert words in caught.value.message
 
 
+def test_one_of_the_models_is_changed_by_its_number() -> None:
+    changed = ["target.models.1.rate=50/s", "target.models.1.batching.max_batch_size=4"]
+    before, after = parse_scenario(TWO).target.models, parse_scenario(TWO, overrides=changed).target.models
+    assert after[0] == before[0]
+    assert (after[1].rate_rps, after[1].batching) == (50.0, {"max_batch_size": 4})
+    for number in ("2", "-1", "x"):
+        with pytest.raises(ScenarioError, match=r"target\.models: expected a list of models") as caught:
+            parse_scenario(TWO, overrides=[f"target.models.{number}.rate=50/s"])
+        assert "target.model:" not in caught.value.message
+    override = "target.models.1.rats=50/s"
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(TWO, overrides=[override])
+    assert caught.value.message.startswith(f"--set {override}: target.models.1.rats: unknown key")
+
+
+def test_a_wrong_value_that_is_fixed_is_none_of_a_models_own() -> None:
+    fixed = "fixed: {max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1, length_buckets: oto}\n"
+    with pytest.raises(ScenarioError, match=r"<string>:10: fixed\.length_buckets: length_buckets must be"):
+        parse_scenario(TWO + fixed)
+
+
 @pytest.mark.parametrize("name", ["imdb_transformer", "sequence_transformer"])
 def test_a_model_beside_the_list_is_refused_even_if_it_is_the_first_of_it(name: str) -> None:
     with pytest.raises(ScenarioError) as caught:

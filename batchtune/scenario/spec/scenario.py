@@ -160,7 +160,7 @@ class Scenario(Spec):
             (self.request, self.slo, document),
             *(
                 (own.request, own.slo, written)
-                for own, written in zip(self.target.models, _models_in(document), strict=True)
+                for own, written in zip(self.target.models, document["target"].get("models", []), strict=True)
             ),
         ]
         for request, slo, written in asked:
@@ -309,6 +309,8 @@ class Scenario(Spec):
 
     def _check_values(self) -> None:
         first = self.search.point_from_indices([0] * len(self.search.space))
+        if not first:
+            self._check_point(first, varied="")
         for name, space in self.search.space.items():
             ends = space.values if isinstance(space, ListSpace) else (space.values[0], space.values[-1])
             for value in ends:
@@ -319,12 +321,6 @@ class Scenario(Spec):
             self.configuration(point)
         except BatchingParametersError as error:
             text = error.message + error.hint
-            named = [name for name in (varied, *self.fixed) if name in text]
-            culprit = named[0] if named else varied
+            culprit = next((name for name in (varied, *self.fixed) if name and name in text), varied)
             path = ("search", "space") if culprit in point else ("fixed",)
-            raise problem(error.message, hint=error.hint, at=(*path, culprit)) from error
-
-
-def _models_in(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    models: list[dict[str, Any]] = document["target"].get("models", [])
-    return models
+            raise problem(error.message, hint=error.hint, at=(*path, culprit) if culprit else path) from error

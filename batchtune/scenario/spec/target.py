@@ -181,7 +181,10 @@ class TargetSpec(Spec):
         if models and not kept and given.get("model") is not None:
             what = "several models are listed in target.models"
             raise problem(what, at=("model",), hint="remove target.model, or target.models to serve this one")
-        first = models[0] if isinstance(models, list | tuple) and models else None
+        if models and not isinstance(models, list | tuple):
+            hint = "several begin with - name: …; --set target.models.0.rate=50/s changes the first of a list"
+            raise problem("expected a list of models", at=("models",), hint=hint)
+        first = models[0] if models else None
         model = first.get("model") if isinstance(first, Mapping) else getattr(first, "model", None)
         return given if model is None else {**given, "model": model}
 

@@ -95,6 +95,20 @@ def test_a_sample_model_is_meant_by_its_name_and_none_that_only_the_scenario_see
     assert raised.value.hint == "did you mean scenarios/models?"
 
 
+@pytest.mark.parametrize("words", [{"model": "./new"}, {"ref": "HEAD"}])
+def test_of_several_models_a_side_says_which_is_another(here: Path, words: dict[str, str]) -> None:
+    models = "models: [{name: a, model: ./models/net}, {name: b, model: ./models/net}]"
+    SCENARIO_PATH.write_text(SCENARIO.replace("model: ./models/net", models))
+    with pytest.raises(UsageError, match="lists several models") as caught:
+        overrides(**words)
+    assert caught.value.message.startswith(f"--candidate-{next(iter(words))}: ")
+    assert "--candidate-set target.models.0.model=PATH" in caught.value.hint
+    emulated(here / "scenarios/new")
+    assert overrides(set=["target.models.1.model=./new"])
+    changed = read_scenario(SCENARIO_PATH, overrides=overrides(set=["target.models.1.model=./new"]))
+    assert [Path(own.model).name for own in changed.target.models] == ["net", "new"]
+
+
 def test_a_linked_model_keeps_its_own_name(here: Path) -> None:
     (here / "stable").symlink_to(here / "scenarios/models/net", target_is_directory=True)
     assert overrides(model="stable") == [f'target.model="{here / "stable"}"']

@@ -50,6 +50,7 @@ def resolved_sides(
         commits: dict[str, str] = {}
         notes = []
         for side, said in words.items():
+            _require_one_model(scenario, side, said, overrides)
             model = _model(scenario, said)
             if said.ref is not None:
                 exported = export_model(_model_path(scenario, said, overrides), said.ref, scratch.path / side)
@@ -58,6 +59,15 @@ def resolved_sides(
                 notes.append(f"{side}: {exported.text}")
             changes[side] = [*model, *_server(said), *_batching(scenario, said, overrides), *said.set]
         yield Sides(overrides=changes, commits=commits, note="; ".join(notes))
+
+
+def _require_one_model(scenario: Path, side: str, said: SideWords, overrides: Sequence[str]) -> None:
+    option = "model" if said.model is not None else "ref"
+    if getattr(said, option) is not None and _section(scenario, "target", overrides).get("models"):
+        raise UsageError(
+            f"--{side}-{option}: {scenario} lists several models, and this does not say which is meant",
+            hint=f"give --{side}-set target.models.0.model=PATH: 0 is the first, PATH is seen from the scenario",
+        )
 
 
 def _model(scenario: Path, said: SideWords) -> list[str]:

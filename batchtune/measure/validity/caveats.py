@@ -96,7 +96,7 @@ _KNOWN: Final[Mapping[str, _Known]] = {
     ),
     "endpoint_failing": _Known(
         "latency",
-        "{endpoint} failed {error_ratio:.2%} of its requests, the next worst of {others} others {next_ratio:.2%}",
+        "{endpoint} failed {error_ratio:.2%} of its requests, the next worst {next_ratio:.2%}",
         "look at that replica; the figures here are of all together",
     ),
     "nothing_measured": _Known(

@@ -200,7 +200,7 @@ class Fleet:
         needed = _replicas(rate_rps, np.maximum(shares, rate_rps / REPLICAS_MOST))
         if _enough(needed) >= REPLICAS_MOST:
             raise TwinError(
-                f"{REPLICAS_MOST:,} replicas are not enough for {rate_rps:,.6g} requests/s, by the model of the server",
+                f"{REPLICAS_MOST:,} replicas are not enough for {rate_rps:,.0f} requests/s, by the model of the server",
                 hint="plan for a lower rate, or relax the limit if it is near what a single request takes",
             )
         return needed, shares

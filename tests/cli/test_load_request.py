@@ -283,6 +283,21 @@ def test_the_flags_of_a_scenario_are_not_those_of_a_server_that_runs_already(tmp
     assert asked(tmp_path, SWEEP)[1].scenario.target.flags != {}
 
 
+def test_a_server_that_the_command_line_names_gets_the_requests_and_not_the_scenarios_replicas(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "name: e\nload: {arrivals: closed, concurrency: 4}\nobjective: throughput\n"
+        "target: {kind: external, model: m, grpc_url: 'lb:1', endpoints: ['a:1', 'b:1']}\n"
+    )
+    assert asked(tmp_path, text)[1].scenario.target.endpoints == ("a:1", "b:1")
+    _, question = asked(tmp_path, text, grpc_url="c:1")
+    assert question.scenario.target.endpoints == ()
+    assert any("target.endpoints is left out" in note for note in question.notes)
+    _, question = asked(tmp_path, text, 'target.endpoints=["c:1", "d:1"]', grpc_url="lb2:1")
+    assert question.scenario.target.endpoints == ("c:1", "d:1")
+
+
 def test_a_number_of_requests_is_not_cut_at_the_default_duration(tmp_path: Path) -> None:
     text = SWEEP.replace("think_time: 1ms", "requests: 10000")
     assert asked(tmp_path, text)[1].scenario.load.duration_s == COUNTED_LIMIT_S

@@ -88,6 +88,7 @@ def question_of(wanted: LoadRequest) -> Question:
     if wanted.no_batching and wanted.batching_parameters_file is not None:
         raise UsageError("--no-batching and --batching-parameters-file exclude each other")
     written = unchecked_scenario(wanted.scenario)
+    is_named = not wanted.launches
     wanted = _with_scenarios_urls(wanted)
     settings, overrides = split_settings(wanted.overrides, searched=_keys(written, "search", "space"))
     _refuse_idle_options(wanted, settings)
@@ -108,8 +109,8 @@ def question_of(wanted: LoadRequest) -> Question:
         scenario, placement = placed(scenario)
         notes = (*notes, placement) if placement else notes
     else:
-        elsewhere = scenario.target.model_copy(update={"flags": {}, "cpus": None})
-        scenario = scenario.model_copy(update={"target": elsewhere})
+        scenario, left_out = _elsewhere(scenario, is_named=is_named, overrides=overrides)
+        notes = (*notes, *left_out)
     knobs = None
     if wanted.batching_parameters_file is not None:
         knobs, lacking = file_knobs(wanted.batching_parameters_file, scenario)
@@ -117,6 +118,20 @@ def question_of(wanted: LoadRequest) -> Question:
     return Question(
         scenario=scenario, settings=settings, notes=notes, file_knobs=knobs, launches=wanted.launches
     )
+
+
+def _elsewhere(
+    scenario: Scenario, *, is_named: bool, overrides: Iterable[str]
+) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario of a server that runs already, and what is left out; `is_named`: by the command line, which then
+    says where requests go unless it names the replicas too."""
+    update: dict[str, Any] = {"flags": {}, "cpus": None}
+    is_left_out = is_named and scenario.target.endpoints and "target.endpoints" not in map(_key_of, overrides)
+    if is_left_out:
+        update["endpoints"] = ()
+    elsewhere = scenario.model_copy(update={"target": scenario.target.model_copy(update=update)})
+    note = "target.endpoints is left out: requests go to the server that the command line names"
+    return elsewhere, (note,) if is_left_out else ()
 
 
 def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:

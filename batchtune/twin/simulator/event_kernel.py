@@ -38,7 +38,9 @@ def _earliest(world: World) -> int:
     leaves = len(world.next_s) // 2
     node = 1
     while node < leaves:
-        node = 2 * node + (world.next_s[2 * node + 1] < world.next_s[2 * node])
+        node *= 2
+        if world.next_s[node + 1] < world.next_s[node]:
+            node += 1
     return node - leaves
 
 
@@ -46,10 +48,11 @@ def _earliest(world: World) -> int:
 def _reckon(world: World, index: int) -> None:
     """Note when the next event of a replica comes."""
     replica = world.replicas[index]
-    event_s = min(_finish_s(world, index), _timeout_s(world, index))
-    for first in (replica.front_first, replica.client_first):
-        if first != NONE:
-            event_s = min(event_s, world.requests[first].at_s)
+    event_s = min(_finish_s(world, index), replica.times_out_s)
+    if replica.front_first != NONE:
+        event_s = min(event_s, world.requests[replica.front_first].at_s)
+    if replica.client_first != NONE:
+        event_s = min(event_s, world.requests[replica.client_first].at_s)
     node = len(world.next_s) // 2 + index
     world.next_s[node] = event_s
     while node > 1:
@@ -70,22 +73,12 @@ def _finish_s(world: World, index: int) -> float:
 
 
 @compiled_part
-def _timeout_s(world: World, index: int) -> float:
-    first_s = math.inf
-    for place in range(world.queues.shape[1]):
-        queue = world.queues[index, place]
-        if queue.open_batch != NONE and world.replicas[index].idle_threads > 0:
-            first_s = min(first_s, queue.opened_s + world.timeout_s)
-    return first_s
-
-
-@compiled_part
 def _handle(world: World, index: int, now_s: float) -> None:
     replica = world.replicas[index]
     if _finish_s(world, index) <= now_s:
         _finish(world, index, now_s)
         _start(world, index, now_s)
-    elif _timeout_s(world, index) <= now_s:
+    elif replica.times_out_s <= now_s:
         _start(world, index, now_s)
     elif replica.front_first != NONE and world.requests[replica.front_first].at_s <= now_s:
         request = replica.front_first
@@ -149,7 +142,7 @@ def _offer(world: World, index: int, request: int, now_s: float) -> None:
 @compiled_part
 def _queue(world: World, index: int, request: int, now_s: float) -> bool:
     """`BatchQueue.schedule` of the server; False: refused."""
-    queue = world.queues[index, world.requests[request].queue]
+    queue = world.queues[index * world.buckets + world.requests[request].queue]
     rows, most = world.requests[request].rows, world.batch_rows_max
     if world.lone:
         _join(world, queue, request, rows, now_s)
@@ -217,31 +210,34 @@ def _close(world: World, queue: Any) -> None:
 
 @compiled_part
 def _start(world: World, index: int, now_s: float) -> None:
-    """`SharedBatchScheduler.take` for each idle thread: the queues in turn, from the one after the last."""
-    replica, queues = world.replicas[index], world.queues.shape[1]
+    """`SharedBatchScheduler.take` for each idle thread: the queues in turn, from the one after the last.
+
+    Notes when the first of the open batches times out that an idle thread waits for.
+    """
+    replica, queues = world.replicas[index], world.buckets
     asked = 0
+    times_out_s = math.inf
     while replica.idle_threads > 0 and asked < queues:
-        batch = _take(world, world.queues[index, replica.turn], now_s)
+        queue = world.queues[index * queues + replica.turn]
         replica.turn = replica.turn + 1 if replica.turn + 1 < queues else 0
         asked += 1
-        if batch != NONE:
-            asked = 0
-            _run(world, index, batch, now_s)
-
-
-@compiled_part
-def _take(world: World, queue: Any, now_s: float) -> int:
-    batch = queue.open_batch
-    if queue.waiting > 0:
-        batch = queue.waiting_first
-        queue.waiting_first = world.batches[batch].next
-        queue.waiting -= 1
-    elif queue.open_rows >= world.batch_rows_max or now_s >= queue.opened_s + world.timeout_s:
-        queue.open_batch = NONE
-        queue.open_rows = 0
-    else:
-        batch = NONE
-    return int(batch)
+        batch = queue.open_batch
+        if queue.waiting > 0:
+            batch = queue.waiting_first
+            queue.waiting_first = world.batches[batch].next
+            queue.waiting -= 1
+        elif batch == NONE:
+            continue
+        elif queue.open_rows >= world.batch_rows_max or now_s >= queue.opened_s + world.timeout_s:
+            queue.open_batch = NONE
+            queue.open_rows = 0
+        else:
+            times_out_s = min(times_out_s, queue.opened_s + world.timeout_s)
+            continue
+        _run(world, index, batch, now_s)
+        asked = 0
+        times_out_s = math.inf
+    replica.times_out_s = times_out_s if replica.idle_threads > 0 else math.inf
 
 
 @compiled_part

@@ -70,8 +70,10 @@ def _kill(world: World, dead: slice) -> None:
     for name in ("idle_threads", "running"):
         world.replicas[name][dead] = 0
     world.replicas["front_first"][dead] = NONE
-    world.queues["waiting"][dead] = -_BEYOND
-    world.queues["waiting_last"][dead] = len(world.batches) - 1
+    world.replicas["times_out_s"][dead] = math.inf
+    queues = world.queues[dead.start * world.buckets : dead.stop * world.buckets]
+    queues["waiting"] = -_BEYOND
+    queues["waiting_last"] = len(world.batches) - 1
     leaves = len(world.next_s) // 2
     world.next_s[leaves + dead.start : leaves + dead.stop] = math.inf
     for node in range(leaves - 1, 0, -1):

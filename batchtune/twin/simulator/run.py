@@ -252,11 +252,12 @@ def new_world(
     for name in ("front_first", "client_first"):
         replicas[name] = NONE
     replicas["idle_threads"] = batcher.batch_threads
+    replicas["times_out_s"] = math.inf
     replicas["device_free_s"] = replicas["front_free_s"] = replicas["last_done_s"] = -math.inf
     boundaries = (
         () if batcher.length_buckets == AUTO_BUCKETS or traffic.lengths is None else batcher.length_buckets
     )
-    queues = np.zeros((traffic.replicas, len(boundaries) + 1), dtype=QUEUE)
+    queues = np.zeros(traffic.replicas * (len(boundaries) + 1), dtype=QUEUE)
     queues["open_batch"] = NONE
     if traffic.lengths is not None:
         requests["length"] = traffic.lengths
@@ -272,6 +273,7 @@ def new_world(
         batches=np.zeros(parts, dtype=BATCH),
         replicas=replicas,
         queues=queues,
+        buckets=len(boundaries) + 1,
         running=np.zeros((traffic.replicas, batcher.batch_threads), dtype=RUNNING),
         counts=np.zeros(5, dtype=np.int64),
         next_s=np.full(2 * leaves, math.inf),

@@ -45,6 +45,7 @@ QUEUE = np.dtype(
 REPLICA = np.dtype(
     [
         ("turn", np.int64),  # the queue that is asked next
+        ("times_out_s", np.float64),  # the first open batch that an idle thread waits for
         ("idle_threads", np.int64),
         ("running", np.int64),
         ("in_flight", np.int64),
@@ -70,7 +71,7 @@ REFUSAL_S = 1e-4
 class World(NamedTuple):
     """Everything a run reads and writes.
 
-    `requests`, `parts`, `batches`, `replicas`, `queues` [replicas, length buckets], `running` [replicas, threads]:
+    `requests`, `parts`, `batches`, `replicas`, `queues` [replicas x `buckets`], `running` [replicas, threads]:
     records as above; `counts`: how many of each are used; `route` [requests]: the replica of each request, empty for
     the least loaded; `cost_s` [rows + 1]: execution alone on the device, padding included, and what each unit of the
     longest request's length adds to it (`length_cost_s`); `normals`: standard normal draws for the jitter; `next_s`: a
@@ -84,6 +85,7 @@ class World(NamedTuple):
     batches: NDArray[Any]
     replicas: NDArray[Any]
     queues: NDArray[Any]
+    buckets: int
     running: NDArray[Any]
     counts: NDArray[np.int64]
     next_s: NDArray[np.float64]

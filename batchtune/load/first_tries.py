@@ -114,14 +114,16 @@ class _Asking:
     request: RequestSpec
 
     def settled(self) -> tuple[Shapes, Ranges]:
-        """The dimensions and values with which the model answers.
+        """The dimensions and values with which the model answers; `request.lengths` leave no dimension open.
 
         Raises:
             TargetError: there are none among those guessed.
         """
         ranges: Ranges = range_guesses(self.signature, inputs_with_range(self.request, self.signature))
         first_fault = None
-        for shapes in shape_guesses(self.signature, self.request.shapes):
+        every = {spec.name for spec in self.signature.inputs}
+        given = self.request.shapes if self.request.lengths is None else every
+        for shapes in shape_guesses(self.signature, given):
             fault = self.fault_of(guessed_request(self.request, shapes=shapes, ranges=ranges))
             if fault is not None and is_out_of_range(fault):
                 for fewer in narrower(ranges):

@@ -14,6 +14,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.first_tries import FirstTries, first_tries
 from batchtune.scenario.guesses import BINARY, SMALL
+from batchtune.scenario.spec.lengths import LengthsSpec
 from batchtune.scenario.spec.request import FileInputs, RequestSpec
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.tfserving import TfServingTarget
@@ -53,9 +54,15 @@ def test_a_length_that_the_model_does_not_take_is_followed_by_others_until_one_i
 
 @pytest.mark.parametrize(("vocabulary", "expected"), [(1000, SMALL), (2, BINARY)])
 def test_numbers_beyond_a_table_are_narrowed(tmp_path: Path, vocabulary: int, expected: object) -> None:
-    tries = tried(lookup(tmp_path / "net.onnx", vocabulary=vocabulary), RequestSpec(protocol="rest"))
+    lengths = LengthsSpec(file=str(tmp_path / "lengths.txt"))
+    (tmp_path / "lengths.txt").write_text("3\n5\n")
+    with served(lookup(tmp_path / "net.onnx", vocabulary=vocabulary)) as target:
+        signature = target.signature("serving_default")
+        tries = first_tries(target.endpoint, signature, RequestSpec(protocol="rest"))
+        drawn = first_tries(target.endpoint, signature, RequestSpec(lengths=lengths))
     assert (tries.shapes, tries.ranges) == ({"ids": (128,)}, {"ids": expected})
     assert tries.request.shapes == {"ids": (128,)}
+    assert (drawn.shapes, drawn.request.shapes, drawn.ranges) == ({}, {}, {"ids": expected})
 
 
 def test_a_fixed_batch_dimension_is_told_unless_nothing_is_batched(tmp_path: Path) -> None:

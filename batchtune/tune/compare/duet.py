@@ -19,8 +19,8 @@ TURN_S: Final = 0.008
 (tests/benchmarks/check/duet.py),"""
 
 TURN_LATENCIES: Final = 1.25
-"""but in a turn each client sends twice: of one volley a request costs a fifth more than in a run, which hides as much
-of a change; of two, a twentieth;"""
+"""but in a turn each client sends twice: of one volley a request costs up to a quarter more than in a run, which hides
+as much of a change;"""
 
 TURN_REQUESTS: Final = 8.0
 """and of an open loop so many requests."""
@@ -35,8 +35,7 @@ PAIRS_MIN: Final = 8
 """Fewer pairs tell less than two runs one after another."""
 
 DUET_S: Final = 3.5
-"""A duet of so long has a standard deviation of about 2 %, with which 24 tell a change of 5 % from one of 2 % where
-launches differ by another one."""
+"""A duet of so long has a standard deviation of about 2 %."""
 
 _TIMEOUT: Final = "batch_timeout_micros"
 

@@ -100,7 +100,7 @@ class LengthBuckets:
         lengths = ",".join(map(str, boundaries)) or "none"
         text = (
             f"length_buckets of {self.name}: {lengths} by the last {sum(rows_by_length.values()):,} rows; "
-            f"{1.0 - ratio:.0%} less to compute than before"
+            f"{100 * (1.0 - ratio):.0f} % less to compute than before where batches are full"
         )
         self._leaving = [thread for thread in self._leaving if thread.is_alive()]
         self._leaving.append(

@@ -142,7 +142,7 @@ def test_new_boundaries_leave_what_waits_in_its_batch_and_part_what_comes_after(
     assert sorted(len(batch[0]) for batch in server.batches[1:]) == [2, 20]
     assert all(answer.outputs is not None for answer in answers)
     assert (
-        "length_buckets of m/1/s: 2 by the last 6 rows; 45% less to compute than before"
+        "length_buckets of m/1/s: 2 by the last 6 rows; 45 % less to compute than before where batches are full"
         in capsys.readouterr().err
     )
 

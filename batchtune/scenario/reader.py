@@ -102,7 +102,7 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
 def read_arms(
     path: Path | str, arms: Mapping[str, Iterable[str]], *, overrides: Iterable[str] = ()
 ) -> dict[str, Scenario]:
-    """The scenario in a file once for each arm, with the overrides of that arm; compared, not searched.
+    """The scenario in a file once for each arm, with the overrides of that arm (`--NAME-set`); compared, not searched.
 
     Raises:
         ScenarioError: as `read_scenario`.
@@ -111,7 +111,7 @@ def read_arms(
     document = _overridden(parse_yaml(read.text, source=read.source), overrides)
     _validated(document, read.directory)
     compared = _compared(document)
-    return {name: _validated(_overridden(compared, given), read.directory) for name, given in arms.items()}
+    return {name: _validated(_overridden(compared, own, name), read.directory) for name, own in arms.items()}
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -175,9 +175,10 @@ def _instead_of(path: Path) -> str:
     return f"`batchtune init --example NAME` writes an example here, one of: {', '.join(names)}"
 
 
-def _overridden(document: Document, overrides: Iterable[str]) -> Document:
+def _overridden(document: Document, overrides: Iterable[str], side: str = "") -> Document:
+    option = f"--{side}-set" if side else "--set"
     for override in overrides:
-        document = document.overlaid(parse_override(override))
+        document = document.overlaid(parse_override(override, option=option))
     return document
 
 

@@ -78,13 +78,13 @@ def parse_yaml(text: str, *, source: str) -> Document:
     return Document(data=data, places=reader.places)
 
 
-def parse_override(text: str) -> Document:
+def parse_override(text: str, *, option: str = "--set") -> Document:
     """The document of one `a.b.c=value`, the value being YAML (`--set load.rate=500/s`), its keys as in a file.
 
     Raises:
         ScenarioError: no `=`, an empty key or value, or a value that is no YAML.
     """
-    source = f"--set {text if len(text) <= 200 else text[:200] + '…'}"
+    source = f"{option} {text if len(text) <= 200 else text[:200] + '…'}"
     name, separator, value = text.partition("=")
     # The one key that has a dot in its name.
     keys = ["p99.9" if key == "p99_9" else key for key in name.strip().replace("p99.9", "p99_9").split(".")]
@@ -97,7 +97,7 @@ def parse_override(text: str) -> Document:
     except RecursionError as error:
         raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
     if root is None:
-        raise empty_value(name.strip(), option="--set")
+        raise empty_value(name.strip(), option=option)
     data: Any = _Reader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}

@@ -234,6 +234,13 @@ def test_a_batching_file_replaces_the_parameters_and_must_name_what_the_scenario
     assert batching.allowed_batch_sizes == (2, 4)
 
 
+@pytest.mark.parametrize("wrong", ["fixed.max_batch_siz=2", "load", "load.rate=5", "target.flags.port=x"])
+def test_a_mistake_of_a_side_is_told_by_the_option_of_that_side(here: Path, wrong: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        candidate(set=[wrong])
+    assert raised.value.message.startswith(f"--candidate-set {wrong}: ")
+
+
 def test_a_batching_file_of_another_server_is_read_as_a_sweep_reads_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

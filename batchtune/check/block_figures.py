@@ -30,10 +30,7 @@ def paired_figures(
     before, after = runs_of(trials, baseline), runs_of(trials, candidate)
     blocks: list[BlockFigures] = []
     for block in sorted(before.keys() & after.keys()):
-        left, right = run_figures(before[block]), run_figures(after[block])
-        figures: dict[str, tuple[float, float]] = {
-            metric: (left[metric], right[metric]) for metric in METRICS
-        }
+        figures = _side_by_side(before[block], after[block])
         blocks.append({**figures, "cpu": cpu.get(block, figures["cpu"])})
     return blocks
 
@@ -57,12 +54,14 @@ def variant_figures(
     for block in sorted(whole):
         figures: dict[str, tuple[float, float]] = {}
         for model, left, right in arms:
-            sides = run_figures(left[block]), run_figures(right[block])
-            figures |= {
-                figure_name(model, metric): (sides[0][metric], sides[1][metric]) for metric in METRICS
-            }
+            figures |= _side_by_side(left[block], right[block], model=model)
         blocks.append(figures)
     return blocks
+
+
+def _side_by_side(before: Trial, after: Trial, *, model: str = "") -> dict[str, tuple[float, float]]:
+    left, right = run_figures(before), run_figures(after)
+    return {figure_name(model, metric): (left[metric], right[metric]) for metric in METRICS}
 
 
 def run_figures(trial: Trial) -> Mapping[Metric, float]:

@@ -177,6 +177,8 @@ class EmulatedDevice:
 
     def _burn_cpu(self) -> None:
         service_time = self._service_time
+        if not (service_time.cpu_ms or service_time.cpu_ratio):
+            return
         used_ns = time.process_time_ns() - self._burnt_ns
         _burn_cpu(service_time.cpu_ms * 1e6 + service_time.cpu_ratio * used_ns)
         self._burnt_ns = time.process_time_ns()

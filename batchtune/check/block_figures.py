@@ -25,13 +25,13 @@ def paired_figures(
 ) -> list[BlockFigures]:
     """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks.
 
-    `cpu`: CPU seconds a request by block, where they were measured apart.
+    `cpu`: CPU seconds a request by block, where they were measured apart; where any were, only these count.
     """
     before, after = runs_of(trials, baseline), runs_of(trials, candidate)
     blocks: list[BlockFigures] = []
     for block in sorted(before.keys() & after.keys()):
         figures = _side_by_side(before[block], after[block])
-        blocks.append({**figures, "cpu": cpu.get(block, figures["cpu"])})
+        blocks.append({**figures, "cpu": cpu.get(block, (math.nan, math.nan))} if cpu else figures)
     return blocks
 
 

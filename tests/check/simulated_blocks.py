@@ -7,13 +7,16 @@ planted in the second server, and noise. `sd` is the standard deviation of the l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from batchtune.check.finding import BlockFigures
+from batchtune.check.gate import Gate
+from batchtune.check.looks import LOOKS
 from batchtune.check.paired import Phase
 from batchtune.measure.statistics.paired import balanced_orders
 from batchtune.scenario.spec.check import Metric
@@ -52,7 +55,7 @@ FASTER_10: Mapping[Metric, float] = {"throughput": 1.1, "p95": 1 / 1.1, "p99": 1
 
 @dataclass
 class SimulatedPair:
-    """The blocks of both phases of one check; every phase launches its servers anew."""
+    """The blocks of both phases of one check; those of each look have servers that were launched anew."""
 
     seed: int
     sd: float
@@ -64,7 +67,7 @@ class SimulatedPair:
         self._random = np.random.default_rng(self.seed)
         self._phases: dict[Phase, list[BlockFigures]] = {}
 
-    def measure(self, phase: Phase, blocks: int) -> Sequence[BlockFigures]:
+    def measure(self, phase: Phase, blocks: int, _guarded: Collection[Gate] = ()) -> Sequence[BlockFigures]:
         if phase not in self._phases:
             self._phases[phase] = self._drawn_blocks(phase)
         return self._phases[phase][:blocks]
@@ -72,7 +75,7 @@ class SimulatedPair:
     def _drawn_blocks(self, phase: Phase) -> list[BlockFigures]:
         orders = balanced_orders((0, 1), blocks=BLOCKS_MOST, seed=self.seed + (phase == "confirmation"))
         slowness = self._slowness(2 * BLOCKS_MOST)
-        launches = {metric: self._random.normal(0.0, self.launch_sd, 2) for metric in TYPICAL}
+        launches = {metric: self._random.normal(0.0, self.launch_sd, (len(LOOKS), 2)) for metric in TYPICAL}
         noise = {
             metric: self._random.normal(0.0, self.sd * NOISE[metric] / math.sqrt(2.0), 2 * BLOCKS_MOST)
             for metric in TYPICAL
@@ -81,10 +84,11 @@ class SimulatedPair:
         chance = np.random.default_rng([self.seed, phase == "confirmation"])
         for block, order in enumerate(orders):
             figures: dict[Metric, list[float]] = {metric: [0.0, 0.0] for metric in TYPICAL}
+            launch = bisect_right(LOOKS, block)
             for place, arm in enumerate(order):
                 run = 2 * block + place
                 for metric, typical in TYPICAL.items():
-                    log = HOST_SHARE[metric] * slowness[run] + launches[metric][arm] + noise[metric][run]
+                    log = HOST_SHARE[metric] * slowness[run] + launches[metric][launch, arm] + noise[metric][run]
                     planted = self.change.get(metric, 1.0) if arm else 1.0
                     figures[metric][arm] = typical * planted * math.exp(log)
             pairs: dict[Metric, tuple[float, float]] = {

@@ -139,7 +139,7 @@ def test_runs_that_launched_their_servers_are_never_compared_with_runs_that_did_
 
 def test_a_baseline_of_a_git_ref_keeps_its_commit_and_says_which_it_is(tmp_path, capsys):
     course = SimpleNamespace(
-        measure=lambda _phase, _blocks: (),
+        measure=lambda *_asked: (),
         trials=TRIALS,
         variants=[Variant(name="candidate", scenario=SCENARIO)],
         relaunches=True,

@@ -58,11 +58,14 @@ def test_gpu_seconds_are_its_busy_time():
     assert run_figures(trial("main", 1, measured))["gpu"] == pytest.approx(0.8 / 1600)
 
 
-def test_cpu_that_was_measured_apart_stands_for_that_of_its_block():
+def test_where_cpu_was_measured_apart_only_that_counts():
     trials = [trial(name, block) for block in (1, 2) for name in ("main", "new")]
     blocks = paired_figures(trials, baseline="main", candidate="new", cpu={2: (5e-5, 6e-5)})
+    assert blocks[1]["cpu"] == (5e-5, 6e-5)
+    assert all(math.isnan(figure) for figure in blocks[0]["cpu"])
     own = run_figures(trials[0])["cpu"]
-    assert [block["cpu"] for block in blocks] == [(own, own), (5e-5, 6e-5)]
+    alone = paired_figures(trials, baseline="main", candidate="new")
+    assert [block["cpu"] for block in alone] == [(own, own)] * 2
 
 
 def test_blocks_need_both_sides_and_count_the_last_attempt():

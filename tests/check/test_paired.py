@@ -51,6 +51,21 @@ def test_a_quiet_pair_is_cleared_within_ten_blocks():
     assert sorted(blocks)[len(blocks) // 2] <= 10
 
 
+def test_cpu_time_that_is_cleared_is_not_asked_again_and_keeps_its_blocks():
+    pair = SimulatedPair(seed=1, sd=0.05)
+    asked = []
+
+    def measure(phase, blocks, guarded):
+        asked.append((blocks, "cpu" in {gate.metric for gate in guarded}))
+        return pair.measure(phase, blocks)
+
+    conclusion = run_check(GATES, measure)
+    last = max(blocks for blocks, with_cpu in asked if with_cpu)
+    assert last < conclusion.blocks == asked[-1][0]
+    (cpu,) = (finding for finding in conclusion.findings if finding.gate.metric == "cpu")
+    assert (cpu.state, cpu.blocks) == ("ok", last)
+
+
 def test_what_got_better_is_called_improved():
     conclusion = run_check(GATES, SimulatedPair(seed=1, sd=0.01, change=FASTER_10).measure)
     assert (conclusion.verdict, conclusion.exit_code) == ("IMPROVED", 0)
@@ -59,7 +74,7 @@ def test_what_got_better_is_called_improved():
 def test_a_regression_that_fresh_blocks_do_not_show_does_not_fail():
     slow, equal = SimulatedPair(seed=1, sd=0.01, change=SLOWER_10), SimulatedPair(seed=2, sd=0.01)
 
-    def measure(phase, blocks):
+    def measure(phase, blocks, _guarded):
         return (slow if phase == "screen" else equal).measure(phase, blocks)
 
     conclusion = run_check(GATES, measure)

@@ -82,7 +82,8 @@ def finding_text(finding: Finding) -> str:
 
 def gate_rows(conclusion: Conclusion) -> list[list[str]]:
     """One row of six cells for each gate, as `HEADINGS` names them."""
-    return [_row(finding) for finding in conclusion.findings]
+    all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
+    return [_row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings]
 
 
 def closing_lines(account: Account) -> list[str]:
@@ -171,7 +172,7 @@ def _end(share: float) -> str:
     return "…" if math.isinf(share) else _signed(share)
 
 
-def _row(finding: Finding) -> list[str]:
+def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
     gate = finding.gate
     title, scale = unit_of(gate.name)
     if finding.state == "not measured":
@@ -185,7 +186,7 @@ def _row(finding: Finding) -> list[str]:
         number(finding.after * scale),
         change_text(finding),
         margin,
-        _state_text(finding),
+        _state_text(finding) + (f" ({counted(finding.blocks, 'block')})" if tells_blocks else ""),
     ]
 
 

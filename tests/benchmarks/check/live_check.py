@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from batchtune.tune.compare.duet import DUET_S
+
 CLIENTS = 16
 PLAIN = {"base_ms": 4.0, "per_row_ms": 0.1}
 SHAPES = "inputs: {x: {dtype: float32, shape: [200]}}\noutputs: {y: {dtype: float32, shape: [2]}}\n"
@@ -71,7 +73,7 @@ def checked(folder: Path, case: str, *, number: int, blocks: int) -> Document:
     )
     command = [
         sys.executable, "-m", "batchtune", "check", "scenario.yaml", "--candidate-model", "candidate",
-        "--blocks", str(blocks), "--set", f"load.seed={number}", "--json", "--quiet",
+        "--blocks", str(blocks), "--set", f"load.seed={number}", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode == 130:
@@ -85,7 +87,11 @@ def checked(folder: Path, case: str, *, number: int, blocks: int) -> Document:
         }
     document: Document = json.loads(done.stdout)
     lines = (folder / document["run"] / "trials.jsonl").read_text().splitlines()
-    return {**document, "runs_s": sum(json.loads(line)["seconds"] for line in lines), "runs": len(lines)}
+    looks = [line.partition("] after ")[2] for line in done.stderr.splitlines() if "] after " in line]
+    seconds = sum(json.loads(line)["seconds"] for line in lines)
+    duets_file = folder / document["run"] / "duets.jsonl"
+    duets = len(duets_file.read_text().splitlines()) if duets_file.exists() else 0
+    return {**document, "runs_s": seconds, "runs": len(lines), "duets": duets, "looks": looks}
 
 
 def kept(path: Path | None) -> list[Document]:
@@ -132,10 +138,15 @@ def tally(documents: Sequence[Document]) -> str:
 
 
 def fixed_s(document: Document) -> float:
-    """What FIXED_BLOCKS blocks, and as many again where it confirmed, would have taken with the same launches."""
-    runs_s = document.get("runs_s", document["seconds"])
-    blocks = FIXED_BLOCKS * (2 if document["fresh_blocks"] else 1)
-    return document["seconds"] - runs_s + runs_s * blocks / (document["blocks"] + document["fresh_blocks"])
+    """What FIXED_BLOCKS blocks, and as many again where it confirmed, would have taken with one launch for each of the
+    two, and with a duet for each block of a phase that had any."""
+    phases = 2 if document["fresh_blocks"] else 1
+    measured = document["blocks"] + document["fresh_blocks"]
+    duets = document.get("duets", measured)
+    launch_s = (document["seconds"] - document["runs_s"] - duets * DUET_S) / max(len(document.get("looks", ())), 1)
+    with_duets = phases if duets > document["blocks"] else min(duets, 1)
+    blocks_s = FIXED_BLOCKS * (phases * document["runs_s"] / measured + with_duets * DUET_S)
+    return float(phases * launch_s + blocks_s)
 
 
 def main() -> None:

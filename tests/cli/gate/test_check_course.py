@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -104,8 +105,8 @@ def test_without_one_each_side_is_launched_once_before_each_look():
     benches = FakeBenches()
     course = course_of(benches, GATES[1:])
     for blocks in (6, 10, 16):
-        course.measure("screen", blocks)
-    course.measure("confirmation", 6)
+        course.measure("screen", blocks, GATES[1:])
+    course.measure("confirmation", 6, GATES[1:])
     assert benches.launches.count("main") == benches.launches.count("new") == 4
 
 
@@ -125,6 +126,18 @@ def test_a_gate_of_cpu_time_is_judged_by_duets_a_block_each_in_both_phases():
     blocks = conclusion.blocks + conclusion.fresh_blocks
     assert benches.duets == list(range(1, blocks + 1))
     assert sorted(course.duets) == [1, *range(3, blocks + 1)]
+
+
+def test_blocks_after_it_is_cleared_have_no_duets_nor_has_a_confirmation_of_something_else():
+    benches = FakeBenches()
+    cpu, memory = Gate(metric="cpu", margin=0.02), Gate(metric="memory", margin=0.05)
+    course = course_of(benches, [cpu, memory])
+    course.measure("screen", 6, [cpu, memory])
+    blocks = course.measure("screen", 10, [memory])
+    assert benches.duets == [1, 2, 3, 4, 5, 6]
+    assert math.isnan(blocks[9]["cpu"][0])
+    course.measure("confirmation", 6, [memory])
+    assert len(benches.duets) == 6
 
 
 def test_without_a_gate_of_cpu_time_there_are_none():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from batchtune.check.looks import looks_up_to
 from batchtune.check.paired import Conclusion, Phase, run_check
 from batchtune.cli.benches import Benches
 from batchtune.errors import TargetError
 from batchtune.report.comparison import variant_line
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.compare.blocks import Turn, Variant, compare
+from batchtune.tune.compare.duet import DUET_S
 from batchtune.tune.compare.pace_probes import comparison_seconds, pace_text, probed_paces
 
 if TYPE_CHECKING:
@@ -42,20 +45,20 @@ class Course:
     paces: dict[str, Pace] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     duets: dict[int, tuple[float, float]] = field(default_factory=dict)
-    _asks_cpu: bool = False
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
     _blocks: dict[Phase, int] = field(default_factory=dict)
     _asked_duets: set[int] = field(default_factory=set)
 
-    def measure(self, phase: Phase, blocks: int) -> Sequence[BlockFigures]:
-        """At least so many blocks of a phase. Those from one look to the next have servers of their own: two launches
-        of one server may differ by more than many blocks of them would tell.
+    def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
+        """At least so many blocks of a phase, with the duets of the newest where CPU time is guarded. Those from one
+        look to the next have servers of their own: two launches of one server may differ by more than many blocks of
+        them would tell.
 
         Raises:
             TargetError: a server failed.
         """
         if phase not in self._phases or not self.relaunches:
-            self._launch(phase)
+            self._launch(phase, guarded)
         trials = self._phases.setdefault(phase, [])
         for finished in compare(
             self.variants,
@@ -73,14 +76,13 @@ class Course:
             self.view.event(variant_line(trial))
             if trial.state == "failed":
                 raise TargetError(f"{trial.reason}: {trial.failure}")
-        if self._asks_cpu and len(self.variants) > 1:
+        if _asks_cpu(guarded, self.variants):
             self._compare_cpu(trials)
         self._blocks[phase] = blocks
         return self.figures(trials, phase)
 
     def conclude(self, gates: Sequence[Gate], blocks_max: int) -> Conclusion:
         """Measure until it is clear; a server that fails makes the check invalid."""
-        self._asks_cpu = any(gate.metric == "cpu" for gate in gates)
         try:
             return run_check(
                 gates,
@@ -108,12 +110,13 @@ class Course:
                 self.duets[block] = cost_s
                 self.run.keep_duet(block, cost_s)
 
-    def _launch(self, phase: Phase) -> None:
+    def _launch(self, phase: Phase, guarded: Collection[Gate]) -> None:
         """Servers as fresh as each other, and warm."""
         if self._blocks:
             why = "still open" if phase in self._blocks else "flagged: fresh blocks"
             self.view.event(f"{why}, after every server is started anew")
             self.benches.stop_servers()
+        started_s = time.monotonic()
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:
             if variant.scenario.target.models:  # others are launched by the probes of their pace
@@ -122,7 +125,12 @@ class Course:
         if not self._blocks:
             for variant in self.variants:
                 self.view.event(pace_text(variant, self.paces[variant.name]))
-            most_s = comparison_seconds(self.variants, self.paces, blocks=self.benches.blocks)
+            blocks = self.benches.blocks
+            most_s = comparison_seconds(self.variants, self.paces, blocks=blocks)
+            if not self.relaunches:
+                most_s += (len(looks_up_to(blocks)) - 1) * (time.monotonic() - started_s)
+            if _asks_cpu(guarded, self.variants):
+                most_s += blocks * DUET_S
             self.view.event(
                 f"{self.benches.blocks} blocks in at most about {rounded_duration(most_s)}, as many again where a gate "
                 f"is flagged; results go to {self.run.path}"
@@ -134,6 +142,11 @@ class Course:
         else:
             self.benches.require_running(turn.variant)
         self.benches.turn(turn)
+
+
+def _asks_cpu(guarded: Collection[Gate], variants: Sequence[Variant]) -> bool:
+    """Whether what a request costs is compared by duets."""
+    return len(variants) > 1 and any(gate.metric == "cpu" for gate in guarded)
 
 
 def needs_relaunches(gates: Iterable[Gate]) -> bool:

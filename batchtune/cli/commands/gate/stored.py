@@ -218,7 +218,7 @@ def update_baseline(
     json: bool = False,
 ) -> int:
     """Measure a new baseline and write it; the exit code."""
-    course.measure("screen", blocks)
+    course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)
     if void.verdict == "INVALID":
         print(f"invalid: {void.reason}; no baseline was written", file=sys.stderr)

@@ -31,6 +31,7 @@ _CONTAINERS: Final = frozenset({"containers", "predictor", "args"})
 _ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
 """Keys under which nothing is said of how the server starts."""
 _PROGRAMS: Final = ("tensorflow_model_server", "tensorflow/serving", "batchtune-model-server")
+_NULL: Final = "tag:yaml.org,2002:null"
 _NAME_CHARACTERS_MAX: Final = 50
 """Kubernetes takes 63; a ConfigMap's name has nine more."""
 
@@ -167,7 +168,7 @@ def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
     Raises:
         BatchingParametersError: two servers batch, or a shell starts it.
     """
-    containers = [part for item in objects for part in _containers(item)]
+    containers = [part for item in objects for part in _containers(item, source)]
     batching = [part for part in containers if any(_is_batching(word.value) for word in part[1])]
     if len(batching) > 1:
         raise BatchingParametersError(
@@ -189,13 +190,24 @@ def _is_batching(word: str) -> bool:
     return word.partition("=")[0] in (SWITCH_FLAG, FILE_FLAG)
 
 
-def _containers(node: yaml.Node) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:
-    """The image, and the words of command and args, of each container that has such words."""
+def _containers(node: yaml.Node, source: str) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:
+    """The image, and the words of command and args, of each container that has such words.
+
+    Raises:
+        BatchingParametersError: these are no list.
+    """
     if isinstance(node, yaml.SequenceNode):
         for part in node.value:
-            yield from _containers(part)
+            yield from _containers(part, source)
     elif isinstance(node, yaml.MappingNode):
         said = [_entry(node, name) for name in ("command", "args")]
+        for part in said if _entry(node, "image") is not None else ():
+            if isinstance(part, yaml.ScalarNode) and part.tag != _NULL:
+                raise BatchingParametersError(
+                    f"{source}:{part.start_mark.line + 1}: command and args of a container are lists of words; was "
+                    f"{part.value!r}",
+                    hint="write args: [--enable_batching=true, …]",
+                )
         lists = [part for part in said if isinstance(part, yaml.SequenceNode)]
         words = [word for part in lists for word in part.value if isinstance(word, yaml.ScalarNode)]
         if words:
@@ -203,7 +215,7 @@ def _containers(node: yaml.Node) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:
             yield str(image.value) if isinstance(image, yaml.ScalarNode) else "", words
         for key, value in node.value:
             if key.value not in _ASIDE:
-                yield from _containers(value)
+                yield from _containers(value, source)
 
 
 def _container(configuration: Configuration, file: ParametersFile, folder: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ stdin, or in files that its words name.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -97,6 +98,7 @@ class CommandTarget:
         if self.alive() and configuration == self._in_force:
             return ApplyRecord(how="unchanged", seconds=0.0)
         self._in_force = None
+        self._tell_unset()
         self._changed = True
         document = rendered(configuration, "json", model=self._model)
         self._write(configuration, document)
@@ -189,6 +191,15 @@ class CommandTarget:
 
     def __exit__(self, *_fault: object) -> None:
         self.close()
+
+    def _tell_unset(self) -> None:
+        """Say once which of the variables that the commands were to get are not there."""
+        unset = [name for name in self._spec.environment or () if name not in os.environ]
+        if unset and not self._changed:
+            are = "is" if len(unset) == 1 else "are"
+            self._on_event(
+                f"target.environment: {', '.join(unset)} {are} not set here, so the commands do without"
+            )
 
     def _write(self, configuration: Configuration, document: str) -> None:
         """Write the files that the commands' words name.

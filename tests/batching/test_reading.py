@@ -252,6 +252,7 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("m", "apiVersion: apps/v1\nargs:\n- --enable_batching\n- --batching_parameters_file=/x\n", "m:4: no ConfigMap here has", "x"),
         ("m", "apiVersion: v1\ncommand: [sh, -c, exec tensorflow_model_server --enable_batching]\n", "m:2: a shell in the", "own args"),
         ("m", "apiVersion: v1\ncontainers: [{image: nvcr.io/nvidia/tritonserver:26.04-py3}]\n", "m: a Triton's parameters", "that file"),
+        ("m", "apiVersion: v1\ncontainers:\n- image: tf\n  args: 5\n", "m:4: command and args of a container are lists of words; was '5'", "args: ["),
         ("m", "apiVersion: v1\nkind: Service\n", "m: neither a ConfigMap with batching_parameters.txt nor", "Deployment"),
         ("m", "apiVersion: v1\ndata: &a [*a]\n", "m: nested too deeply", ""),
         ("m", "apiVersion: v1\ncontainers:\n- args: [--enable_batching]\n- args: [--enable_batching]\n", "m:4: a second server", "that is asked for"),

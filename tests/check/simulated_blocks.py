@@ -88,7 +88,11 @@ class SimulatedPair:
             for place, arm in enumerate(order):
                 run = 2 * block + place
                 for metric, typical in TYPICAL.items():
-                    log = HOST_SHARE[metric] * slowness[run] + launches[metric][launch, arm] + noise[metric][run]
+                    log = (
+                        HOST_SHARE[metric] * slowness[run]
+                        + launches[metric][launch, arm]
+                        + noise[metric][run]
+                    )
                     planted = self.change.get(metric, 1.0) if arm else 1.0
                     figures[metric][arm] = typical * planted * math.exp(log)
             pairs: dict[Metric, tuple[float, float]] = {

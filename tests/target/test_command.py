@@ -91,6 +91,15 @@ def test_a_command_has_a_small_environment(tmp_path: Path, monkeypatch: pytest.M
     assert "SECRET" not in small_environment()
 
 
+def test_a_variable_that_is_not_there_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_HERE", "1")
+    events: list[str] = []
+    with CommandTarget(spec_of(environment=["SET_HERE", "TYPO"]), on_event=events.append) as target:
+        target.apply(BATCHED)
+        target.apply(Configuration(batching=None))
+    assert events == ["target.environment: TYPO is not set here, so the commands do without"]
+
+
 def test_stop_and_restore_are_run_once_and_only_after_something_was_applied(tmp_path: Path) -> None:
     log = tmp_path / "log"
     steps = {name: ["sh", "-c", f"echo {name} >> {log}"] for name in ("stop", "restore")}
@@ -128,6 +137,7 @@ def test_a_restore_that_fails_says_so() -> None:
         ({"apply": ["sh", "-c", "echo no quota >&2; exit 3"]}, "target.apply exited with 3; its last words:\n  no quota"),
         ({"apply": ["sh", "-c", "kill -9 $$"]}, "target.apply was ended by signal 9; it said nothing"),
         ({"apply": ["no-such-program-here"]}, "target.apply: cannot start 'no-such-program-here': no such program"),
+        ({"apply": ["./no-such-program"]}, "target.apply: cannot start './no-such-program': no such program"),
         ({"apply": ["sh", "-c", "echo waiting; sleep 60"], "step_timeout": "100ms"}, "target.apply did not end within 0.1 s; its last words:\n  waiting"),
         ({"ready": ["sh", "-c", "echo 0 of 1; exit 1"], "ready_timeout": "300ms"}, "the server is not ready after 0.3 s: target.ready exited with 1; its last words:\n  0 of 1"),
         ({"ready": ["sleep", "60"], "ready_timeout": "100ms"}, "the server is not ready after 0.1 s: target.ready did not end"),

@@ -83,7 +83,9 @@ def finding_text(finding: Finding) -> str:
 def gate_rows(conclusion: Conclusion) -> list[list[str]]:
     """One row of six cells for each gate, as `HEADINGS` names them."""
     all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
-    return [_row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings]
+    return [
+        _row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings
+    ]
 
 
 def closing_lines(account: Account) -> list[str]:

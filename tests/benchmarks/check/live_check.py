@@ -143,7 +143,9 @@ def fixed_s(document: Document) -> float:
     phases = 2 if document["fresh_blocks"] else 1
     measured = document["blocks"] + document["fresh_blocks"]
     duets = document.get("duets", measured)
-    launch_s = (document["seconds"] - document["runs_s"] - duets * DUET_S) / max(len(document.get("looks", ())), 1)
+    launch_s = (document["seconds"] - document["runs_s"] - duets * DUET_S) / max(
+        len(document.get("looks", ())), 1
+    )
     with_duets = phases if duets > document["blocks"] else min(duets, 1)
     blocks_s = FIXED_BLOCKS * (phases * document["runs_s"] / measured + with_duets * DUET_S)
     return float(phases * launch_s + blocks_s)

@@ -49,6 +49,21 @@ def test_a_gitlab_pipeline_reports_junit_and_code_quality(here):
     assert any("--update-baseline" in line for line in document["batchtune-baseline"]["script"])
 
 
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("{kind: external, rest_url: 'http://h:1'}", "this server runs already"),
+        ("{kind: triton, rest_url: 'http://h:1', model: m}", "this server runs already"),
+        ("{kind: command, apply: [true]}", "no command says which model"),
+    ],
+)
+def test_a_server_that_the_job_could_not_launch_twice_is_refused_beforehand(here, target, reason):
+    (here / "running.yaml").write_text(f"target: {target}\n")
+    with pytest.raises(UsageError, match=reason):
+        run_init_ci("github", "running.yaml", output=None)
+    assert not (here / JOB_FILES["github"]).exists()
+
+
 def test_the_scripts_are_shell(here):
     for host in ("github", "gitlab"):
         run_init_ci(host, "scenarios/a b.yaml", output=Path(f"{host}.yml"))

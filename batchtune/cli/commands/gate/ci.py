@@ -31,6 +31,7 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
             f"{path}: lies outside of {Path.cwd()}, where a job will not find it",
             hint="call it from the top of the repository",
         )
+    _require_launched(path)
     name = Path(os.path.relpath(path)).as_posix()
     text = job_text(host, path=name, scenario=shlex.quote(name), model=shlex.quote(_model_of(path)))
     if output == Path("-"):
@@ -49,6 +50,30 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
     print(f"{target}: checks every change by {path}")
     print(f"next: batchtune check {shlex.quote(str(path))} --help", file=sys.stderr)
     return 0
+
+
+def _require_launched(path: Path) -> None:
+    """Refuse a scenario whose server the job could not launch twice, of the change and of its target branch.
+
+    Raises:
+        UsageError: it runs already, or commands start it.
+    """
+    target = unchecked_scenario(path).get("target")
+    if not isinstance(target, dict):
+        return
+    kind = target.get("kind", "tfserving")
+    if kind == "command":
+        raise UsageError(
+            f"{path}: target.kind: command: the job launches the model of the change beside that of its target branch, "
+            "and no command says which model",
+            hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
+        )
+    if kind == "external" or (kind == "triton" and target.get("rest_url") is not None):
+        raise UsageError(
+            f"{path}: the job launches the model of the change beside that of its target branch, and this server runs "
+            "already",
+            hint="leave out target.rest_url and target.grpc_url, and say the model's folder: target: {model: …}",
+        )
 
 
 def _model_of(path: Path) -> str:

@@ -1,8 +1,8 @@
 """How does Cortex's API specification write the parameters?
 
 `server_side_batching` has `max_batch_size` (2 to 1024) and `batch_interval` (above 0), both required;
-`processes_per_replica` becomes TF Serving's `num_batch_threads`. The rest keeps TF Serving's defaults. Cortex counts
-requests, but hands the size on to TensorFlow Serving, which counts rows.
+`processes_per_replica`, 1 where it is absent, becomes TF Serving's `num_batch_threads`. The rest keeps TF Serving's
+defaults. Cortex counts requests, but hands the size on to TensorFlow Serving, which counts rows.
 (Cortex v0.31, `images/tensorflow-serving-gpu/run.sh`, `pkg/types/spec/validations.go`)
 """
 
@@ -136,7 +136,7 @@ class _Reader:
 
     def file(self, predictor: _Entries) -> BatchingFile:
         processes, threads = (self._whole(predictor, name) for name in _WORKERS)
-        values: dict[str, Any] = {} if processes is None else {"num_batch_threads": processes}
+        values: dict[str, Any] = {"num_batch_threads": processes or 1}
         block = predictor.get(_BLOCK)
         if block is None:
             return BatchingFile(dialect="cortex", parameters=BatchingParameters(**values), enabled=False)

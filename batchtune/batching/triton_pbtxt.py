@@ -29,6 +29,7 @@ _TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "m
 _ENUMERATIONS: Final = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
 _LONG_NUMBERS: Final = frozenset(
     {
+        "dim",
         "dims",
         "shape",
         "versions",
@@ -53,6 +54,8 @@ _MAPS: Final = frozenset(
     }
 )
 """Fields that are maps where their JSON is an object; `input` is a map in a profile of TensorRT, else a list."""
+_BY_NUMBER: Final = "priority_queue_policy"
+"""The map whose keys are numbers, not texts."""
 
 
 def format_triton(
@@ -97,7 +100,8 @@ def _fields(message: Mapping[str, Any]) -> Iterator[str]:
 def _field(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping) and name in _MAPS:
         for key, entry in value.items():
-            yield from _block(name, [f"key: {_scalar('', key, key=True)}", *_entry(entry)])
+            shown = key if name == _BY_NUMBER else _scalar("", key)
+            yield from _block(name, [f"key: {shown}", *_entry(entry)])
     elif isinstance(value, Mapping):
         yield from _block(name, list(_fields(value)))
     elif isinstance(value, list):
@@ -126,11 +130,11 @@ def _block(name: str, lines: list[str]) -> Iterator[str]:
     yield "}"
 
 
-def _scalar(name: str, value: Any, *, key: bool = False) -> str:
+def _scalar(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    if name in _ENUMERATIONS | _LONG_NUMBERS or (key and str(value).isdigit()):
+    if name in _ENUMERATIONS | _LONG_NUMBERS:
         return str(value)
     return json.dumps(str(value), ensure_ascii=False)

@@ -6,15 +6,18 @@ import os.path
 import shlex
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from batchtune.archive.joint import UNKNOWN, JointFiles, versions_of
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import Configuration
+from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec
 from batchtune.scenario.spec.target import TargetSpec
+from batchtune.target.launch.demand import demand_of, thread_limits
 from batchtune.target.launch.docker import (
     MODELS_INSIDE,
     SCRATCH_INSIDE,
@@ -22,8 +25,9 @@ from batchtune.target.launch.docker import (
     tritons_container,
 )
 from batchtune.target.launch.model_config import OWN_PARAMETERS
-from batchtune.target.model_files import STAGES_FILE, lies_bare, served_name, version_files
+from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
 from batchtune.target.process import flag_text
+from batchtune.target.triton.launched import flag_words
 
 _TENSORFLOWS = "tensorflow_model_server"
 _OURS = "batchtune-model-server"
@@ -35,7 +39,7 @@ PORTS = ("--port=8500", "--rest_api_port=8501")
 _TRITONS_PORTS = (8000, 8001, 8002)
 _TRITONS_IMAGE = "nvcr.io/nvidia/tritonserver:26.04-py3"
 _OWN_IMAGE = "batchtune-server"
-"""As docker/README.md builds it; for models that are no SavedModel."""
+"""As docker/README.md builds it, with -cuda for GPUs; for models that are no SavedModel."""
 
 BUNDLED_FLAGS: Final = frozenset(
     {
@@ -62,6 +66,9 @@ BUNDLED_FLAGS: Final = frozenset(
 _SAID_OTHERWISE: Final = ("port", "rest_api_port", "model_name")
 """By words of the command itself."""
 
+_TRITONS_SAID_OTHERWISE: Final = ("http-port", "grpc-port", "metrics-port", "load-model")
+_TORCHS: Final = ("torch", "torchscript")
+
 _SERVED = "served"
 """The folder, where the command is run, to which a model without a version directory is copied."""
 
@@ -79,19 +86,22 @@ def deployment(
     path that is gone stands under PATH. To a Triton the file goes into its model repository: the server of a run that
     attached may be anywhere. `recommend` is the command that answers the same again, of the same run.
     """
-    model = Path(scenario.target.model)
     if scenario.target.kind == "command":
         return _by_commands(scenario.target, recommend)
     if configuration.dialect == "triton":
+        model = Path(scenario.target.model)
         folder = model if model.is_dir() else Path("MODEL_REPOSITORY") / served_name(scenario.target.model)
         return f"cp {shlex.quote(str(parameters_file))} {shlex.quote(str(folder / 'config.pbtxt'))}"
+    model = _lying(scenario.target)
     server = server_of(configuration, scenario.target, [model])
-    name = served_name(scenario.target.model)
-    copying, base_path = _copied(model, name) if lies_bare(model) else ("", _base_path(scenario))
+    name = deployed_name(configuration, scenario.target)
+    copying, base_path = (
+        _copied(model, name) if lies_bare(model) else ("", _base_path(model, scenario.target))
+    )
     words = [f"--model_name={name}", *PORTS]
     if configuration.batching is not None:
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
-    words += _flag_words(configuration, scenario.target, server)
+    words += _flag_words(configuration, scenario, server)
     return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
 
 
@@ -117,7 +127,7 @@ def joint_deployment(configuration: Configuration, scenario: Scenario, files: Jo
             for name, _ in configuration.models
             for version in versions_of(models[name]) or [Path(UNKNOWN) / name / "VERSION"]
         ]
-    return [*copies, shlex.join([*words, *_flag_words(configuration, scenario.target, server)])]
+    return [*copies, shlex.join([*words, *_flag_words(configuration, scenario, server)])]
 
 
 def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:
@@ -130,16 +140,39 @@ def server_of(configuration: Configuration, target: TargetSpec, models: Iterable
     return _OURS
 
 
+def deployed_name(configuration: Configuration, target: TargetSpec) -> str:
+    """The name that the model was measured under."""
+    flags = {**_given(target), **dict(configuration.flags)}
+    return (flags.get("model_name") if target.kind == "tfserving" else "") or served_name(target.model)
+
+
+def as_started(configuration: Configuration, scenario: Scenario) -> Configuration:
+    """With the flags, too, that the server had in every trial; of Triton they are no part of a configuration."""
+    if configuration.dialect == "triton":
+        return configuration
+    given = _given(scenario.target)
+    always = {name: text for name, text in given.items() if name not in _SAID_OTHERWISE}
+    flags = {**thread_limits(scenario.target, demand_of(scenario)), **always, **dict(configuration.flags)}
+    return replace(configuration, flags=tuple(sorted(flags.items())))
+
+
+def _given(target: TargetSpec) -> dict[str, str]:
+    return {name.lstrip("-"): flag_text(value) for name, value in target.flags.items()}
+
+
 def _flags(configuration: Configuration, target: TargetSpec) -> dict[str, str]:
-    """All that the server was started with beside its model and its batching parameters."""
-    given = {name.lstrip("-"): flag_text(value) for name, value in target.flags.items()}
-    flags = {**given, **dict(configuration.flags)}
+    """All that the scenario starts the server with beside its model and its batching parameters."""
+    flags = {**_given(target), **dict(configuration.flags)}
     return {name: text for name, text in flags.items() if name not in _SAID_OTHERWISE}
 
 
-def _flag_words(configuration: Configuration, target: TargetSpec, server: str) -> list[str]:
-    device = {} if server != _OURS or target.device == _ANY_DEVICE else {"device": target.device}
-    flags = {**device, **_flags(configuration, target)}
+def _flag_words(configuration: Configuration, scenario: Scenario, server: str) -> list[str]:
+    target = scenario.target
+    if server != _OURS:
+        own = thread_limits(target, demand_of(scenario))
+    else:
+        own = {} if target.device == _ANY_DEVICE else {"device": target.device}
+    flags = {**own, **_flags(configuration, target)}
     return [f"--{name}={text}" for name, text in flags.items()]
 
 
@@ -169,30 +202,48 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
 
     The model, and the parameters file, are mounted read-only; a path that is gone stands under PATH.
     """
-    model = Path(scenario.target.model)
-    name = served_name(scenario.target.model)
     file = parameters_file.resolve() if parameters_file.is_file() else parameters_file
     target = scenario.target.model_copy(update={"cpus": None})
     if configuration.dialect == "triton":
-        return shlex.join(_tritons_words(target, name, file)) + "\n"
+        return shlex.join(_tritons_words(configuration, target, file)) + "\n"
+    model, name = _lying(target), deployed_name(configuration, target)
     mounts = _mounts(model, name)
     args = [*PORTS, f"--model_name={name}", f"--model_base_path={MODELS_INSIDE}/{name}"]
     if configuration.batching is not None:
         inside = f"{SCRATCH_INSIDE}/batching_parameters.txt"
         mounts[file] = inside
         args += ["--enable_batching=true", f"--batching_parameters_file={inside}"]
-    flags = _flags(configuration, target)
-    args += [f"--{flag}={value}" for flag, value in flags.items()]
-    if BUNDLED_FLAGS & flags.keys() or (model.exists() and not _is_saved_model(model)):
-        target = target.model_copy(update={"docker": DockerSpec(image=_OWN_IMAGE)})
+    is_ours = _needs_ours(configuration, target, model)
+    args += _flag_words(configuration, scenario, _OURS if is_ours else _TENSORFLOWS)
+    if target.runs != "docker":
+        target = target.model_copy(update={"docker": _container(target, is_ours=is_ours)})
     words = tfservings_container(target, ports=(8500, 8501), mounts=mounts)
-    if words[-1] == _OWN_IMAGE:
+    if is_ours:
         words.remove("--entrypoint=tensorflow_model_server")
         args = args[len(PORTS) :]  # the image names them
     return shlex.join([*words, *args]) + "\n"
 
 
-def _tritons_words(target: TargetSpec, name: str, file: Path) -> list[str]:
+def _needs_ours(configuration: Configuration, target: TargetSpec, model: Path) -> bool:
+    """Whether TensorFlow's image cannot serve what was measured; one that did in a container can."""
+    if target.runs == "docker":
+        return False
+    if BUNDLED_FLAGS & _flags(configuration, target).keys() or target.framework in _TORCHS:
+        return True
+    return not _is_saved_model(model) and (model.exists() or _on_cuda(target))
+
+
+def _on_cuda(target: TargetSpec) -> bool:
+    return target.device.startswith("cuda")
+
+
+def _container(target: TargetSpec, *, is_ours: bool) -> DockerSpec:
+    gpus, suffix = ("all", "-cuda") if _on_cuda(target) else (None, "")
+    return DockerSpec(image=f"{_OWN_IMAGE}{suffix}" if is_ours else None, gpus=gpus)
+
+
+def _tritons_words(configuration: Configuration, target: TargetSpec, file: Path) -> list[str]:
+    name = served_name(target.model)
     docker = target.docker or DockerSpec()
     target = target.model_copy(
         update={"docker": docker.model_copy(update={"image": docker.image or _TRITONS_IMAGE})}
@@ -202,7 +253,17 @@ def _tritons_words(target: TargetSpec, name: str, file: Path) -> list[str]:
     inside = f"{MODELS_INSIDE}/{name}"
     mounts = {folder: inside, file: f"{inside}/config.pbtxt"}
     words = tritons_container(target, ports=_TRITONS_PORTS, mounts=mounts)
-    return [*words, f"--model-repository={MODELS_INSIDE}"]
+    flags = {**_given(target), **configuration.server_flags}
+    own = {flag: text for flag, text in flags.items() if flag not in _TRITONS_SAID_OTHERWISE}
+    return [*words, f"--model-repository={MODELS_INSIDE}", *flag_words(own)]
+
+
+def _lying(target: TargetSpec) -> Path:
+    """Where the model lies; what the scenario says where none is found there: a sample model, or one that is gone."""
+    try:
+        return located_model(target.model)
+    except UsageError:
+        return Path(target.model)
 
 
 def _mounts(model: Path, name: str) -> dict[Path, str]:
@@ -211,7 +272,7 @@ def _mounts(model: Path, name: str) -> dict[Path, str]:
     if model.is_file():
         return {file.resolve(): f"{inside}/1/{own}" for own, file in version_files(model).items()}
     if not model.is_dir():
-        return {Path("PATH") / model.name: inside}
+        return {Path("PATH") / served_name(str(model)): inside}
     return {model.resolve(): f"{inside}/1" if lies_bare(model) else inside}
 
 
@@ -235,12 +296,11 @@ def _copied(model: Path, name: str) -> tuple[str, str]:
     return "".join(f"{shlex.join(command)} && " for command in commands), base_path
 
 
-def _base_path(scenario: Scenario) -> str:
+def _base_path(model: Path, target: TargetSpec) -> str:
     """As a word of the shell."""
-    model, framework = Path(scenario.target.model), scenario.target.framework
     if model.is_dir():
         return shlex.quote(os.path.abspath(model))  # noqa: PTH100 - a link keeps its own name
-    if model.name != scenario.target.model:
-        return shlex.quote(str(Path("PATH") / model.name))
-    chosen = "" if framework is None else f" --framework {framework}"
+    if model.name != target.model:
+        return shlex.quote(str(Path("PATH") / served_name(target.model)))
+    chosen = "" if target.framework is None else f" --framework {target.framework}"
     return f'"$(python -m batchtune.sample_models {shlex.quote(model.name)}{chosen})"'

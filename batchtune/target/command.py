@@ -7,7 +7,6 @@ stdin, or in files that its words name.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,24 +23,22 @@ from batchtune.scenario.spec.server_words import DIGEST_PLACE, FILE_PLACE, JSON_
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.scratch import ScratchFolder
 from batchtune.target.apply_record import ApplyRecord
-from batchtune.target.endpoint import Endpoint, in_words, wait_until_ready
+from batchtune.target.endpoint import Endpoint, url_failure, wait_until_ready
 from batchtune.target.external import ExternalTarget
+from batchtune.target.launch.container import container_of
 from batchtune.target.launch.server_log import ServerLog
 from batchtune.target.model_files import served_name
 from batchtune.target.process import ServerProcess, launch_named
 from batchtune.target.short_program import last_words, run_step, small_environment
 from batchtune.target.telemetry import Counters
+from batchtune.target.tfserving import DYING_S
 from batchtune.target.urls import external_endpoint, tls_options
 from batchtune.wire.signature import Signature
-
-DYING_S: Final = 0.2
-"""A server that is killed closes its connections a moment before it has ended."""
 
 STEP_LIMIT_S: Final = 120.0
 """A command that takes longer, and was not given more, hangs: an apply ends long before its rollout."""
 
 _READY_STEP_S: Final = 0.2
-_PROBE_LIMIT_S: Final = 2.0
 
 
 class CommandTarget:
@@ -69,6 +66,7 @@ class CommandTarget:
         self._log = ServerLog(self._scratch.path / "server.log")
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
         self._process: ServerProcess | None = None
+        self._launches = 0
         self._in_force: Configuration | None = None
         self._changed = False
         self._digest = ""
@@ -224,13 +222,19 @@ class CommandTarget:
         if words is None or (self.alive() and not takes_file(words)):
             return
         self._end_process()
+        command = self._filled(words)
+        self._launches += 1
+        container = container_of(command, self._scratch.path / f"container-{self._launches}")
         self._process = ServerProcess(
-            self._filled(words), log_path=self._log.path, environment=self._environment
+            container.run_command if container else command,
+            log_path=self._log.path,
+            environment=self._environment,
+            container=container,
         )
         self._process.start()
 
     def _wait_until_ready(self) -> None:
-        ready, limit_s = self._spec.ready, self._spec.ready_timeout_s
+        ready, limit_s, tls = self._spec.ready, self._spec.ready_timeout_s, self.endpoint.tls
         if ready is None and not self._kserve:
             wait_until_ready(self.endpoint, limit_s=limit_s, still_alive=self._raise_if_dead)
             return
@@ -240,7 +244,7 @@ class CommandTarget:
         failure = "it was not asked"
         while (left_s := give_up - time.monotonic()) > 0.0:
             self._raise_if_dead()
-            failure = self._url_failure(ready) if isinstance(ready, str) else self._failure(ready, left_s)
+            failure = url_failure(ready, tls) if isinstance(ready, str) else self._failure(ready, left_s)
             if not failure:
                 return
             time.sleep(min(_READY_STEP_S, max(0.0, give_up - time.monotonic())))
@@ -255,21 +259,6 @@ class CommandTarget:
         except TargetError as error:
             return error.message
         return ""
-
-    def _url_failure(self, url: str) -> str:
-        import httpx
-
-        shown = re.sub(r"(?<=//)[^/@]*@", "", url)
-        context = self.endpoint.tls.context() if self.endpoint.tls else False
-        try:
-            with httpx.Client(timeout=_PROBE_LIMIT_S, verify=context, trust_env=False) as client:
-                answer = client.get(url)
-        except httpx.HTTPError as error:
-            return f"{shown}: {in_words(error)}"
-        except httpx.InvalidURL as error:
-            raise TargetError(f"target.ready: {error}") from error
-        is_ready = answer.status_code == 200
-        return "" if is_ready else f"{shown}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
 
     def _step(self, key: str, words: Sequence[str], *, given: str = "", limit_s: float | None = None) -> None:
         run_step(

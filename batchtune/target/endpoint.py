@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -209,6 +210,30 @@ def wait_until_ready(
     raise TargetError(
         f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready after {limit_s:g} s: {last}",
         hint="a big model may need a longer target.ready_timeout",
+    )
+
+
+def url_failure(url: str, tls: TlsOptions | None) -> str:
+    """What the URL that tells readiness met with; empty: it answers with 200.
+
+    Raises:
+        TargetError: it is no URL.
+    """
+    import httpx
+
+    shown = re.sub(r"(?<=//)[^/@]*@", "", url)
+    try:
+        verify = tls.context() if tls else False
+        with httpx.Client(timeout=_PROBE_LIMIT_S, verify=verify, trust_env=False) as client:
+            answer = client.get(url)
+    except httpx.HTTPError as error:
+        return f"{shown}: {in_words(error)}"
+    except httpx.InvalidURL as error:
+        raise TargetError(f"target.ready: {error}") from error
+    return (
+        ""
+        if answer.status_code == 200
+        else f"{shown}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
     )
 
 

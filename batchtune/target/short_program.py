@@ -82,9 +82,9 @@ def run_step(
         TargetError: no such program, another exit code, or it took too long; with its last words.
     """
     if shutil.which(words[0], path=environment.get("PATH")) is None:
-        seen = f"it is seen from {Path.cwd()}; " if "/" in words[0] else ""
+        place = f"it is seen from {Path.cwd()}; " if "/" in words[0] else ""
         raise TargetError(
-            f"{key}: cannot start {words[0]!r}: no such program", hint=f"{seen}give its whole path"
+            f"{key}: cannot start {words[0]!r}: no such program", hint=f"{place}give its whole path"
         )
     with log_path.open("ab") as log:
         begins_at = log.tell()

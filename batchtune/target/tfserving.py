@@ -25,7 +25,7 @@ from batchtune.scratch import ScratchFolder
 from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint, control_client, in_words, read_signature, wait_until_ready
 from batchtune.target.launch.container import container_of
-from batchtune.target.launch.demand import NO_DEMAND, THREAD_LIMITS, Demand, thread_words
+from batchtune.target.launch.demand import NO_DEMAND, Demand, thread_limits, thread_words
 from batchtune.target.launch.docker import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container
 from batchtune.target.launch.model_config import (
     model_config_text,
@@ -196,7 +196,7 @@ class TfServingTarget:
         """Seconds from the launch until the model was AVAILABLE, in steps of 20 ms."""
         self.stop()
         asked = {**self._flags, **dict(configuration.flags)}
-        flags = {"max_num_load_retries": "0", **self._thread_limits(), **asked}
+        flags = {"max_num_load_retries": "0", **thread_limits(self._spec, self._demand), **asked}
         self._tell_of_threads(configuration, flags)
         # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
         free_grpc_port, free_rest_port = free_ports(2)
@@ -263,12 +263,6 @@ class TfServingTarget:
                 return [sys.executable, "-m", "batchtune.server", "--enable_tuning_api", device]
             case "local" | "command":
                 return list(self._spec.command or ("tensorflow_model_server",))
-
-    def _thread_limits(self) -> dict[str, str]:
-        """TensorFlow Serving's own limits, above what is sent at once: each request holds a thread until its answer."""
-        if self._spec.runs not in ("local", "docker"):
-            return {}
-        return dict.fromkeys(THREAD_LIMITS, str(self._demand.threads))
 
     def _tell_of_threads(self, configuration: Configuration, flags: Mapping[str, str]) -> None:
         for word in thread_words(configuration, flags, self._demand):

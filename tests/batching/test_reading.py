@@ -191,6 +191,11 @@ def test_a_cortex_yaml_is_read() -> None:
     }
 
 
+def test_a_cortex_api_has_one_process_unless_it_says_otherwise() -> None:
+    text = CORTEX_YAML.replace("    processes_per_replica: 4\n", "")
+    assert parse_batching(text, source="cortex.yaml").parameters.num_batch_threads == 1
+
+
 @pytest.mark.parametrize(
     ("text", "micros"), [("1m30s", 90_000_000), ("1.5ms", 1500), ("100us", 100), ("1ns", 1), (".5s", 500_000)]
 )

@@ -153,3 +153,20 @@ def test_config_pbtxt_says_everything_in_the_grammar_of_protobuf() -> None:
     ]
     assert ("timeout_action", ("name", "DELAY")) in dynamic["default_queue_policy"]
     assert [name for name, _ in fields].count("instance_group") == 2
+
+
+def test_keys_and_numbers_of_64_bits_stand_as_protobuf_reads_them() -> None:
+    spec = {"batch_size": 1, "input": {"0": {"dim": ["3", -1]}}}
+    config = {
+        "optimization": {"cuda": {"graphs": True, "graph_spec": [spec]}},
+        "parameters": {"7": {"string_value": "x"}},
+        "model_warmup": [{"name": "w", "inputs": {"1": {"dims": ["2"], "zero_data": True}}}],
+    }
+    text = format_config_pbtxt(config)
+    assert [line.strip() for line in text.splitlines() if "key:" in line] == [
+        'key: "0"',
+        'key: "7"',
+        'key: "1"',
+    ]
+    assert [line.strip() for line in text.splitlines() if "dim" in line] == ["dim: 3", "dim: -1", "dims: 2"]
+    parse_text_proto(text, source="config.pbtxt")

@@ -219,6 +219,61 @@ def test_the_server_is_deployed_with_the_flags_that_it_was_measured_with(tmp_pat
     assert docker_command(configuration, scenario, Path("FILE")).endswith(f" {' '.join(words)}\n")
 
 
+def saved_model(folder):
+    """With a version directory."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "saved_model.pb").touch()
+    return folder
+
+
+THREADS = "--grpc_max_threads=1040 --rest_api_num_threads=1040"
+
+
+@pytest.mark.parametrize("runs", [{"server": "local"}, {"server": "docker"}, {"server": "bundled"}])
+def test_a_server_that_is_not_ours_has_the_threads_that_it_was_measured_with(tmp_path, runs):
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    target = {"model": str(saved_model(tmp_path / "m")), **runs}
+    for write in (deployment, docker_command):
+        line = write(alone, scenario_of(target=target), Path("FILE"))
+        assert (THREADS in line) == ("_threads" in line) == (runs["server"] != "bundled")
+    own = scenario_of(target={**target, "flags": {"grpc_max_threads": 7}})
+    assert "--grpc_max_threads=7" in deployment(alone, own, Path("FILE"))
+
+
+def test_what_starts_a_server_has_the_flags_of_every_trial(tmp_path):
+    trial = planted(1, batching={"max_batch_size": 8, "batch_timeout_micros": 10}, throughput=900, p95_s=0.01)
+    flags = {"tensorflow_intra_op_parallelism": 1, "model_name": "net", "port": 9000}
+    target = {"model": str(tmp_path / "m"), "flags": flags, "server": "local"}
+    scenario = scenario_of(target=target)
+    for dialect in ("flags", "k8s", "kserve"):
+        text = formatted(choose([trial], scenario=SCENARIO), dialect, scenario=scenario)
+        assert "--tensorflow_intra_op_parallelism=1" in text
+        assert "--grpc_max_threads=1040" in text
+        assert "9000" not in text
+        assert ("name: net\n" in text) == (dialect != "flags")
+    assert "intra_op" not in formatted(choose([trial], scenario=SCENARIO), "triton", scenario=scenario)
+
+
+def test_a_model_is_deployed_by_the_name_that_it_was_measured_under(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    model = saved_model(tmp_path / "m")
+    scenario = scenario_of(target={"model": str(model), "flags": {"model_name": "n"}})
+    line = deployment(alone, scenario, Path("FILE"))
+    assert f"--model_base_path={model} --model_name=n " in line
+    line = docker_command(alone, scenario, Path("FILE"))
+    assert "--model_name=n --model_base_path=/models/n" in line
+    assert f"source={model},target=/models/n," in line
+
+
+def test_a_file_of_a_version_stands_for_its_model(tmp_path):
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    model = saved_model(tmp_path / "m")
+    scenario = scenario_of(target={"model": str(model / "1" / "saved_model.pb")})
+    assert f"--model_base_path={model} --model_name=m " in deployment(alone, scenario, Path("FILE"))
+    assert f"source={model},target=/models/m," in docker_command(alone, scenario, Path("FILE"))
+
+
 @pytest.mark.parametrize("stages", [True, False])
 def test_what_only_our_server_does_is_not_given_to_tensorflows(tmp_path, monkeypatch, stages):
     program(tmp_path / "bin" / "tensorflow_model_server", monkeypatch)
@@ -358,7 +413,7 @@ def test_a_container_has_the_model_and_the_parameters_mounted(run, tmp_path, cap
         "docker run --rm --publish=127.0.0.1:8500:8500 --publish=127.0.0.1:8501:8501 "
         "--mount=type=bind,source=PATH/fake,target=/models/fake,readonly "
         f"--mount=type=bind,source={run.path}/batching_parameters.txt,"
-        "target=/batchtune/batching_parameters.txt,readonly --entrypoint=tensorflow_model_server tensorflow/serving "
+        "target=/batchtune/batching_parameters.txt,readonly --init --entrypoint=tensorflow_model_server tensorflow/serving "
         "--port=8500 --rest_api_port=8501 --model_name=fake --model_base_path=/models/fake --enable_batching=true "
         "--batching_parameters_file=/batchtune/batching_parameters.txt"
     )
@@ -394,6 +449,37 @@ def test_a_triton_s_container_has_its_configuration_in_the_place_of_the_old_one(
     assert f"source={tmp_path}/m,target=/models/m,readonly" in line
     assert "source=config.pbtxt,target=/models/m/config.pbtxt,readonly" in line
     assert line.endswith("tritonserver --model-repository=/models\n")
+
+
+def test_a_triton_s_container_has_the_flags_of_the_server(tmp_path):
+    configuration = planted(1, batching={"max_batch_size": 8}, throughput=1, p95_s=1).configuration
+    own = (("preserve_ordering", "true"), ("thread-count", "2"))
+    flags = {"rate-limit": "execution_count", "disable-auto-complete-config": True, "http-port": 9000}
+    scenario = scenario_of(target={"model": str(tmp_path / "m"), "flags": flags})
+    line = docker_command(replace(configuration, dialect="triton", flags=own), scenario, Path("FILE"))
+    assert line.endswith(
+        " --model-repository=/models --rate-limit=execution_count --thread-count=2 --disable-auto-complete-config\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"framework": "torch"}, "batchtune-server --model_name=fake"),
+        ({"framework": "keras"}, "tensorflow/serving --port=8500"),
+        ({"device": "cuda"}, "--gpus=all --init batchtune-server-cuda --model_name=fake"),
+        ({"device": "cuda", "model": "saved"}, "tensorflow/serving:latest-gpu --port=8500"),
+        ({"docker": {"image": "mine", "gpus": "all"}, "flags": {"zero_padding": True}}, "mine --port=8500"),
+    ],
+)
+def test_a_container_has_the_image_that_can_do_what_was_measured(tmp_path, target, words):
+    alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
+    if "model" in target:
+        target = {**target, "model": str(saved_model(tmp_path / "saved"))}
+    line = docker_command(alone, scenario_of(target={"model": "fake", **target}), Path("FILE"))
+    assert words in line
+    assert ("--device=cuda" in line) == ("server-cuda" in line)
+    assert ("--gpus=all" in line) == ("device" in target or "docker" in target)
 
 
 @pytest.mark.parametrize("dialect", ["k8s", "kserve"])

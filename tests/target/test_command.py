@@ -26,6 +26,7 @@ from batchtune.target.choice import target_of
 from batchtune.target.command import CommandTarget, restored
 from batchtune.target.short_program import small_environment
 from tests.server.server_process import free_ports, write_emulated
+from tests.target.stand_in_docker import StandInDocker
 from tests.target.stand_ins.kubectl import StandInKubectl
 from tests.target.triton.fake_triton import FakeTriton
 
@@ -243,6 +244,20 @@ def test_a_server_whose_words_name_a_file_is_started_anew_for_each_configuration
     assert not any(psutil.pid_exists(pid) for pid in pids if pid is not None)
 
 
+def test_a_container_that_a_launch_runs_is_removed_with_it(tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    server.write_text("#!/bin/sh\nexec sleep 60\n")
+    server.chmod(0o755)
+    docker = StandInDocker(tmp_path, server=server)
+    id_file = tmp_path / "id"
+    launch = [str(docker.program), "run", f"--cidfile={id_file}", "image"]
+    with CommandTarget(spec_of(launch=launch, ready=["test", "-s", str(id_file)])) as target:
+        target.apply(BATCHED)
+        container = psutil.Process(docker.pid)
+    container.wait(5)
+    assert docker.command_lines[-1] == ["rm", "--force", "c0ffee"]
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -311,6 +326,9 @@ def test_an_inference_service_gets_its_args_rewritten(
             *_, service = yaml.safe_load_all(kubectl.manifest())
             labels.append(service["metadata"]["labels"]["batchtune"])
             assert service["spec"]["predictor"]["model"]["args"][0] == "--enable_batching=true"
+            assert service["metadata"]["name"] == scenario.target.model, (
+                "KServe serves the model by that name"
+            )
     waits = [words for words in kubectl.command_lines if words[0] == "wait"]
     assert [words[2].rpartition("=")[2] for words in waits] == labels
     assert len(set(labels)) == 2

@@ -113,6 +113,8 @@ def test_only_a_container_program_that_runs_one_is_taken_for_one(tmp_path: Path)
     assert isinstance(found, Container)
     assert found.run_command == ("/usr/bin/podman", "run", f"--cidfile={tmp_path / 'id'}", "--rm", "image")
     assert container_of(["tensorflow_model_server"], tmp_path / "id") is None
+    for others in (["docker", "compose", "run", "service"], ["docker", "exec", "server", "run"]):
+        assert container_of(others, tmp_path / "id") is None
     own = container_of(["docker", "run", "--cidfile=mine", "image"], tmp_path / "id")
     assert own is not None
     assert own.run_command == ("docker", "run", "--cidfile=mine", "image")

@@ -67,6 +67,7 @@ def test_a_container_is_given_its_parameters_and_removed(docker: StandInDocker, 
         f"--mount=type=bind,source={tmp_path / 'm'},target=/models/m,readonly",
         "--gpus=all",
         "--cpuset-cpus=0",
+        "--init",
         "--entrypoint=tensorflow_model_server",
         "--label=x",
         "tensorflow/serving:latest-gpu",
@@ -182,6 +183,12 @@ def test_without_a_gpu_the_image_is_the_one_for_cpus() -> None:
     assert tfservings_container(TargetSpec(model="m", server="docker"), ports=(), mounts={})[-1] == (
         "tensorflow/serving"
     )
+
+
+def test_only_docker_is_asked_for_a_first_process() -> None:
+    for program, has in (("docker", True), ("/usr/bin/docker", True), ("podman", False)):
+        spec = TargetSpec(model="m", docker=DockerSpec(program=program))
+        assert ("--init" in tfservings_container(spec, ports=(), mounts={})) is has
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from batchtune.archive.deployable import parameters_name, parameters_text, tritons_file
 from batchtune.archive.run import (
@@ -23,7 +23,7 @@ from batchtune.batching.kubernetes import ParametersFile
 from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo import in_place_of, promised
-from batchtune.cli.deployment import deployment, docker_command
+from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command
 from batchtune.errors import (
     ArchiveError,
     BatchtuneError,
@@ -39,9 +39,11 @@ from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import format_duration
-from batchtune.target.model_files import served_name
 from batchtune.tune.trials.ledger import measuring_s
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
+
+_STARTING: Final = ("flags", "k8s", "kserve")
+"""Dialects in which a server's own flags are written."""
 
 
 def run_recommend(
@@ -133,7 +135,7 @@ def conclude(
     dialect = dialect or own_dialect
     text = ""
     if dialect != "docker" and not (json and write is None):
-        text = formatted(chosen, dialect, run.model_config(), model=served_name(scenario.target.model))
+        text = formatted(chosen, dialect, run.model_config(), scenario=scenario)
     own = slo is None or slo == scenario.slo
     if own and (swept or not (run.path / RECOMMENDATION).is_file()):
         _keep(run, chosen)
@@ -253,11 +255,11 @@ def formatted(
     dialect: RenderedDialect,
     model_config: Mapping[str, Any] | None = None,
     *,
-    model: str = "model",
+    scenario: Scenario | None = None,
 ) -> str:
     """The recommended configuration in a server's own words; on Triton with the rest of the model's, where known.
 
-    `model` is the name that it is served by.
+    Flags and manifests start a server: they have, too, the flags and the name that the `scenario` gives it.
 
     Raises:
         BatchingParametersError: the dialect cannot say it.
@@ -268,6 +270,9 @@ def formatted(
         return without_counterpart(alien, "Triton") + tritons_file(chosen, model_config)
     name, text = parameters_name(configuration), parameters_text(chosen, model_config)
     file = ParametersFile(name=name, text=text)
+    model = "model" if scenario is None else deployed_name(configuration, scenario.target)
+    if scenario is not None and dialect in _STARTING:
+        configuration = as_started(configuration, scenario)
     return rendered(configuration, dialect, model=model, rows_per_request=chosen.rows_per_request, file=file)
 
 

@@ -29,6 +29,9 @@ REMOVE_LIMIT_S: Final = 30.0
 _CPUCLOCK_SCHED: Final = 2
 """Of the clocks of a process the one that counts what the scheduler gave it (linux/posix-timers.h)."""
 
+_OTHERS: Final = frozenset({"compose", "exec"})
+"""Commands of such a program that may have `run` among their words, and take no id file."""
+
 _REMOTE: Final = ("tcp://", "ssh://", "http://", "https://")
 
 
@@ -100,8 +103,10 @@ def container_of(command: Sequence[str], id_file: Path) -> Container | None:
 
     `id_file` must not exist: a container program refuses to overwrite it. An id file of the command's own is taken.
     """
-    runs = Path(command[0]).name in PROGRAMS and "run" in command
-    return Container(command, id_file) if runs else None
+    if Path(command[0]).name not in PROGRAMS or "run" not in command:
+        return None
+    before = command[1 : list(command).index("run")]
+    return None if _OTHERS.intersection(before) else Container(command, id_file)
 
 
 def _own_id_file(command: Sequence[str]) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.target import TargetSpec
 
 THREAD_LIMITS: Final = ("grpc_max_threads", "rest_api_num_threads")
 
@@ -54,6 +55,13 @@ def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
     waiting = load.max_in_flight or _OPEN_LOOP_REQUESTS if load.open_loop else load.concurrency or 1
     clients = max(waiting, full, clients_most, _OPEN_LOOP_REQUESTS)
     return Demand(clients=clients, rows=rows, protocol=scenario.request.protocol)
+
+
+def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
+    """TensorFlow Serving's own limits, by flag, above what is asked at once; none for a server that may have others."""
+    if target.runs not in ("local", "docker"):
+        return {}
+    return dict.fromkeys(THREAD_LIMITS, str(demand.threads))
 
 
 def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:

@@ -20,11 +20,15 @@ _TENSORFLOW_SERVING: Final = "tensorflow/serving"
 
 
 def tfservings_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:
-    """Everything before the server's flags. Its program is named, since the image's own script sets ports."""
+    """Everything before the server's flags. Its program is named, since the image's own script sets ports.
+
+    As the first process of a container it would ignore SIGTERM; `docker run --init` puts another before it.
+    """
     docker = spec.docker or DockerSpec()
     image = docker.image or f"{_TENSORFLOW_SERVING}{'' if docker.gpus is None else ':latest-gpu'}"
     head = _run(docker, spec, ports, mounts)
-    return [*head, "--entrypoint=tensorflow_model_server", *docker.options, image]
+    first = ["--init"] if Path(docker.program).name == "docker" else []
+    return [*head, *first, "--entrypoint=tensorflow_model_server", *docker.options, image]
 
 
 def tritons_container(spec: TargetSpec, *, ports: Iterable[int], mounts: Mapping[Path, str]) -> list[str]:

@@ -24,7 +24,7 @@ from batchtune.target.process import ServerProcess, flag_text, free_ports
 
 _PORTS: Final = ("http-port", "grpc-port", "metrics-port")
 _LOOPBACK: Final = {"http-address": "127.0.0.1", "grpc-address": "127.0.0.1", "metrics-address": "127.0.0.1"}
-_BARE: Final = ("disable-auto-complete-config", "rate-limit")
+_BARE: Final = ("disable-auto-complete-config",)
 """Flags that take no value: true gives them."""
 
 _GRACE_S: Final = 10.0
@@ -81,8 +81,7 @@ class LaunchedTriton:
         self._process = ServerProcess(
             [
                 *(container.run_command if container else program),
-                *(f"--{name}={text}" for name, text in arguments.items() if name not in _BARE),
-                *(f"--{name}" for name in _BARE if arguments.get(name) == "true"),
+                *flag_words(arguments),
             ],
             log_path=self._log.path,
             cpus=self._spec.cpus,
@@ -145,6 +144,12 @@ class LaunchedTriton:
         except BaseException:
             self.stop()
             raise
+
+
+def flag_words(flags: Mapping[str, str]) -> list[str]:
+    """As tritonserver reads them."""
+    valued = [f"--{name}={text}" for name, text in flags.items() if name not in _BARE]
+    return [*valued, *(f"--{name}" for name in _BARE if flags.get(name) == "true")]
 
 
 def model_in_repository(model: str) -> tuple[Path, str]:

@@ -18,6 +18,11 @@ from batchtune.target.endpoint import Endpoint, control_client, in_words
 
 EXPLICIT: Final = "start the server with --model-control-mode=explicit and --load-model=MODEL"
 """The hint of an error that says so: the server takes no orders, so nothing was changed."""
+ADDED: Final = (
+    "where the model's backend adds dynamic_batching by itself, start Triton with --disable-auto-complete-config: one "
+    "that is launched here by target.flags"
+)
+"""The hint of an error that says so: nobody asked for it."""
 _SLOW: Final = "a big model may need a longer target.ready_timeout"
 _ASKING_S: Final = 5.0
 _LAST_LOAD_S: Final = 120.0

@@ -25,7 +25,7 @@ from batchtune.target.model_files import served_name
 from batchtune.target.telemetry import Counters
 from batchtune.target.triton.kserve import EXECUTIONS, read_kserve_counters, read_kserve_signature
 from batchtune.target.triton.launched import LaunchedTriton
-from batchtune.target.triton.repository import EXPLICIT, ModelRepository, OriginalModel, put_back
+from batchtune.target.triton.repository import ADDED, EXPLICIT, ModelRepository, OriginalModel, put_back
 from batchtune.target.urls import external_endpoint, tls_options
 from batchtune.wire.signature import Signature
 
@@ -130,7 +130,9 @@ class TritonTarget:
             raise TargetError(f"{configuration.label()}: {error.message}", hint=error.hint) from error
         other = _other_batching(now, wanted)
         if other:
-            raise TargetError(f"the server took {configuration.label()}, but runs {other}")
+            is_added = "dynamic_batching" in now and "dynamic_batching" not in wanted
+            hint = ADDED if is_added else ""
+            raise TargetError(f"the server took {configuration.label()}, but runs {other}", hint=hint)
         self._in_force, self._batches = configuration, 0.0
         return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
 

@@ -11,7 +11,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.triton.launched import model_in_repository
+from batchtune.target.triton.launched import flag_words, model_in_repository
 from batchtune.target.triton.repository import ModelRepository, OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 from tests.target.kserve_server import Answer
@@ -118,6 +118,26 @@ def test_a_server_that_took_a_configuration_and_runs_another_is_found_out(server
             target.apply(BATCHED)
         assert target.in_force is None
         server.deaf = False
+
+
+def test_a_backend_that_adds_batching_by_itself_is_told_with_what_to_do(server: FakeTriton) -> None:
+    alone = Configuration(batching=None, dialect="triton")
+    with TritonTarget(spec(server)) as target:
+        target.keep_original(lambda _original: None)
+        server.deaf = True
+        with pytest.raises(TargetError, match="the server took no batching, but runs") as raised:
+            target.apply(alone)
+        assert "--disable-auto-complete-config" in raised.value.hint
+        with pytest.raises(TargetError) as raised:
+            target.apply(BATCHED)
+        assert raised.value.hint == ""
+        server.deaf = False
+
+
+def test_only_a_flag_without_a_value_stands_bare() -> None:
+    asked = {"disable-auto-complete-config": "true", "rate-limit": "execution_count"}
+    assert flag_words(asked) == ["--rate-limit=execution_count", "--disable-auto-complete-config"]
+    assert flag_words({"disable-auto-complete-config": "false"}) == []
 
 
 def test_a_server_that_cannot_be_put_back_is_told_once(server: FakeTriton) -> None:

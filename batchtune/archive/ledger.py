@@ -1,4 +1,4 @@
-"""How are finished trials kept one a line, and read after a kill at any instant?"""
+"""How are finished trials, and duets of a check, kept one a line, and read after a kill at any instant?"""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ def append_trial(path: Path, trial: Trial) -> None:
         ledger.write(line)
         ledger.flush()
         os.fsync(ledger.fileno())
+
+
+def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
+    """Add what a request cost both sides of a check in CPU time, in one of its blocks.
+
+    Raises:
+        ArchiveError: the file cannot be written.
+    """
+    line = json.dumps({"block": block, "before_cpu_s": cpu_s[0], "after_cpu_s": cpu_s[1]}) + "\n"
+    try:
+        with path.open("a", encoding="utf-8") as duets:
+            duets.write(line)
+    except OSError as error:
+        raise ArchiveError(f"block {block} cannot be kept: cannot write {path}: {error.strerror}") from error
 
 
 def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:

@@ -18,7 +18,7 @@ from batchtune.archive.deployable import (
     parameters_name,
     parameters_text,
 )
-from batchtune.archive.ledger import append_trial, read_trials
+from batchtune.archive.ledger import append_duet, append_trial, read_trials
 from batchtune.archive.whole_files import json_object, write_whole
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend.recommendation import Recommendation
@@ -107,8 +107,7 @@ class Run:
 
     def keep_duet(self, block: int, cpu_s: tuple[float, float]) -> None:
         """Keep what a request cost both sides of a check in CPU time, in one of its blocks."""
-        with (self.path / DUETS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"block": block, "before_cpu_s": cpu_s[0], "after_cpu_s": cpu_s[1]}) + "\n")
+        append_duet(self.path / DUETS, block, cpu_s)
 
     def ledger(self) -> list[Trial]:
         """Every finished trial, in order; `trials` has them as a table.

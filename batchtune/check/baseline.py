@@ -22,6 +22,7 @@ from batchtune.plain_values import to_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import counted
 from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.trials.trial import Trial
 
@@ -35,6 +36,7 @@ _OLD: Final = {1: ", whose memory is not the peak since the launch"}
 _BYTES_MAX: Final = 1 << 20
 _HOST_KEYS: Final = ("schema_version", "machine", "kernel_series", "cpu", "python", "gpu")
 _WORKLOAD_KEYS: Final = ("request", "load", "objective", "slo")
+_CPU_KEYS: Final = ("server_cpus", "load.cpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +113,15 @@ def differences(
     baseline: Baseline, scenario: Scenario, provenance: Mapping[str, Any], *, relaunches: bool
 ) -> tuple[list[str], list[str]]:
     """What differs in the workload, which forbids comparing, and in the host, which makes it a tripwire at best."""
+    host = comparable(baseline.host, provenance)
     asked = json.loads(json.dumps(workload_of(scenario, relaunches=relaunches)))
-    ours, theirs = _flat(baseline.workload), _flat(asked)
+    ours, theirs = (_hostless(workload, is_same_host=not host) for workload in (baseline.workload, asked))
     workload = [
         f"{key}: {ours.get(key, 'not set')} against {theirs.get(key, 'not set')}"
         for key in sorted(ours.keys() | theirs.keys())
         if ours.get(key) != theirs.get(key)
     ]
-    return workload, comparable(baseline.host, provenance)
+    return workload, host
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
@@ -193,7 +196,23 @@ def _figures(run: Mapping[str, Any]) -> dict[Metric, float]:
     return figures
 
 
+def _hostless(workload: Mapping[str, Any], *, is_same_host: bool) -> dict[str, Any]:
+    """By dotted keys, without what is the host's own: the folders of files, the numbers of CPUs, on another host also
+    how many there are."""
+    flat = {
+        key: Path(value).name if key.endswith(".file") and isinstance(value, str) else value
+        for key, value in _flat(workload).items()
+    }
+    for key in _CPU_KEYS:
+        cpus = flat.pop(key, None)
+        if is_same_host and isinstance(cpus, list):
+            flat[key] = counted(len(cpus), "CPU")
+    return flat
+
+
 def _flat(document: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(document, list) and any(isinstance(value, Mapping) for value in document):
+        document = dict(enumerate(document))
     if not isinstance(document, Mapping):
         return {prefix: document}
     flat: dict[str, Any] = {}

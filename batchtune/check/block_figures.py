@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from batchtune.check.finding import BlockFigures
 from batchtune.check.gate import figure_name
@@ -14,6 +15,8 @@ from batchtune.tune.compare.blocks import Variant, paired_arms
 from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.evidence.bottleneck_of import rows_per_request
 from batchtune.tune.trials.trial import Trial
+
+_UNTOLD: Final = (math.nan, math.nan)
 
 
 def paired_figures(
@@ -25,13 +28,17 @@ def paired_figures(
 ) -> list[BlockFigures]:
     """The figures of each block that both sides ended, by their last complete attempts, in the order of the blocks.
 
-    `cpu`: CPU seconds a request by block, where they were measured apart; where any were, only these count.
+    `cpu`: CPU seconds a request by block, where they were to be measured apart; nan where that told nothing. Only these
+    count where at least half of them are told, else those of the runs: both are never mixed.
     """
     before, after = runs_of(trials, baseline), runs_of(trials, candidate)
+    both = sorted(before.keys() & after.keys())
+    asked = [cpu[block] for block in both if block in cpu]
+    is_apart = bool(asked) and 2 * sum(not math.isnan(pair[0]) for pair in asked) >= len(asked)
     blocks: list[BlockFigures] = []
-    for block in sorted(before.keys() & after.keys()):
+    for block in both:
         figures = _side_by_side(before[block], after[block])
-        blocks.append({**figures, "cpu": cpu.get(block, (math.nan, math.nan))} if cpu else figures)
+        blocks.append({**figures, "cpu": cpu.get(block, _UNTOLD)} if is_apart else figures)
     return blocks
 
 

@@ -24,6 +24,9 @@ ERROR_RATE: Final = 0.01
 SIDE_MIN: Final = 4
 """Fewest values on either side of a change: it is told some checks after it came."""
 
+LEAST: Final = 12
+"""Values in all. Of fewer even a clear change halfway is not always found: they have too few orders."""
+
 _PERMUTATIONS: Final = 999
 
 
@@ -42,9 +45,9 @@ class ChangePoint:
 
 
 def change_points(values: Sequence[float], *, seed: int = 1) -> list[ChangePoint]:
-    """Every change that is found, in the order of time; values must be finite."""
+    """Every change that is found, in the order of time; values must be finite. Of fewer than LEAST there is none."""
     series = np.asarray(values, dtype=np.float64)
-    edges = sorted(_splits(series, 0, np.random.default_rng(seed)))
+    edges = sorted(_splits(series, 0, np.random.default_rng(seed))) if len(series) >= LEAST else []
     bounds = [0, *edges, len(series)]
     medians = [statistics.median(series[start:end]) for start, end in pairwise(bounds) if start < end]
     return [

@@ -38,6 +38,9 @@ OBJECTIVE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
 _OF_THE_SERVER: Final[frozenset[Metric]] = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
 """What is not any model's own."""
 
+OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_memory"})
+"""The runs of one server would be one draw of these, however many there are."""
+
 _LOWER_IS_WORSE: Final = frozenset({"throughput", "capacity"})
 _FARTHEST: Final = math.log(1000.0)
 """A quantile beyond the last good answer is infinite, a rate that none holds is 0: a thousand times worse."""

@@ -116,12 +116,24 @@ def _parsed(item: str) -> Limit:
                 case "throughput":
                     return Limit(metric=metric, value=parse_rate_rps(text))
                 case "errors":
-                    return Limit(metric=metric, value=parse_ratio(text))
+                    return Limit(metric=metric, value=_share(text))
                 case _:
                     return Limit(metric=metric, value=parse_duration_s(text))
     near = get_close_matches(name, LIMITED, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"figures: {', '.join(LIMITED)}"
     raise UsageError(f"no figure with a limit is called {name!r}", hint=hint)
+
+
+def _share(text: str) -> float:
+    """Of all requests, so that a limit of all of them or more would never be missed."""
+    share = parse_ratio(text)
+    if share < 1.0:
+        return share
+    percent = text if not text.endswith("%") and share < 100.0 else "1"
+    raise UsageError(
+        f"errors: at most {rounded(share * 100)} % of all requests is always kept",
+        hint=f"write errors={percent}%",
+    )
 
 
 def _shown(metric: Metric, value: float) -> str:

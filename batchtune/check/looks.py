@@ -56,6 +56,14 @@ def planned_looks(blocks: tuple[int, ...], *, gates: int, error_rate: float = ER
     )
 
 
+def fewest_blocks(*, gates: int) -> int:
+    """The fewest blocks of a check of so many gates under which some look can flag one."""
+    blocks = LOOKS[0]
+    while not any(look.flag_level for look in planned_looks(looks_up_to(blocks), gates=gates)):
+        blocks += 1
+    return blocks
+
+
 def bounds(
     differences: Sequence[float], *, low_level: float, high_level: float
 ) -> tuple[float, float, float]:

@@ -108,9 +108,9 @@ def run_check(
     def look_after(phase: Phase, guarded: Sequence[Gate], look: Look) -> tuple[int, tuple[Finding, ...]]:
         asked = [gate for gate in guarded if (phase, gate) not in settled]
         blocks = measure(phase, look.blocks, asked)
-        found = {finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)}
-        findings = tuple(found.get(gate) or settled[phase, gate] for gate in guarded)
-        for gate, finding in found.items():
+        latest = {finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)}
+        findings = tuple(latest.get(gate) or settled[phase, gate] for gate in guarded)
+        for gate, finding in latest.items():
             if gate.metric in _APART and finding.state in ("ok", "improved"):
                 settled[phase, gate] = finding
         on_look(len(blocks), findings)
@@ -123,12 +123,12 @@ def run_check(
         blocks, findings = look_after("screen", gates, look)
         if blocks < look.blocks or _is_clear(findings):
             break
-    flagged = [finding.gate for finding in findings if finding.state == "regressed"]
+    flagged = [finding for finding in findings if finding.state == "regressed"]
     if flagged:
-        unclear = [finding.gate for finding in findings if finding.state in ("regressed", "open")]
+        unclear = {finding.gate: finding for finding in findings if finding.state in ("regressed", "open")}
         for look in planned_looks(counts, gates=len(flagged), error_rate=error_rate):
-            fresh, again = look_after("confirmation", unclear, look)
-            again = tuple(_confirmed(finding, finding.gate in flagged) for finding in again)
+            fresh, again = look_after("confirmation", tuple(unclear), look)
+            again = tuple(_confirmed(finding, unclear[finding.gate]) for finding in again)
             if fresh < look.blocks or _is_clear(again):
                 break
         by_gate = {finding.gate: finding for finding in again}
@@ -172,10 +172,13 @@ def _is_clear(findings: Sequence[Finding]) -> bool:
     return "regressed" in states or "open" not in states
 
 
-def _confirmed(finding: Finding, was_flagged: bool) -> Finding:
-    """What only the fresh blocks flag was not seen twice: it stays open."""
+def _confirmed(finding: Finding, screened: Finding) -> Finding:
+    """What only the fresh blocks flag was not seen twice, what they did not measure was not looked at again: both stay
+    open."""
+    if finding.state == "not measured":
+        finding = replace(screened, state="open")
     is_regressed = finding.state == "regressed"
-    if not was_flagged:
+    if screened.state != "regressed":
         return replace(finding, state="open") if is_regressed else finding
     return replace(finding, confirmed=is_regressed)
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchtune.archive.listing import swept_scenarios
-from batchtune.archive.run import LEDGER, SEARCH, Run, create_run, open_run
+from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run
 from batchtune.archive.whole_files import write_whole
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
@@ -52,6 +52,20 @@ def test_trials_come_back_as_they_were_kept(tmp_path, finished):
         [one.trial.to_dict() for one in finished]
     )
     assert run.notes == ()
+
+
+def test_a_duet_that_cannot_be_kept_is_told(tmp_path):
+    run = new_run(tmp_path)
+    run.keep_duet(1, (5e-5, 6e-5))
+    assert json.loads((run.path / DUETS).read_text()) == {
+        "block": 1,
+        "before_cpu_s": 5e-5,
+        "after_cpu_s": 6e-5,
+    }
+    (run.path / DUETS).unlink()
+    (run.path / DUETS).mkdir()
+    with pytest.raises(ArchiveError, match=r"block 2 cannot be kept: cannot write .*duets\.jsonl"):
+        run.keep_duet(2, (5e-5, 6e-5))
 
 
 def test_every_request_of_a_trial_is_kept(tmp_path, finished):

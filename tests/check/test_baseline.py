@@ -14,6 +14,7 @@ from batchtune.check.gate import Gate
 from batchtune.cli.commands.gate.check import CheckRequest
 from batchtune.cli.commands.gate.stored import StoredRequest, comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
+from batchtune.scenario.spec.request import FileInputs, MixSpec
 from batchtune.tune.compare.blocks import Variant
 from tests.check.check_fakes import exactly, measurement, trial
 from tests.tune.tune_fakes import scenario_of
@@ -174,6 +175,40 @@ def test_another_model_or_seed_is_what_a_check_is_about():
     target = SCENARIO.target.model_copy(update={"model": "/another"})
     other = SCENARIO.model_copy(update={"load": load, "target": target})
     assert differences(KEPT, other, HOST, relaunches=False) == ([], [])
+
+
+def recorded(folder: str, name: str = "x.npz"):
+    """Recorded requests that lie there."""
+    inputs = FileInputs.model_construct(file=f"{folder}/{name}")
+    mixed = MixSpec.model_construct(weight=1.0, inputs=FileInputs.model_construct(file=f"{folder}/y.npz"))
+    request = SCENARIO.request.model_copy(update={"inputs": inputs, "mix": (mixed,)})
+    return SCENARIO.model_copy(update={"request": request})
+
+
+def test_files_are_compared_by_their_names_wherever_they_lie():
+    kept = baseline_of(recorded("/home/a"), TRIALS, HOST, relaunches=False)
+    assert differences(kept, recorded("/builds/b"), HOST, relaunches=False) == ([], [])
+    other, _ = differences(kept, recorded("/home/a", "z.npz"), HOST, relaunches=False)
+    assert other == ["request.inputs.file: x.npz against z.npz"]
+
+
+def on_cpus(server: tuple[int, ...] | None, client: tuple[int, ...] | None):
+    target = SCENARIO.target.model_copy(update={"cpus": server})
+    return SCENARIO.model_copy(
+        update={"target": target, "load": SCENARIO.load.model_copy(update={"cpus": client})}
+    )
+
+
+def test_of_cpus_their_number_counts_and_only_on_the_same_host():
+    kept = baseline_of(on_cpus((0, 1, 2), (3,)), TRIALS, HOST, relaunches=False)
+    assert differences(kept, on_cpus((4, 5, 6), (7,)), HOST, relaunches=False) == ([], [])
+    fewer, _ = differences(kept, on_cpus((0,), (1,)), HOST, relaunches=False)
+    assert fewer == ["server_cpus: 3 CPUs against 1 CPU"]
+    shared, _ = differences(kept, on_cpus(None, None), HOST, relaunches=False)
+    assert shared == ["load.cpus: 1 CPU against not set", "server_cpus: 3 CPUs against not set"]
+    smaller = {**HOST, "cpu": {**HOST["cpu"], "usable": 1}}
+    workload, host = differences(kept, on_cpus(None, None), smaller, relaunches=False)
+    assert (workload, host) == ([], ["cpu.usable: 2 against 1"])
 
 
 def test_margins_are_no_less_than_sessions_and_hosts_differ():

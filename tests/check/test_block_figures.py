@@ -68,6 +68,21 @@ def test_where_cpu_was_measured_apart_only_that_counts():
     assert [block["cpu"] for block in alone] == [(own, own)] * 2
 
 
+@pytest.mark.parametrize(("told", "are_apart"), [(1, False), (2, False), (3, True)])
+def test_where_most_of_it_told_nothing_the_runs_of_every_block_count(told, are_apart):
+    trials = [trial(name, block) for block in range(1, 9) for name in ("main", "new")]
+    cpu = {block: (5e-5, 6e-5) if block <= told else (math.nan, math.nan) for block in range(1, 7)}
+    figures = [block["cpu"] for block in paired_figures(trials, baseline="main", candidate="new", cpu=cpu)]
+    own = run_figures(trials[0])["cpu"]
+    if are_apart:
+        assert figures[:3] == [(5e-5, 6e-5)] * 3
+        assert all(math.isnan(before) for before, _ in figures[3:])
+    else:
+        assert figures == [(own, own)] * 8
+    of_others = paired_figures(trials, baseline="main", candidate="new", cpu={9: (5e-5, 6e-5)})
+    assert [block["cpu"] for block in of_others] == [(own, own)] * 8
+
+
 def test_blocks_need_both_sides_and_count_the_last_attempt():
     fast = measurement(
         throughput_rps=measurement().throughput_rps.__class__(value=2000.0, low=2000.0, high=2000.0)

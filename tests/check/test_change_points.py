@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from batchtune.check.change_points import SIDE_MIN, change_points
+from batchtune.check.change_points import LEAST, change_points
 
 
 def series(*levels: tuple[float, int], sd: float = 0.01, seed: int = 1) -> list[float]:
@@ -31,13 +31,17 @@ def test_a_series_without_a_change_shows_one_in_a_hundred():
     assert sum(bool(change_points(series((1.0, 20), seed=seed))) for seed in range(300)) <= 8
 
 
+def test_the_fewest_values_show_a_step_halfway():
+    assert all(change_points(series((1.0, LEAST // 2), (1.5, LEAST // 2), seed=seed)) for seed in range(20))
+
+
 def test_one_outlier_is_no_change():
     values = series((1.0, 20))
     values[10] *= 3.0
     assert change_points(values) == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 2 * SIDE_MIN - 1])
+@pytest.mark.parametrize("count", [0, 1, LEAST - 1])
 def test_too_few_values_show_none(count):
     assert change_points([1.0 if at < count / 2 else 9.0 for at in range(count)]) == []
 

@@ -58,8 +58,17 @@ def test_what_is_said_names_figure_interval_and_limit():
         ("p95=20", "its unit"),
         ("errors=x", "percentage"),
         ("", "expected FIGURE=LIMIT"),
+        ("errors=5", "at most 500 % of all requests is always kept"),
+        ("errors=100%", "at most 100 %"),
     ],
 )
 def test_a_limit_that_says_nothing_is_refused(text, words):
     with pytest.raises(UsageError, match=words):
         parse_limits([text])
+
+
+@pytest.mark.parametrize(("text", "hint"), [("errors=5", "errors=5%"), ("errors=100%", "errors=1%")])
+def test_a_share_of_all_requests_is_written_in_per_cent(text, hint):
+    with pytest.raises(UsageError) as raised:
+        parse_limits([text])
+    assert raised.value.hint == f"write {hint}"

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from batchtune.check.looks import bounds, looks_up_to, planned_looks
+from batchtune.check.looks import bounds, fewest_blocks, looks_up_to, planned_looks
 
 
 @pytest.mark.parametrize("blocks_max", [6, 7, 10, 24, 54, 200])
@@ -24,6 +24,10 @@ def test_the_looks_spend_no_more_than_the_error_rate(blocks_max, gates):
 def test_six_blocks_that_agree_can_clear_a_gate():
     (first, *_) = planned_looks(looks_up_to(24), gates=5)
     assert (first.blocks, first.clear_level, first.flag_level) == (6, 1 / 64, 0.0)
+
+
+def test_more_than_three_gates_need_more_than_six_blocks_to_flag_one():
+    assert [fewest_blocks(gates=gates) for gates in (1, 3, 4, 6, 7)] == [6, 6, 7, 7, 8]
 
 
 def test_bounds_hold_the_truth_as_often_as_stated():

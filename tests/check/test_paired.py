@@ -83,6 +83,22 @@ def test_a_regression_that_fresh_blocks_do_not_show_does_not_fail():
     assert [one.confirmed for one in conclusion.findings if one.gate.metric == "throughput"] == [False]
 
 
+def test_a_flag_that_the_fresh_blocks_do_not_measure_stays_open_as_the_screen_saw_it():
+    pair = SimulatedPair(seed=1, sd=0.01, change=MORE_CPU)
+
+    def measure(phase, blocks, _guarded):
+        measured = pair.measure(phase, blocks)
+        return (
+            measured if phase == "screen" else [{**block, "cpu": (math.nan, math.nan)} for block in measured]
+        )
+
+    conclusion = run_check(GATES, measure)
+    assert (conclusion.verdict, conclusion.exit_code) == ("INCONCLUSIVE", 5)
+    (cpu,) = (finding for finding in conclusion.findings if finding.gate.metric == "cpu")
+    assert (cpu.state, cpu.confirmed) == ("open", False)
+    assert cpu.change.value > 0.03
+
+
 def test_a_margin_below_the_noise_is_raised_and_says_so():
     conclusion = run_check(GATES, SimulatedPair(seed=3, sd=0.05).measure)
     throughput = conclusion.findings[0]

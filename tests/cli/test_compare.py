@@ -132,6 +132,12 @@ def test_a_variant_that_fails_ends_with_the_targets_code_and_the_others_are_kept
         ("", ["--baseline", "witout"], ["no variant is called 'witout'", "did you mean 'without'?"]),
         ("", ["--set", "request.protocol=kserve_grpc"], ["without: no tfserving server speaks kserve_grpc"]),
         ("", ["--set", "target.model=no_such_model"], ["no_such_model"]),
+        (
+            "",
+            ["--max-regress", "memory=5%"],
+            ["memory: compare launches each server once", "`batchtune check`"],
+        ),
+        ("", ["--max-regress", "gpu_memory=5%"], ["gpu_memory: compare launches each server once"]),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from batchtune.archive.run import create_run
 from batchtune.check.account import Account, attributed, judged
 from batchtune.check.block_figures import variant_figures
-from batchtune.check.gate import Gate, gates_of, parse_margins
+from batchtune.check.gate import OF_A_LAUNCH, Gate, gates_of, parse_margins
 from batchtune.check.looks import ERROR_RATE
 from batchtune.check.paired import REGRESSION_EXIT_CODE, judge_fixed
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -68,9 +68,11 @@ def run_compare(
     arms = variants[0].arms()
     models = [arm.model for arm in arms if arm.model]
     gates = gates_of(margins, objective=arms[0].scenario.objective, models=models) if margins else ()
-    if "startup" in margins:
+    drawn_once = OF_A_LAUNCH & margins.keys()
+    if drawn_once:
         raise UsageError(
-            "startup: compare launches each server once", hint="`batchtune check` launches them for every run"
+            f"{min(drawn_once)}: compare launches each server once, or one for several variants",
+            hint="`batchtune check` launches one for every run",
         )
     started_s = time.monotonic()
     done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)

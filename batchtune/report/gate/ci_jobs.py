@@ -152,6 +152,6 @@ batchtune-baseline:
 
 
 def job_text(host: Host, *, path: str, scenario: str, model: str) -> str:
-    """The file for the scenario at `path`; `scenario` is that path, `model` its folder, as the shell takes them."""
+    """The file for the scenario at `path`; `scenario` is that path, `model` its model, as the shell takes them."""
     template = {"github": _GITHUB, "gitlab": _GITLAB}[host]
     return _JobTemplate(template.replace("@v", "@@v")).substitute(path=path, scenario=scenario, model=model)

@@ -32,7 +32,7 @@ _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U00
 
 
 def junit_xml(account: Account) -> str:
-    """One test case for each gate, or one for a check that has none; what is open is skipped."""
+    """One test case for each gate, or one for a check that has none; what is open, or void, is skipped."""
     cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
     conclusion = account.conclusion
     if not cases or conclusion.verdict in _ERRORS or conclusion.verdict == "SLO MISSED":
@@ -118,7 +118,9 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
         f"{account.candidate} against {account.baseline}: {finding.gate.name} {change_text(finding)}, "
         f"margin {margin_text(finding.gate, finding.margin)}"
     )
-    if finding.state == "regressed":
+    if account.conclusion.is_void:
+        ET.SubElement(case, "skipped", message=f"void: {text}")
+    elif finding.state == "regressed":
         why = "" if account.attribution is None else f"\n{account.attribution.text}"
         ET.SubElement(case, "failure", message=text, type="regression").text = _xml(f"{text}{why}")
     elif finding.state in ("open", "not measured"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from batchtune.check.change_points import ERROR_RATE, SIDE_MIN, ChangePoint
+from batchtune.check.change_points import ERROR_RATE, LEAST, ChangePoint
 from batchtune.check.history import Series
 from batchtune.report.gate.statement import UNITS, unit_of
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
@@ -34,14 +34,14 @@ def print_history(
 def change_lines(series: Sequence[Series]) -> list[str]:
     """One sentence for each change, and what the silence of the others is worth."""
     sentences = [_change(figure, change) for figure in series for change in figure.changes]
-    looked_at = [figure for figure in series if len(figure.values) >= 2 * SIDE_MIN]
+    looked_at = [figure for figure in series if len(figure.values) >= LEAST]
     if not looked_at:
-        return [f"Changes are looked for from {2 * SIDE_MIN} checks of a scenario on one kind of host on."]
+        return [f"Changes are looked for from {LEAST} checks of a scenario on one kind of host on."]
     worth = (
         f"{counted(len(looked_at), 'figure')} looked at; each without a change shows one in "
         f"{percentage(ERROR_RATE)} of all histories."
     )
-    return [*(sentences or ["No figure changed."]), worth]
+    return [*(sentences or ["No change was found."]), worth]
 
 
 def _change(series: Series, change: ChangePoint) -> str:

@@ -11,7 +11,7 @@ from batchtune.check.gate import margin_text
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import number
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
-from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.scenario.units import counted, rounded, rounded_duration
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
@@ -110,7 +110,7 @@ def test_text(account: Account) -> str:
     """What was measured, and with which error rate; of runs of two sessions none can be stated."""
     conclusion = account.conclusion
     over = f"over {counted(len(conclusion.findings), 'gate')}"
-    rate = percentage(conclusion.error_rate)
+    rate = f"{rounded(conclusion.error_rate * 100)} %"
     if not conclusion.confirms:
         return (
             f"{counted(conclusion.blocks, 'block')}, one look. Of equal servers at most {rate} fail, {over}."

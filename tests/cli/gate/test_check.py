@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from batchtune.check.baseline import baseline_of, write_baseline
 from batchtune.cli.commands.gate.check import (
     CheckRequest,
     asked_pair,
@@ -17,8 +18,12 @@ from batchtune.cli.commands.gate.check import (
     with_sides,
 )
 from batchtune.cli.commands.gate.files import CheckFiles
-from batchtune.errors import UsageError
+from batchtune.errors import TargetError, UsageError
+from batchtune.provenance import collect
+from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import format_scenario, read_kept_variants, read_scenario
+from batchtune.target.tfserving import TfServingTarget
+from tests.check.check_fakes import trial
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune, servers_of, start
 
@@ -31,6 +36,7 @@ objective: throughput
 fixed: {max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}
 check: {gates: {throughput: 10%, p95: 20%}, blocks: 6}
 """
+FOUR = "throughput=2%,p50=2%,p95=5%,p99=10%"
 SLOWER = EMULATED.replace("base_ms: 2.0", "base_ms: 20.0")
 
 
@@ -61,6 +67,11 @@ def asked(scenario: Path, **changes) -> int:
         ("variants: {a: {}, b: {}}", {"max_regress": ["p96=5%"]}, "no figure is called 'p96'"),
         ("", {"candidate_set": ["target.model=/no/such/model"]}, "/no/such/model"),
         ("variants: {a: {}, b: {}}", {"max_regress": ["capacity=5%"]}, "capacity: no run searches it"),
+        (
+            "variants: {a: {}, b: {}}",
+            {"max_regress": [FOUR]},
+            "6 blocks under 4 gates can flag no regression",
+        ),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused_before_anything_runs(scenario, variants, changes, words):
@@ -69,6 +80,47 @@ def test_a_question_that_cannot_be_asked_is_refused_before_anything_runs(scenari
         asked(scenario, **changes)
     assert words in raised.value.message
     assert not (scenario.parent / "results").exists()
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(scenario):
+    scenario.write_text(scenario.read_text() + "variants: {a: {}, b: {}}")
+    done = answered("check", scenario, "--junit", scenario.parent, cwd=scenario.parent)
+    assert (done.returncode, done.stderr) == (2, f"error: cannot write {scenario.parent}: Is a directory\n")
+    assert not (scenario.parent / "results").exists()
+
+
+def test_a_stored_baseline_of_too_few_runs_for_its_gates_is_refused_before_anything_runs(scenario):
+    baseline = scenario.with_name("baseline.json")
+    asked_for = ["check", scenario, "--baseline", baseline, "--max-regress", FOUR]
+    done = answered(*asked_for, "--update-baseline", cwd=scenario.parent)
+    assert (done.returncode, baseline.exists()) == (2, False)
+    assert "hint: give --blocks 7 or more" in done.stderr
+    here, _ = placed(read_scenario(scenario))
+    trials = [trial("candidate", block) for block in range(1, 7)]
+    write_baseline(baseline_of(here, trials, collect(1), relaunches=False), baseline)
+    done = answered(*asked_for, "--blocks", "24", cwd=scenario.parent)
+    assert done.returncode == 2
+    assert "6 blocks under 4 gates can flag no regression" in done.stderr
+    assert "hint: measure the baseline anew: --update-baseline --blocks 7 or more" in done.stderr
+    assert not (scenario.parent / "results").exists()
+
+
+def test_a_server_that_cannot_be_put_back_is_told_after_the_verdict(scenario, monkeypatch):
+    def failing(target: TfServingTarget) -> None:
+        close(target)
+        raise TargetError("the model was not put back")
+
+    close = TfServingTarget.close
+    monkeypatch.setattr(TfServingTarget, "close", failing)
+    broken = ["--set", "target.command=[no_such_model_server]", "--candidate-set", "load.seed=2"]
+    done = answered("check", scenario, *broken, cwd=scenario.parent)
+    assert done.returncode == 7
+    told = " ".join(done.stdout.split())
+    assert told.startswith("INVALID candidate against baseline: cannot start 'no_such_model_server'")
+    assert "error: the model was not put back\nhint: `batchtune restore results/gate/" in done.stderr
+    (kept,) = scenario.parent.glob("results/gate/*-check/check.json")
+    assert json.loads(kept.read_text())["verdict"] == "INVALID"
+    assert (scenario.parent / "results/history.jsonl").read_text().count("\n") == 1
 
 
 def test_the_kept_scenario_holds_both_sides(scenario: Path, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class FakeBenches:
         self.duets: list[int] = []
         self.running: set[str] = set()
         self.launches: list[str] = []
+        self.at_runs: list[set[str]] = []
+        self.at_duets: list[set[str]] = []
 
     def turn(self, _turn) -> None: ...
 
@@ -42,6 +44,8 @@ class FakeBenches:
                 self.running.add(variant.name)
                 self.launches.append(variant.name)
                 startup_s = (1.0 + 0.001 * plan.number) * (self.slower if variant.name == "new" else 1.0)
+            if plan.block is not None:
+                self.at_runs.append({*self.running})
             return FinishedTrial(
                 trial=trial(variant.name, plan.block or 0, startup_s=startup_s), samples=None
             )
@@ -50,12 +54,18 @@ class FakeBenches:
 
     bench = of
 
+    def launch(self, variant) -> None:
+        if variant.name not in self.running:
+            self.running.add(variant.name)
+            self.launches.append(variant.name)
+
     def require_running(self, variant) -> None:
-        if variant.name == self.dead:
+        if variant.name == self.dead or variant.name not in self.running:
             raise TargetError(f"{variant.name}: ended by signal 9")
 
     def duet(self, pair, _trials, _paces, *, block):
         self.duets.append(block)
+        self.at_duets.append({*self.running})
         return None if block == 2 else (5e-5, 5e-5 * self.dearer * (1.0 + 0.001 * (-1) ** block))
 
     def stop_server(self, variant) -> None:
@@ -125,7 +135,44 @@ def test_a_gate_of_cpu_time_is_judged_by_duets_a_block_each_in_both_phases():
     assert conclusion.verdict == "REGRESSED"
     blocks = conclusion.blocks + conclusion.fresh_blocks
     assert benches.duets == list(range(1, blocks + 1))
-    assert sorted(course.duets) == [1, *range(3, blocks + 1)]
+    told = [block for block, (before_s, _) in course.duets.items() if not math.isnan(before_s)]
+    assert told == [1, *range(3, blocks + 1)]
+
+
+def test_a_run_with_a_launch_of_its_own_has_no_other_server_beside_it_but_a_duet_has_both():
+    """What a GPU has in use is no process's own: that of the other side would hide a change."""
+    benches = FakeBenches()
+    gates = [Gate(metric="gpu_memory", margin=0.05), Gate(metric="cpu", margin=0.02)]
+    course_of(benches, gates).measure("screen", 6, gates)
+    assert sorted(map(sorted, benches.at_runs)) == [["main"]] * 6 + [["new"]] * 6
+    assert benches.at_duets == [{"main", "new"}] * 6
+
+
+def test_a_failure_in_the_confirmation_tells_the_blocks_of_both_phases():
+    def failing(_variants):
+        raise TargetError("main: ended by signal 9")
+
+    benches = FakeBenches()
+    course = course_of(benches, GATES[1:])
+    course.measure("screen", 10, GATES[1:])
+    course.measure("confirmation", 6, GATES[1:])
+    benches.reached = failing
+    conclusion = course.conclude(GATES[1:], 24)
+    assert (conclusion.verdict, conclusion.blocks, conclusion.fresh_blocks) == ("INVALID", 10, 6)
+
+
+def test_blocks_that_no_gate_looks_at_are_announced_without_looks_and_confirmation():
+    for guarded, words in (
+        (GATES[1:], ", as many again where a gate is flagged; "),
+        ((), "; results go to RUN"),
+    ):
+        course = course_of(FakeBenches(), GATES[1:])
+        events: list[str] = []
+        course.view = SimpleNamespace(event=events.append)
+        course.measure("screen", 6, guarded)
+        (told,) = (event for event in events if "in at most about" in event)
+        assert ("as many again" in told) == bool(guarded)
+        assert words in told
 
 
 def test_blocks_after_it_is_cleared_have_no_duets_nor_has_a_confirmation_of_something_else():

@@ -55,6 +55,7 @@ def test_a_gitlab_pipeline_reports_junit_and_code_quality(here):
         ("{kind: external, rest_url: 'http://h:1'}", "this server runs already"),
         ("{kind: triton, rest_url: 'http://h:1', model: m}", "this server runs already"),
         ("{kind: command, apply: [true]}", "no command says which model"),
+        ("{models: [{name: a, model: './my model'}]}", "several do not say which is meant"),
     ],
 )
 def test_a_server_that_the_job_could_not_launch_twice_is_refused_beforehand(here, target, reason):
@@ -118,6 +119,13 @@ def test_a_linked_model_is_named_by_its_link(here):
     Path("linked.yaml").write_text("target: {model: ./linked}\n")
     run_init_ci("github", "linked.yaml", output=Path("x.yml"))
     assert "--candidate-model linked" in Path("x.yml").read_text()
+
+
+def test_a_model_that_is_a_file_is_named(here):
+    (here / "scenarios/net.onnx").touch()
+    Path("scenarios/file.yaml").write_text("target: {model: ./net.onnx}\n")
+    run_init_ci("github", "scenarios/file.yaml", output=Path("x.yml"))
+    assert "--candidate-model scenarios/net.onnx" in Path("x.yml").read_text()
 
 
 @pytest.mark.parametrize(("host", "schema"), [("github", "github-workflows"), ("gitlab", "gitlab-ci")])

@@ -76,6 +76,12 @@ def test_a_stored_baseline_states_no_error_rate_and_asks_for_no_other_load():
     assert (stored.to_dict()["error_rate"], account().to_dict()["error_rate"]) == (None, 0.05)
 
 
+def test_an_error_rate_that_several_candidates_share_is_told_as_it_is():
+    for rate, told in ((0.025, "2.5 %"), (0.05 / 11, "0.455 %"), (0.05, "5 %")):
+        text = " ".join(printed(account(replace(regressed(), error_rate=rate))).split())
+        assert f"Of equal servers at most {told} fail" in text
+
+
 def test_what_was_asked_for_and_not_measured_is_the_headline():
     blocks = [{"p95": (1.0, 1.0)}] * 12
     asked = account(judge_fixed([Gate(metric="p95", margin=0.05), Gate(metric="gpu", margin=0.02)], blocks))

@@ -12,7 +12,8 @@ from lxml import etree
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired import judge_fixed
-from batchtune.cli.commands.gate.files import CheckFiles, hand_on
+from batchtune.cli.commands.gate.files import CheckFiles, hand_on, require_writable
+from batchtune.errors import UsageError
 from batchtune.report.gate.files import code_quality, comment, github_annotations, junit_xml, markdown
 from tests.check.check_fakes import account, regressed, slower_blocks
 
@@ -49,6 +50,31 @@ def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():
     assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
 
 
+def test_of_a_void_check_no_gate_fails_in_junit():
+    void = replace(regressed(), verdict="INVALID", reason="the load generator was the limit")
+    (suite,) = ET.fromstring(junit_xml(account(void)))
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["3", "0", "1", "2"]
+    assert all(case.get("message", "").startswith("void: ") for case in suite.iter("skipped"))
+
+
+def test_a_report_that_cannot_be_written_is_noted_and_costs_no_other(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    files = CheckFiles(junit=tmp_path, comment=tmp_path / "comment.md")
+    hand_on(account(), files, scenario=Path("scenario.yaml"))
+    assert (tmp_path / "comment.md").read_text().startswith("<!-- batchtune:")
+    assert capsys.readouterr().err.count(f"note: cannot write {tmp_path}: Is a directory") == 2
+
+
+def test_files_are_tried_beforehand_and_left_as_they_were(tmp_path):
+    kept, new = tmp_path / "kept.xml", tmp_path / "reports/new.md"
+    kept.write_text("kept")
+    require_writable(CheckFiles(junit=kept, markdown=new))
+    assert kept.read_text() == "kept"
+    assert not new.exists()
+    with pytest.raises(UsageError, match=f"cannot write {tmp_path}: Is a directory"):
+        require_writable(CheckFiles(comment=tmp_path))
+
+
 @pytest.fixture(scope="module")
 def junit_schema() -> etree.XMLSchema:
     """That of Jenkins' xunit plugin, which most readers of JUnit follow."""
@@ -67,6 +93,7 @@ VOID = replace(
         OPEN,
         replace(regressed(), verdict="OK"),
         VOID,
+        replace(VOID, findings=regressed().findings),
         replace(VOID, verdict="INCOMPARABLE", reason="of another host"),
         replace(regressed(), verdict="SLO MISSED", reason="p95 60 ms of 50 ms"),
     ],

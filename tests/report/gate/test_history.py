@@ -48,10 +48,13 @@ def test_a_change_is_told_with_its_day_and_commit(root):
 
 
 def test_another_cpu_is_another_series_and_few_checks_show_nothing():
-    lines = [line(number, 0.01, cpu="Xeon" if number % 2 else "EPYC") for number in range(8)]
-    assert [len(series.values) for series in series_of(lines)] == [4, 4]
+    lines = [line(number, 0.01, cpu="Xeon" if number % 2 else "EPYC") for number in range(22)]
+    assert [len(series.values) for series in series_of(lines)] == [11, 11]
     (told,) = change_lines(series_of(lines))
-    assert told.startswith("Changes are looked for from 8 checks")
+    assert told.startswith("Changes are looked for from 12 checks")
+    told, worth = change_lines(series_of([line(number, 0.01) for number in range(12)]))
+    assert told == "No change was found."
+    assert worth.startswith("1 figure looked at")
 
 
 def test_no_history_and_one_of_the_future_are_told(tmp_path, root):

@@ -19,10 +19,10 @@ from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, history_line
 from batchtune.cli.arguments.sides import BASELINE, CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
-from batchtune.cli.commands.gate.course import Course, needs_relaunches
-from batchtune.cli.commands.gate.files import CheckFiles, hand_on
+from batchtune.cli.commands.gate.course import Course, closed, needs_relaunches, require_blocks
+from batchtune.cli.commands.gate.files import CheckFiles, hand_on, require_writable
 from batchtune.cli.commands.report import report_at_end
-from batchtune.errors import ArchiveError, UsageError
+from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.gate.statement import print_check
 from batchtune.report.live import sweep_view
 from batchtune.scenario.placement import placed
@@ -31,7 +31,6 @@ from batchtune.scenario.units import counted
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 
 if TYPE_CHECKING:
-    from batchtune.archive.run import Run
     from batchtune.scenario.spec.scenario import Scenario
 
 INTERRUPTED = 130
@@ -63,7 +62,8 @@ def run_paired_check(
     """The exit code, as README.md lists them; 130 when interrupted, with what was measured kept.
 
     Raises:
-        UsageError: no such scenario, no two sides, no such gate.
+        UsageError: no such scenario, no two sides, no such gate, too few blocks, a file that cannot be written.
+        TargetError: a server could not be put back; the verdict is told and kept before.
     """
     scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
     pair = asked_pair(wanted, scenario)
@@ -72,6 +72,9 @@ def run_paired_check(
     arms = pair[0].arms()
     models = [arm.model for arm in arms if arm.model]
     gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
+    blocks_max = wanted.blocks or scenario.check.blocks
+    require_blocks(blocks_max, gates)
+    require_writable(files)
     course: Course | None = None
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
@@ -81,7 +84,6 @@ def run_paired_check(
             check_targets(variants, view)
             asked, _ = placed(with_sides(scenario, pair))
             run = create_run(asked, format_scenario(asked), root=results, kind="check")
-            blocks_max = wanted.blocks or scenario.check.blocks
             course = Course(
                 variants=variants,
                 benches=Benches(view, stack, blocks=blocks_max, folder=run.path, apart=True),
@@ -92,6 +94,7 @@ def run_paired_check(
                 relaunches=needs_relaunches(gates),
             )
             conclusion = course.conclude(gates, blocks_max)
+            fault = closed(stack)
         except KeyboardInterrupt:
             return interrupted(course)
     conclusion = judged(conclusion, course.trials, course.variants)
@@ -105,10 +108,7 @@ def run_paired_check(
         run=str(run.path),
         note=wanted.note,
     )
-    code = tell(account, run, wanted, files=files, results=results, json=json)
-    if course.trials:
-        report_at_end(run, quiet=quiet)
-    return code
+    return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
@@ -175,14 +175,22 @@ def interrupted(course: Course | None) -> int:
 
 
 def tell(
-    account: Account, run: Run, wanted: CheckRequest, *, files: CheckFiles, results: Path, json: bool
+    account: Account,
+    course: Course,
+    wanted: CheckRequest,
+    *,
+    fault: BatchtuneError | None,
+    files: CheckFiles,
+    results: Path,
+    json: bool,
+    quiet: bool,
 ) -> int:
-    """Keep the account, print it, hand it on to the job; the exit code.
+    """Keep the account, print it, hand it on to the job, make the page; the exit code.
 
     Raises:
-        UsageError: a file that was asked for cannot be written.
+        BatchtuneError: the `fault` of what followed the last run, behind all that.
     """
-    document = account.to_dict()
+    run, document = course.run, account.to_dict()
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())
@@ -194,4 +202,8 @@ def tell(
     else:
         print_check(account)
     hand_on(account, files, scenario=wanted.scenario)
+    if course.trials:
+        report_at_end(run, quiet=quiet)
+    if fault is not None:
+        raise fault
     return account.conclusion.exit_code

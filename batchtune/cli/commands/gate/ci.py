@@ -56,7 +56,7 @@ def _require_launched(path: Path) -> None:
     """Refuse a scenario whose server the job could not launch twice, of the change and of its target branch.
 
     Raises:
-        UsageError: it runs already, or commands start it.
+        UsageError: it runs already, commands start it, or it has several models.
     """
     target = unchecked_scenario(path).get("target")
     if not isinstance(target, dict):
@@ -68,6 +68,12 @@ def _require_launched(path: Path) -> None:
             "and no command says which model",
             hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
         )
+    if target.get("models"):
+        raise UsageError(
+            f"{path}: target.models: the job launches the model of the change beside that of its target branch, and "
+            "several do not say which is meant",
+            hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
+        )
     if kind == "external" or (kind == "triton" and target.get("rest_url") is not None):
         raise UsageError(
             f"{path}: the job launches the model of the change beside that of its target branch, and this server runs "
@@ -77,11 +83,11 @@ def _require_launched(path: Path) -> None:
 
 
 def _model_of(path: Path) -> str:
-    """The model's folder relative to the repository; where the scenario serves a sample model, a folder to fill in."""
+    """The model's folder or file relative to the repository; of a sample model a folder to fill in."""
     target = unchecked_scenario(path).get("target")
     model = target.get("model") if isinstance(target, dict) else None
-    if not isinstance(model, str) or not (path.parent / model).is_dir():
+    if not isinstance(model, str) or not (path.parent / model).exists():
         return "model"
-    folder = Path(os.path.abspath(path.parent / model))  # noqa: PTH100 - a link keeps its own name
+    place = Path(os.path.abspath(path.parent / model))  # noqa: PTH100 - a link keeps its own name
     here = Path.cwd()
-    return folder.relative_to(here).as_posix() if folder.is_relative_to(here) else "model"
+    return place.relative_to(here).as_posix() if place.is_relative_to(here) else "model"

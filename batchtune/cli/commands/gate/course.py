@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from batchtune.check.looks import looks_up_to
+from batchtune.check.gate import OF_A_LAUNCH
+from batchtune.check.looks import fewest_blocks, looks_up_to
 from batchtune.check.paired import Conclusion, Phase, run_check
 from batchtune.cli.benches import Benches
-from batchtune.errors import TargetError
+from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.report.comparison import variant_line
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.compare.blocks import Turn, Variant, compare
@@ -22,19 +25,16 @@ if TYPE_CHECKING:
     from batchtune.check.finding import BlockFigures, Finding
     from batchtune.check.gate import Gate
     from batchtune.report.live import View
-    from batchtune.scenario.spec.check import Metric
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
-
-_OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_memory"})
-"""The runs of one server would be one draw of these, however many there are."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Course:
     """The runs of one check. `figures` makes blocks of the trials of a phase. `relaunches`: every run has a server of
-    its own, so that each block has two start-up times and two peaks of memory. `duets`, with a gate of the CPU time of
-    two sides: what a request cost each of them, by block, where they could be loaded in turn."""
+    its own and no other beside it, so that each block has two start-up times and two peaks of memory, of a GPU too.
+    `duets`, with a gate of the CPU time of two sides: what a request cost each of them, by block; nan where they could
+    not be loaded in turn."""
 
     variants: Sequence[Variant]
     benches: Benches
@@ -47,7 +47,6 @@ class Course:
     duets: dict[int, tuple[float, float]] = field(default_factory=dict)
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
     _blocks: dict[Phase, int] = field(default_factory=dict)
-    _asked_duets: set[int] = field(default_factory=set)
 
     def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
         """At least so many blocks of a phase, with the duets of the newest where CPU time is guarded. Those from one
@@ -94,8 +93,8 @@ class Course:
             return Conclusion(
                 verdict="INVALID",
                 findings=(),
-                blocks=max(self._blocks.values(), default=0),
-                fresh_blocks=0,
+                blocks=self._blocks.get("screen", 0),
+                fresh_blocks=self._blocks.get("confirmation", 0),
                 blocks_max=blocks_max,
                 reason=error.message,
                 target_failed=True,
@@ -103,12 +102,25 @@ class Course:
 
     def _compare_cpu(self, trials: Sequence[Trial]) -> None:
         """A duet for each block that has none yet."""
-        for block in sorted({trial.block for trial in trials if trial.block is not None} - self._asked_duets):
-            self._asked_duets.add(block)
+        if self.relaunches:
+            self._stop_each()
+            self._warm()
+        for block in sorted({trial.block for trial in trials if trial.block is not None} - self.duets.keys()):
             cost_s = self.benches.duet(self.variants, trials, self.paces, block=block)
+            self.duets[block] = cost_s or (math.nan, math.nan)
             if cost_s is not None:
-                self.duets[block] = cost_s
                 self.run.keep_duet(block, cost_s)
+
+    def _warm(self) -> None:
+        """Launch and probe each server, that of a side that equals the other as well."""
+        self.variants = self.benches.reached(self.variants)
+        for variant in self.variants:
+            self.benches.launch(variant)
+            self.paces |= probed_paces([variant], bench_of=self.benches.bench)
+
+    def _stop_each(self) -> None:
+        for variant in self.variants:
+            self.benches.stop_server(variant)
 
     def _launch(self, phase: Phase, guarded: Collection[Gate]) -> None:
         """Servers as fresh as each other, and warm."""
@@ -117,28 +129,24 @@ class Course:
             self.view.event(f"{why}, after every server is started anew")
             self.benches.stop_servers()
         started_s = time.monotonic()
-        self.variants = self.benches.reached(self.variants)
-        for variant in self.variants:
-            if variant.scenario.target.models:  # others are launched by the probes of their pace
-                self.benches.launch(variant)
-        self.paces = probed_paces(self.variants, bench_of=self.benches.bench)
+        self._warm()
         if not self._blocks:
             for variant in self.variants:
                 self.view.event(pace_text(variant, self.paces[variant.name]))
             blocks = self.benches.blocks
             most_s = comparison_seconds(self.variants, self.paces, blocks=blocks)
-            if not self.relaunches:
+            if guarded and not self.relaunches:
                 most_s += (len(looks_up_to(blocks)) - 1) * (time.monotonic() - started_s)
             if _asks_cpu(guarded, self.variants):
                 most_s += blocks * DUET_S
+            again = ", as many again where a gate is flagged" if guarded else ""
             self.view.event(
-                f"{self.benches.blocks} blocks in at most about {rounded_duration(most_s)}, as many again where a gate "
-                f"is flagged; results go to {self.run.path}"
+                f"{blocks} blocks in at most about {rounded_duration(most_s)}{again}; results go to {self.run.path}"
             )
 
     def _begin(self, turn: Turn) -> None:
-        if self.relaunches:
-            self.benches.stop_server(turn.variant)
+        if self.relaunches:  # alone: the memory in use of a GPU is that of every process on it
+            self._stop_each()
         else:
             self.benches.require_running(turn.variant)
         self.benches.turn(turn)
@@ -149,9 +157,32 @@ def _asks_cpu(guarded: Collection[Gate], variants: Sequence[Variant]) -> bool:
     return len(variants) > 1 and any(gate.metric == "cpu" for gate in guarded)
 
 
+def require_blocks(blocks: int, gates: Sequence[Gate], *, remedy: str = "give --blocks") -> None:
+    """Refuse a check that could flag nothing, whatever its blocks say.
+
+    Raises:
+        UsageError: so few blocks never reach the level of so many gates.
+    """
+    least = fewest_blocks(gates=len(gates))
+    if blocks < least:
+        raise UsageError(
+            f"{counted(blocks, 'block')} under {counted(len(gates), 'gate')} can flag no regression",
+            hint=f"{remedy} {least} or more, or guard fewer figures: --max-regress",
+        )
+
+
 def needs_relaunches(gates: Iterable[Gate]) -> bool:
     """Whether one of them is decided by the launch: its time, or a peak since then."""
-    return any(gate.metric in _OF_A_LAUNCH for gate in gates)
+    return any(gate.metric in OF_A_LAUNCH for gate in gates)
+
+
+def closed(stack: ExitStack) -> BatchtuneError | None:
+    """End what lives in it now; why that failed is raised only once the verdict is told and kept."""
+    try:
+        stack.close()
+    except BatchtuneError as error:
+        return error
+    return None
 
 
 def look_text(blocks: int, findings: Sequence[Finding]) -> str:

@@ -30,9 +30,8 @@ from batchtune.check.paired import Conclusion
 from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.gate.check import CheckRequest, interrupted, refuse_variant, tell
-from batchtune.cli.commands.gate.course import Course, needs_relaunches
-from batchtune.cli.commands.gate.files import CheckFiles
-from batchtune.cli.commands.report import report_at_end
+from batchtune.cli.commands.gate.course import Course, closed, needs_relaunches, require_blocks
+from batchtune.cli.commands.gate.files import CheckFiles, require_writable
 from batchtune.errors import BaselineError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.provenance import collect
 from batchtune.report.live import View, sweep_view
@@ -65,7 +64,8 @@ def run_stored_check(
 
     Raises:
         BaselineError: there is no baseline, or this version cannot read it.
-        UsageError: no such scenario or gate, or a file that is no baseline.
+        UsageError: no such scenario or gate, too few blocks, a file that is no baseline, or cannot be written.
+        TargetError: a server could not be put back; the verdict is told and kept before.
     """
     if wanted.baseline_set:
         raise UsageError(
@@ -88,6 +88,7 @@ def run_stored_check(
             if not (stored.allow_missing and not stored.path.exists()):
                 raise
             return _passed(error, json=json)
+    require_writable(files)
     started_s = time.monotonic()
     course: Course | None = None
     with sweep_view(quiet=quiet) as view, ExitStack() as stack:
@@ -100,7 +101,8 @@ def run_stored_check(
             refusal, note = "", ""
             if baseline is not None:
                 refusal, note = comparability(baseline, variant, provenance, stored, relaunches=relaunches)
-                blocks_max = min(blocks_max, len(baseline.runs))
+            if not refusal:
+                blocks_max = _most_blocks(blocks_max, baseline, gates)
             course = _course(variant, baseline, blocks_max, results, provenance, view, stack)
             course.relaunches = relaunches
             if baseline is None:
@@ -111,6 +113,7 @@ def run_stored_check(
                 conclusion = _incomparable(refusal, blocks_max)
             else:
                 conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
+            fault = closed(stack)
         except KeyboardInterrupt:
             return interrupted(course)
     if not refusal:
@@ -126,10 +129,20 @@ def run_stored_check(
         stored=True,
         note=_note(note, baseline, wanted),
     )
-    code = tell(account, course.run, wanted, files=files, results=results, json=json)
-    if course.trials:
-        report_at_end(course.run, quiet=quiet)
-    return code
+    return tell(account, course, wanted, fault=fault, files=files, results=results, json=json, quiet=quiet)
+
+
+def _most_blocks(asked: int, baseline: Baseline | None, gates: Sequence[Gate]) -> int:
+    """As many as are asked for; of a kept baseline no more than it has runs.
+
+    Raises:
+        UsageError: so few could flag nothing.
+    """
+    if baseline is None or len(baseline.runs) > asked:
+        require_blocks(asked, gates)
+        return asked
+    require_blocks(len(baseline.runs), gates, remedy="measure the baseline anew: --update-baseline --blocks")
+    return len(baseline.runs)
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:

@@ -17,7 +17,7 @@ from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.server_words import FILE_PLACE, JSON_PLACE, DockerSpec
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.target.launch.demand import demand_of, thread_limits
+from batchtune.target.launch.demand import THREAD_LIMITS, demand_of, thread_limits
 from batchtune.target.launch.docker import (
     MODELS_INSIDE,
     SCRATCH_INSIDE,
@@ -168,8 +168,10 @@ def _flags(configuration: Configuration, target: TargetSpec) -> dict[str, str]:
 
 def _flag_words(configuration: Configuration, scenario: Scenario, server: str) -> list[str]:
     target = scenario.target
-    if server != _OURS:
-        own = thread_limits(target, demand_of(scenario))
+    if server != _OURS:  # ours holds no thread for a request that waits
+        own = (
+            {} if target.runs == "command" else dict.fromkeys(THREAD_LIMITS, str(demand_of(scenario).threads))
+        )
     else:
         own = {} if target.device == _ANY_DEVICE else {"device": target.device}
     flags = {**own, **_flags(configuration, target)}

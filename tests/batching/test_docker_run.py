@@ -141,6 +141,7 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
     assert read_batching_file(script).knobs(on_triton=False)[0] == {
         **to_dict(parameters),
         "grpc_max_threads": "64",
+        "rest_api_num_threads": "1040",
     }
 
 

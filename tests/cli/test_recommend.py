@@ -235,7 +235,8 @@ def test_a_server_that_is_not_ours_has_the_threads_that_it_was_measured_with(tmp
     target = {"model": str(saved_model(tmp_path / "m")), **runs}
     for write in (deployment, docker_command):
         line = write(alone, scenario_of(target=target), Path("FILE"))
-        assert (THREADS in line) == ("_threads" in line) == (runs["server"] != "bundled")
+        is_ours = write is deployment and runs["server"] == "bundled"
+        assert (THREADS in line) == ("_threads" in line) == (not is_ours)
     own = scenario_of(target={**target, "flags": {"grpc_max_threads": 7}})
     assert "--grpc_max_threads=7" in deployment(alone, own, Path("FILE"))
 
@@ -415,7 +416,7 @@ def test_a_container_has_the_model_and_the_parameters_mounted(run, tmp_path, cap
         f"--mount=type=bind,source={run.path}/batching_parameters.txt,"
         "target=/batchtune/batching_parameters.txt,readonly --init --entrypoint=tensorflow_model_server tensorflow/serving "
         "--port=8500 --rest_api_port=8501 --model_name=fake --model_base_path=/models/fake --enable_batching=true "
-        "--batching_parameters_file=/batchtune/batching_parameters.txt"
+        "--batching_parameters_file=/batchtune/batching_parameters.txt --grpc_max_threads=4176 --rest_api_num_threads=4176"
     )
     mounted = re.search(r"source=([^,]*batching_parameters.txt)", command)
     assert parse_batching(Path(mounted[1]).read_text(), source="f").parameters.max_batch_size == 14

@@ -1,6 +1,6 @@
 """Does a check say of a real change what ten long runs say? Three changes, some minutes each.
 
-layer: the transformer of the examples, and the same with one more layer between its block and its classes; intra: one thread
+layer: the transformer of the examples, and the same with a second layer of attention behind its first; intra: one thread
 within an operation of TensorFlow, and two; inter: one over operations, and two. For each: the check (exit code, seconds,
 blocks), then `compare` of ten blocks of runs of SECONDS (6) under the same gates. A gate agrees when both call it the same, or
 the check's interval and that of the long runs overlap where one of them is open.
@@ -47,8 +47,9 @@ tokens = keras.Input(shape=(200,), dtype="float32", name="tokens")
 hidden = keras.layers.Embedding(20_000, 32)(keras.ops.cast(keras.ops.abs(tokens), "int32"))
 attended = keras.layers.MultiHeadAttention(num_heads=2, key_dim=32)(hidden, hidden)
 hidden = keras.layers.LayerNormalization(epsilon=1e-6)(hidden + attended)
-for _ in range(int(sys.argv[2])):
-    hidden = hidden + keras.layers.Dense(32, activation="relu")(hidden)
+hidden = hidden + keras.layers.Dense(32, activation="relu")(hidden)
+for _ in range(int(sys.argv[2]) - 1):
+    hidden = hidden + keras.layers.MultiHeadAttention(num_heads=2, key_dim=32)(hidden, hidden)
 pooled = keras.layers.GlobalAveragePooling1D()(hidden)
 keras.Model(tokens, keras.layers.Dense(2, activation="softmax")(pooled)).export(sys.argv[1], verbose=False)
 """

@@ -112,10 +112,9 @@ def run_joint_recommend(
     The server's parameters go to the file `write`, the models' own and their list beside it.
     """
     if idle:
-        raise UsageError(
-            f"{idle[0]}: not of a sweep of several models",
-            hint="leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario",
-        )
+        hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
+        hint = "leave it out: the statement is the whole of it" if idle[0] == "--why" else hint
+        raise UsageError(f"{idle[0]}: not of a sweep of several models", hint=hint)
     if write is not None and write.exists() and not write.is_file():
         raise UsageError(
             f"--write: {write} is no file, and several are written", hint="name one: the others go beside it"

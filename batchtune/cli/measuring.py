@@ -108,7 +108,7 @@ def sweep(
 
     if several_models(asked.source):
         given: dict[str, object] = {"--rate": rate, "--concurrency": concurrency, "--parallel": parallel}
-        given |= {"--optuna-storage": optuna_storage, "--slo-…": slo or None}
+        given |= {"--optuna-storage": optuna_storage, "--slo-…": slo or None, "--why": why or None}
         raise typer.Exit(
             run_joint_sweep(
                 asked.source,

@@ -67,7 +67,7 @@ def recommend(
             "--write: - is no file", hint="name one; on stdout --format shows the parameters too"
         )
     if swept_together(run, results=results):
-        given = {"--format": format_, "--slo-…": slo or None}
+        given = {"--format": format_, "--slo-…": slo or None, "--why": why or None}
         idle = [name for name, value in given.items() if value is not None]
         raise typer.Exit(run_joint_recommend(run, results=results, json=json, write=write, idle=idle))
     raise typer.Exit(

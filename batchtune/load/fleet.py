@@ -215,7 +215,7 @@ class LoadFleet:
             [table for of_worker in tables for table in of_worker], start_ns=start_ns, overdue_after_s=late_s
         )
         give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
-        stopping = bool(stops)
+        stopping = False
         done: dict[int, load_process.Done] = {}
         next_look = 0.0
         while len(done) < self.processes:

@@ -183,7 +183,10 @@ def _exact_line(plan: ReplicaPlan, exact: ExactFigures) -> str:
         f"{name} {rounded_duration(value_s)} ({_against(value_s, exact.pool_latency_s[name])})"
         for name, value_s in exact.latency_s.items()
     )
-    kept = all(exact.latency_s[limit.name] <= limit.seconds for limit in plan.limits)
+    missed = any(exact.latency_s[limit.name] > limit.seconds for limit in plan.limits)
+    words = ["a limit is MISSED"] if missed else []
+    if exact.error_ratio > plan.error_ratio:
+        words.append(f"more is REFUSED than the {percent(plan.error_ratio)} that may be")
     split = (
         "whole"
         if exact.exact
@@ -192,7 +195,7 @@ def _exact_line(plan: ReplicaPlan, exact: ExactFigures) -> str:
     return (
         f"Simulated {split}, by the best reading: {counted(exact.replicas, 'replica')}, {number(exact.requests)} "
         f"requests: {reached}; refused {percent(exact.error_ratio)}, devices busy {percent(exact.busy_ratio)}; "
-        f"{'every limit is kept' if kept else 'a limit is MISSED'}. Latencies are known to "
+        f"{' and '.join(words) or 'every limit is kept'}. Latencies are known to "
         f"±{percent(exact.relative_error)}; it took {rounded_duration(exact.took_s)} on "
         f"{counted(exact.processes, 'core')}: {number(exact.simulated_rps / 1e6)} million requests/s."
     )
@@ -227,7 +230,7 @@ def _failure_lines(plan: ReplicaPlan, failure: Failure) -> list[str]:
 
 def _cells(point: Simulated) -> list[str]:
     prediction, traffic = point.prediction, point.traffic
-    offered = traffic.rate_rps if traffic.rate_rps is not None else prediction.throughput.value
+    offered = prediction.throughput.value if traffic.offered_rps is None else traffic.offered_rps
     refused = prediction.error_ratio
     return [
         point.configuration.label(),

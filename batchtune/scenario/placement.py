@@ -7,7 +7,7 @@ server, and both the sweep and its statement say so. `target.cpus: all` lets the
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from batchtune.cpus import quota_cpus, schedulable_cpus
@@ -45,6 +45,28 @@ def placed(
     return _with_cpus(scenario, server=tuple(server), client=tuple(client)), note
 
 
+def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
+    """The scenario on these CPUs of a node; `alone`: they are all of its machine's, which runs no other server.
+
+    Of a machine that others share both are kept on these, too, where they are too few to be kept apart.
+    """
+    apart, _ = placed(scenario, cpus=cpus)
+    target, load = scenario.target, scenario.load
+    if alone or apart is not scenario or target.cpus is not None or load.cpus is not None:
+        return apart
+    if target.runs_already or load.fleet is not None or _is_container(scenario):
+        return scenario
+    return _with_cpus(scenario, server=tuple(cpus), client=tuple(cpus))
+
+
+def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
+    """The scenario without the CPUs that an earlier run of it had on such a node; those that somebody named stay."""
+    still_open = _with_cpus(scenario, server=None, client=None)
+    earlier = placed_on_node(still_open, cpus=cpus, alone=alone)
+    is_earlier = (scenario.target.cpus, scenario.load.cpus) == (earlier.target.cpus, earlier.load.cpus)
+    return still_open if is_earlier else scenario
+
+
 def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:
     """The scenario with the CPUs of an earlier run of it, where it leaves that open."""
     if scenario.target.cpus is not None or scenario.load.cpus is not None:
@@ -54,14 +76,18 @@ def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:
 
 def _why_shared(scenario: Scenario, count: int, quota: float | None) -> str | None:
     """Why keeping them apart is not possible, or buys nothing; None: it is worth it."""
-    command = scenario.target.command
-    if command is not None and Path(command[0]).name in _CONTAINER_PROGRAMS:
+    if _is_container(scenario):
         return "a container inherits no CPUs; give it --cpuset-cpus and the client load.cpus"
     if count <= scenario.load.processes:
         return f"the client's {scenario.load.processes} processes leave the server no CPU of its own"
     if quota is not None and quota < scenario.load.processes + 1:
         return f"their quota is {quota:g} CPUs, which both draw on wherever they run"
     return None
+
+
+def _is_container(scenario: Scenario) -> bool:
+    command = scenario.target.command
+    return command is not None and Path(command[0]).name in _CONTAINER_PROGRAMS
 
 
 def _with_cpus(

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from batchtune.errors import UsageError
+from batchtune.scenario.arrivals import unscaled_rps
 from batchtune.scenario.spec.load import LoadSpec, RampSpec
 from batchtune.scenario.traces import read_trace
 from batchtune.scenario.units import parse_rate_rps, rounded_duration
@@ -92,7 +93,7 @@ def read_profile(path: Path, *, peak_rps: float | None = None) -> tuple[Interval
 
 
 def profile_of_load(load: LoadSpec) -> tuple[Interval, ...]:
-    """The rates of a scenario's steps, ramp or trace; empty for other loads.
+    """The rates of a scenario's steps, ramp or trace, as `load.rate` scales them; empty for other loads.
 
     Raises:
         ScenarioError: a trace that cannot be read.
@@ -113,9 +114,13 @@ def profile_of_load(load: LoadSpec) -> tuple[Interval, ...]:
         rates_rps = (counts / (length_s / PARTS)).tolist()
     else:
         return ()
+    unscaled = 0.0 if load.rate_rps is None else unscaled_rps(load)
+    factor = load.rate_rps / unscaled if load.rate_rps is not None and unscaled > 0.0 else 1.0
+    if load.trace is not None:  # played faster or slower, where steps and a ramp keep their time
+        lengths_s = [length_s / factor for length_s in lengths_s]
     starts_s = np.concatenate([[0.0], np.cumsum(lengths_s)])
     return tuple(
-        Interval(name=rounded_duration(float(start_s)), length_s=length_s, rate_rps=rate_rps)
+        Interval(name=rounded_duration(float(start_s)), length_s=length_s, rate_rps=factor * rate_rps)
         for start_s, length_s, rate_rps in zip(starts_s, lengths_s, rates_rps, strict=False)
     )
 

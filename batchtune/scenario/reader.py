@@ -16,7 +16,7 @@ from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
 from batchtune.scenario.examples import example_names
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.yaml_document import Document, parse_override, parse_yaml
+from batchtune.scenario.yaml_document import Document, overridden, parse_yaml
 
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
 
@@ -50,7 +50,7 @@ def parse_scenario(
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = _overridden(parse_yaml(text, source=source), overrides)
+    document = overridden(parse_yaml(text, source=source), overrides)
     scenario = _validated(document, directory)
     _variants(document, scenario, directory)
     return scenario
@@ -63,7 +63,7 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
         ScenarioError: no file, no YAML, or an override without a key.
     """
     read = scenario_text(path)
-    return _overridden(parse_yaml(read.text, source=read.source), overrides).data
+    return overridden(parse_yaml(read.text, source=read.source), overrides).data
 
 
 def read_kept_scenario(path: Path) -> Scenario:
@@ -95,7 +95,7 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
         ScenarioError: as `read_scenario`.
     """
     read = scenario_text(path)
-    document = _overridden(parse_yaml(read.text, source=read.source), overrides)
+    document = overridden(parse_yaml(read.text, source=read.source), overrides)
     return _variants(document, _validated(document, read.directory), read.directory)
 
 
@@ -108,10 +108,10 @@ def read_arms(
         ScenarioError: as `read_scenario`.
     """
     read = scenario_text(path)
-    document = _overridden(parse_yaml(read.text, source=read.source), overrides)
+    document = overridden(parse_yaml(read.text, source=read.source), overrides)
     _validated(document, read.directory)
     compared = _compared(document)
-    return {name: _validated(_overridden(compared, own, name), read.directory) for name, own in arms.items()}
+    return {name: _validated(overridden(compared, own, name), read.directory) for name, own in arms.items()}
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -173,13 +173,6 @@ def _instead_of(path: Path) -> str:
     if example:
         return f"`batchtune init --example {example[0]}` writes that example here"
     return f"`batchtune init --example NAME` writes an example here, one of: {', '.join(names)}"
-
-
-def _overridden(document: Document, overrides: Iterable[str], side: str = "") -> Document:
-    option = f"--{side}-set" if side else "--set"
-    for override in overrides:
-        document = document.overlaid(parse_override(override, option=option))
-    return document
 
 
 def _compared(document: Document) -> Document:

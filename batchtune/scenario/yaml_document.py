@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, TypeAlias
 
 import yaml
 
 from batchtune.errors import ScenarioError
+from batchtune.scenario.spec.served_models import refuse_unheard
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -103,6 +105,20 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
         data = {key: data}
     in_lists = tuple(int(key) if key in _NUMBERS else key for key in keys)
     return Document(data=data, places={tuple(keys): source, in_lists: source})
+
+
+def overridden(document: Document, overrides: Iterable[str], side: str = "") -> Document:
+    """The document with each `a.b.c=value` laid over it; `side` names the option: `--SIDE-set`, else `--set`.
+
+    Raises:
+        ScenarioError: as `parse_override`.
+        UsageError: it says what a model has of its own, and goes on with.
+    """
+    option = f"--{side}-set" if side else "--set"
+    laid_over = [parse_override(override, option=option) for override in overrides]
+    document = reduce(Document.overlaid, laid_over, document)
+    refuse_unheard(document.data, [other.data for other in laid_over], option=option)
+    return document
 
 
 def empty_value(key: str, *, option: str) -> ScenarioError:

@@ -86,6 +86,8 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     )
     refused = answered("recommend", document["run"], "--slo-p95", "1ms", cwd=tmp_path)
     assert (refused.returncode, "--slo-…: not of a sweep of several models" in refused.stderr) == (2, True)
+    refused = answered("recommend", document["run"], "--why", cwd=tmp_path)
+    assert (refused.returncode, "--why: not of a sweep of several models" in refused.stderr) == (2, True)
     (listed,) = json.loads(answered("runs", "--json", cwd=tmp_path).stdout)["runs"]
     assert (listed["target"], listed["verdict"]) == (
         "quick + slow",
@@ -114,7 +116,8 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (("--rate", "5"), ("--rate: not of several models", "write rate at each of target.models")),
-        (("--slo-p95", "4ms"), ("--slo-…: not of several models", "write slo at each of target.models")),
+        (("--slo-p95", "4ms"), ("slo: quick, slow have their own", "--set target.models.0.slo.…=…")),
+        (("--why",), ("--why: not of several models",)),
         (("--set", "search.strategy=rule"), ("search.strategy: rule searches one model",)),
         (("--set", "objective=throughput"), ("objective",)),
         (("--set", "search.space.max_batch_size=[4]"), ("search.space: no parameter has two values to try",)),
@@ -126,6 +129,13 @@ def test_what_a_joint_sweep_cannot_do_is_told_before_anything_is_launched(
     done = answered("sweep", two_models(tmp_path), *options, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("command", ["load", "compare", "check"])
+def test_a_limit_that_no_model_would_be_held_to_is_refused(tmp_path: Path, command: str) -> None:
+    done = answered(command, two_models(tmp_path), "--slo-p95", "1ms", cwd=tmp_path)
+    assert (done.returncode, "slo: quick, slow have their own" in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "results").exists()
 
 

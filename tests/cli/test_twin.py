@@ -304,6 +304,20 @@ def test_the_scenarios_own_steps_are_a_profile(ask: Ask, tmp_path: Path) -> None
     assert plan["profile"]["replica_hours"] < plan["profile"]["flat_replica_hours"]
 
 
+def test_the_scenarios_own_steps_are_simulated_as_what_is_offered(ask: Ask, tmp_path: Path) -> None:
+    steps = [{"rate": "500/s", "duration": "400ms"}, {"rate": "80k/s", "duration": "600ms"}]
+    load = {"arrivals": "steps", "steps": steps, "warm_up": "0s"}
+    recorded(tmp_path / "results", scenario_of(load=load, objective="latency"), PROBED)
+    code, out, _ = ask("simulate", "--set", "max_batch_size=16", "--json", root=tmp_path / "results")
+    assert code == 0
+    (point,) = points(out)
+    assert point["traffic"]["rate_rps"] == pytest.approx(48_200.0)
+    assert point["throughput_rps"]["value"] < 24_000.0
+    assert any(reason.startswith("overload: 48,200 requests/s") for reason in point["extrapolations"])
+    code, out, _ = ask("simulate", "--set", "max_batch_size=16", root=tmp_path / "results")
+    assert "48,200" in out
+
+
 def test_without_a_rate_and_a_profile_both_are_named(ask: Ask) -> None:
     code, out, err = ask("plan")
     assert (code, out) == (2, "")
@@ -337,6 +351,15 @@ def test_the_fleet_that_is_advised_is_simulated_whole(ask: Ask) -> None:
         f"Simulated whole, by the best reading: {plan['advised']} replicas, 100,000 requests: p50"
         in " ".join(text.split())
     )
+
+
+def test_a_fleet_that_sent_the_load_simulates_no_plan(ask: Ask, tmp_path: Path) -> None:
+    load = {"arrivals": "closed", "concurrency": 16, "duration": "1s", "fleet": {"ray": "auto"}}
+    recorded(tmp_path / "results", scenario_of(load=load), PROBED)
+    words = ("plan", "--rate", "5k/s", "--slo-p95", "20ms", "--exact", "--exact-time", "1s", "--json")
+    code, out, err = ask(*words, root=tmp_path / "results")
+    assert code == 0, err
+    assert json.loads(out)["exact"]["processes"] == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet, LoadInterrupted
 from batchtune.load.live import LiveAggregate
 from batchtune.load.null_server import NullServer
-from batchtune.load.worker.job import LoadJob
+from batchtune.load.worker.job import LoadJob, split
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.endpoint import Endpoint
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, http_answer, requests_for
@@ -124,6 +124,22 @@ def test_ctrl_c_before_the_start_sends_nothing(server: ScriptedHttp) -> None:
         interrupter.join()
         assert caught.value.samples.stopped_early
         assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+class LateInterrupt(list[int]):
+    """Comes just after the workers were told to start."""
+
+    asked = 0
+
+    def __bool__(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_ctrl_c_at_the_start_ends_the_load(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    parts = split(a_job("rest", server.port, evenly(200, 3.0)), 2)
+    assert all(samples.stopped_early for samples in fleet.run_parts(parts, stops=LateInterrupt()))
+    assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
 
 
 def test_workers_do_not_die_of_a_ctrl_c_meant_for_the_parent(fleet: LoadFleet, server: ScriptedHttp) -> None:

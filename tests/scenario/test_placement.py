@@ -7,7 +7,7 @@ import math
 import pytest
 
 from batchtune.cpus import schedulable_cpus
-from batchtune.scenario.placement import placed, placed_as
+from batchtune.scenario.placement import placed, placed_as, placed_on_node, unplaced
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
@@ -69,6 +69,30 @@ def test_a_resumed_run_keeps_the_cpus_that_it_had() -> None:
     assert placed_as(scenario, scenario) == scenario
     own = with_target(scenario, cpus=(4,))
     assert placed_as(own, apart) is own
+
+
+def cpus_of(scenario: Scenario) -> tuple[object, object]:
+    return scenario.target.cpus, scenario.load.cpus
+
+
+def test_a_share_of_a_machine_that_is_too_small_is_kept_to_by_both() -> None:
+    crowded = with_load(scenario_of(), processes=2)
+    shared = placed_on_node(crowded, cpus=(2, 3), alone=False)
+    assert cpus_of(shared) == ((2, 3), (2, 3))
+    assert placed_on_node(crowded, cpus=(2, 3), alone=True) is crowded
+    own = with_target(crowded, cpus=(4,))
+    assert placed_on_node(own, cpus=(2, 3), alone=False) is own
+    container = with_target(scenario_of(), command=("/usr/bin/docker", "run", "tensorflow/serving"))
+    assert placed_on_node(container, cpus=(2, 3), alone=False) is container
+
+
+def test_a_resumed_scenario_gives_up_the_cpus_of_its_first_node() -> None:
+    for scenario in (scenario_of(), with_load(scenario_of(), processes=2)):
+        earlier = placed_on_node(scenario, cpus=(0, 1), alone=False)
+        assert cpus_of(unplaced(earlier, cpus=(0, 1), alone=False)) == (None, None)
+        assert unplaced(earlier, cpus=(2, 3), alone=False) is earlier
+    own = with_target(scenario_of(), cpus=(0, 1))
+    assert unplaced(own, cpus=(0, 1), alone=False) is own
 
 
 def test_all_means_every_cpu_of_this_process_and_a_placement_is_written_down() -> None:

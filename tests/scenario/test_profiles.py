@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from batchtune.errors import UsageError
+from batchtune.scenario.arrivals import draw
 from batchtune.scenario.profiles import PARTS, profile_of_load, read_profile
 from batchtune.scenario.spec.load import LoadSpec
 
@@ -105,6 +107,26 @@ def test_a_trace_is_counted(tmp_path: Path) -> None:
     assert profile[0].length_s == pytest.approx(0.5)
     assert [part.rate_rps for part in profile[:3]] == [4.0, 2.0, 0.0]
     assert profile[-1].rate_rps == 2.0
+
+
+def test_a_rate_scales_steps_as_it_scales_what_is_sent() -> None:
+    """The mean is that of the whole run: the warm-up is sent at the first rate."""
+    steps = [{"rate": "1/s", "duration": "10s"}, {"rate": "3/s", "duration": "10s"}]
+    load = LoadSpec.model_validate({"arrivals": "steps", "steps": steps, "rate": "400/s", "warm_up": "20s"})
+    profile = profile_of_load(load)
+    assert [part.length_s for part in profile] == [10.0, 10.0]
+    assert [part.rate_rps for part in profile] == [pytest.approx(400.0 / 1.5), pytest.approx(800.0)]
+    due_s = draw(load).due_ns / 1e9
+    assert np.count_nonzero(due_s >= 30.0) == pytest.approx(8_000, rel=0.05)
+
+
+def test_a_rate_plays_a_trace_faster(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("offset_s\n" + "".join(f"{at}\n" for at in (0, 0.5, 1.2, 24)), encoding="utf-8")
+    load = LoadSpec.model_validate({"arrivals": "trace", "trace": {"file": str(trace)}, "rate": "1/s"})
+    profile = profile_of_load(load)  # 3 in 24 s, as recorded
+    assert sum(part.length_s for part in profile) == pytest.approx(3.0)
+    assert [part.rate_rps for part in profile[:3]] == [pytest.approx(16.0), pytest.approx(8.0), 0.0]
 
 
 def test_steady_loads_have_no_profile() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.scenario.reader import format_scenario, parse_scenario, read_kept_scenario
+from batchtune.scenario.reader import format_scenario, parse_scenario, read_arms, read_kept_scenario
 from batchtune.target.choice import target_of
 
 TWO = """\
@@ -35,6 +35,29 @@ def test_each_model_has_its_own_request_rate_and_slo_and_else_those_of_the_scena
     assert (ranker.slo.limits(), reader.slo.limits()) == ({"p95": 0.05}, {"p99": 1.0})
     assert (ranker.load.seed, reader.load.seed) == (7, 8)  # or both would send at the same instants
     assert not ranker.target.models
+
+
+@pytest.mark.parametrize(
+    ("override", "words", "instead"),
+    [
+        ("slo.p95=1ms", "slo: ranker has its own, which stands before this", "slo.…=…"),
+        ("request.protocol=rest", "request: ranker has its own", "request.…=…"),
+        ("load.rate=9/s", "load.rate: ranker has its own", "rate=…"),
+    ],
+)
+def test_what_would_not_be_heard_by_a_model_with_its_own_is_refused(
+    tmp_path: Path, override: str, words: str, instead: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_scenario(TWO, overrides=["slo.errors=2%", override] if "slo" in override else [override])
+    assert caught.value.hint == f"say it of each model: --set target.models.0.{instead}"
+    (tmp_path / "two.yaml").write_text(TWO)
+    with pytest.raises(UsageError) as caught:
+        read_arms(tmp_path / "two.yaml", {"candidate": [override]})
+    assert "--candidate-set target.models.0." in caught.value.hint
+    own = [f"target.models.0.{key}=null" for key in ("slo", "request", "rate")]
+    heard = parse_scenario(TWO, overrides=[override, *own]).of_models()["ranker"]
+    assert heard.slo.limits() or heard.request.rows == 4
 
 
 def test_in_a_closed_loop_each_has_its_own_clients() -> None:

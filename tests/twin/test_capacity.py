@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from batchtune.measure.slo import Limit
+from batchtune.scenario.spec.load import LoadSpec
 from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.play import play
 from batchtune.twin.model.reading import Fitted
 from batchtune.twin.model.service_time import linear_service_time
-from batchtune.twin.model.traffic import Traffic
+from batchtune.twin.model.traffic import LONGEST_REQUESTS, Traffic
 from tests.twin.twin_fakes import batcher_of
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.06)
 POISSON = Traffic(rate_rps=1.0)
+
+
+def changing(**load: object) -> Traffic:
+    return Traffic(load=LoadSpec.model_validate({"warm_up": "0s", **load}))
+
+
+STEPS = [{"rate": "100/s", "duration": "10s"}, {"rate": "300/s", "duration": "10s"}]
+
+
+def test_steps_that_are_cut_to_some_requests_are_all_played_and_as_much_faster() -> None:
+    due_s = changing(arrivals="steps", steps=STEPS).at(100_000.0).due_s(1_000)
+    assert (len(due_s), math.ceil(due_s[-1])) == (LONGEST_REQUESTS, 4)
+    assert np.count_nonzero(due_s < 2.0) == pytest.approx(LONGEST_REQUESTS / 4, rel=0.01)
+
+
+def test_of_bursts_as_many_are_played_as_are_asked_for() -> None:
+    bursts = changing(arrivals="on_off", on_off={"on": "1s", "off": "1s"}, rate="1/s")
+    assert len(bursts.at(10_000.0).due_s(600_000)) == 600_000
+
+
+def test_steps_without_a_rate_offer_their_mean() -> None:
+    traffic = changing(arrivals="steps", steps=STEPS)
+    assert (traffic.rate_rps, traffic.offered_rps) == (None, pytest.approx(200.0))
+    assert changing(arrivals="poisson", rate="5/s").offered_rps is None
+    assert Traffic(clients=4).offered_rps is None
 
 
 def reading_of(fixed_s: float = 0.008, per_row_s: float = 0.0006, *, serial: bool = True) -> Fitted:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from importlib.machinery import ModuleSpec
+from io import StringIO
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.errors import TargetError, TwinError
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError, TwinError, UsageError
 from batchtune.load.cluster.host import HostLostError
+from batchtune.measure.slo import Limit
+from batchtune.report.twin import print_plan
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.twin.model.exact import simulate_whole, whole_fleet
-from batchtune.twin.model.exact_ray import RangePlayer, _Turns
+from batchtune.twin.model.exact_ray import RangePlayer, _Turns, ray_players
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator import whole_fleet as module
 from batchtune.twin.simulator.latency_histogram import RELATIVE_ERROR, LatencyHistogram
@@ -25,7 +34,7 @@ from batchtune.twin.simulator.summary import order_statistics
 from batchtune.twin.simulator.whole_fleet import Gaps, WholeFleet, play_range
 from tests.twin.simulated_run import simulate_open
 from tests.twin.test_replicas import twin_of
-from tests.twin.twin_fakes import batcher_of, device_of
+from tests.twin.twin_fakes import batcher_of, device_of, plan_replicas
 
 FLEET = WholeFleet(
     batcher=batcher_of(16, 1.0),
@@ -57,6 +66,27 @@ def test_a_refused_request_is_one_without_an_answer() -> None:
     assert figures.error_ratio == pytest.approx(1.0 - answered_rps / 1_000.0, abs=0.01)
     assert figures.latency_s["p95"] == np.inf
     assert figures.busy_ratio > 0.8
+
+
+def test_a_plan_says_that_more_is_refused_than_may_be() -> None:
+    twin = twin_of(readings=3)
+    limit = Limit(name="p50", quantile=0.5, seconds=0.02)
+    plan = plan_replicas(twin, batcher_of(64), Traffic(rate_rps=1.0), rate_rps=500.0, limits=(limit,))
+    kept = simulate_whole(
+        replace(FLEET, replicas=1, rate_rps=500.0), pool_latency_s={"p50": 0.005}, processes=1
+    )
+
+    def told(**change: Any) -> str:
+        stream = StringIO()
+        exact = replace(plan, exact=replace(kept, **change))
+        print_plan(exact, twin, configuration=Configuration(batching=None), run=Path("run"), stream=stream)
+        return " ".join(stream.getvalue().split())
+
+    assert "; every limit is kept." in told()
+    assert "; more is REFUSED than the 1.00 % that may be." in told(error_ratio=0.2)
+    assert "; a limit is MISSED and more is REFUSED than" in told(
+        error_ratio=0.6, latency_s={"p50": math.inf}
+    )
 
 
 @given(
@@ -199,6 +229,60 @@ def test_every_range_is_played_once_though_actors_are_lost() -> None:
 def test_without_an_actor_left_the_error_says_what_to_do() -> None:
     with pytest.raises(TargetError, match="every worker of the Ray cluster was lost"):
         played(1, 1)
+
+
+def ray_with(free_cpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of four CPUs, of which so many are free, as the package `ray` would show it."""
+
+    class FailedError(Exception):
+        pass
+
+    class Remote:
+        def __init__(self, call: Any) -> None:
+            self.remote = call
+
+        def options(self, **_needs: object) -> Remote:
+            return Remote(lambda make: SimpleNamespace(ask=Remote(partial(answered, make()))))
+
+    def answered(made: Any, method: str, *arguments: Any) -> Any:
+        return getattr(made, method)(*arguments)
+
+    modules = {name: ModuleType(name) for name in ("ray", "ray.util", *(f"ray.util.{own}" for own in OF_RAY))}
+    vars(modules["ray"]).update(
+        __spec__=ModuleSpec("ray", None),
+        is_initialized=lambda: True,
+        cluster_resources=lambda: {"CPU": 4.0},
+        available_resources=lambda: {"CPU": free_cpus} if free_cpus else {},
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}],
+        remote=Remote,
+        get=lambda answer, timeout: answer,
+        kill=lambda actor: None,
+        exceptions=SimpleNamespace(RayError=FailedError, GetTimeoutError=FailedError),
+    )
+    vars(modules["ray.util.placement_group"]).update(
+        placement_group=lambda bundles, strategy: SimpleNamespace(wait=lambda _s: len(bundles) <= free_cpus),
+        remove_placement_group=lambda group: None,
+    )
+    modules["ray.util.scheduling_strategies"].PlacementGroupSchedulingStrategy = dict  # type: ignore[attr-defined]
+    for name, package in modules.items():
+        monkeypatch.setitem(sys.modules, name, package)
+
+
+OF_RAY = ("placement_group", "scheduling_strategies")
+
+
+def test_a_cluster_gives_the_cpus_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_with(2.5, monkeypatch)
+    with ray_players(replace(FLEET, duration_s=1.0), "auto") as (many, play):
+        assert many == 2
+        assert sum(part.latencies.requests for part in play(iter([(0, 1), (1, 2)]))) > 0
+    ray_with(0.0, monkeypatch)
+    with (
+        pytest.raises(UsageError, match="--fleet: no room for 1 workers") as caught,
+        ray_players(FLEET, "auto"),
+    ):
+        pass
+    assert caught.value.hint == "wait until others are done, or leave --fleet out"
 
 
 # -- latencies of any number of requests --

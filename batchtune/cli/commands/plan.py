@@ -89,7 +89,7 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
         plan = fleet.plan(highest_rps) if day is None else day.peak
     if exact_s is not None:
         progress = ProgressLines("simulating the fleet", quiet=quiet)
-        cluster = _cluster(wanted.fleet, scenario)
+        cluster = _cluster(wanted.fleet)
         exact = fleet.exactly(plan, duration_s=exact_s, on_progress=progress, cluster=cluster)
         plan = replace(plan, exact=exact)
     notes = [*notes_on(configurations), *notes_on_lengths(calibrated)]
@@ -134,10 +134,10 @@ def _exact_s(wanted: PlanRequest) -> float | None:
     return duration_s
 
 
-def _cluster(address: str | None, scenario: Scenario) -> str | None:
-    """The Ray cluster that was named, by --fleet or by the scenario; None: this machine alone."""
+def _cluster(address: str | None) -> str | None:
+    """The Ray cluster that --fleet names; None: this machine alone."""
     if address is None:
-        return None if scenario.load.fleet is None else scenario.load.fleet.ray
+        return None
     try:
         return FleetSpec.model_validate({"ray": address}).ray
     except ValidationError as error:

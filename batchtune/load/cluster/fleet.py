@@ -240,7 +240,7 @@ class ClusterFleet:
         on_progress: OnProgress | None,
         should_stop: ShouldStop | None,
     ) -> None:
-        stopping = bool(interrupts)
+        stopping = False
         running = list(self._workers)
         lives: dict[str, LiveAggregate] = {}
         while running:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from batchtune.batching.parameters import (
     to_dict,
     validate,
 )
+from batchtune.errors import UsageError
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.scenario.spec.request import RequestSpec
 from batchtune.scenario.spec.search import KnobField, Space
@@ -25,6 +26,14 @@ from batchtune.scenario.units import Count, RateRps, problem
 
 SHARED: Final = ("num_batch_threads", "thread_pool_name")
 """What TensorFlow Serving takes from the server's own file, whatever a model's says."""
+
+_OWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "slo": ("slo",),
+    "request": ("request",),
+    "rate": ("load", "rate"),
+    "concurrency": ("load", "concurrency"),
+}
+"""What a model may have of its own, and where the scenario has it for the others."""
 
 
 class ServedModelSpec(Spec):
@@ -74,6 +83,32 @@ class ServedModelSpec(Spec):
         return replace(shared, batching=own)
 
 
+def refuse_unheard(
+    scenario: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]], *, option: str
+) -> None:
+    """Of a scenario, not checked yet, with these laid over it; all as plain data.
+
+    Raises:
+        UsageError: one says what a model has of its own, and goes on with.
+    """
+    models = _below(scenario, "target", "models")
+    for name, keys in _OWN.items():
+        if all(_below(override, *keys) is None for override in overrides):
+            continue
+        own = [
+            (at, str(model.get("name", at)))
+            for at, model in enumerate(models if isinstance(models, list) else ())
+            if isinstance(model, dict) and model.get(name) is not None
+        ]
+        if own:
+            names, has = ", ".join(words for _, words in own), "has its" if len(own) == 1 else "have their"
+            value = "=…" if len(keys) > 1 else ".…=…"
+            raise UsageError(
+                f"{'.'.join(keys)}: {names} {has} own, which stands before this",
+                hint=f"say it of each model: {option} target.models.{own[0][0]}.{name}{value}",
+            )
+
+
 def check_spaces(models: Sequence[ServedModelSpec]) -> None:
     """A model's own space has a model's own parameters, and its flood is one; raises a problem where not."""
     for at, own in enumerate(models):
@@ -117,3 +152,9 @@ def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
                 at=("target", "models", at, "rate"),
                 hint="add rate: 100/s",
             )
+
+
+def _below(data: Any, *keys: str) -> Any:
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data

@@ -139,17 +139,19 @@ def _as_tensor(given: Any) -> NDArray[Any]:
 
 def _run_file(path: Path) -> ModuleType:
     """The module of a file, which is compiled here: no __pycache__ appears in a model's folder."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise StatusError("INVALID_ARGUMENT", f"{path}: {error.strerror or error}") from error
     module = ModuleType(str(path))
     module.__file__ = str(path)
     sys.modules[str(path)] = module  # dataclasses look there for the module of a class
     try:
         loader = importlib.machinery.SourceFileLoader(str(path), str(path))
-        code = loader.source_to_code(path.read_bytes(), str(path))
+        code = loader.source_to_code(source, str(path))
         FunctionType(code, vars(module))()
-    except OSError as error:
-        raise StatusError("INVALID_ARGUMENT", f"{path}: {error.strerror or error}") from error
     except BaseException as error:  # SystemExit and CancelledError would end the thread that looks for models
-        del sys.modules[str(path)]
+        sys.modules.pop(str(path), None)
         raise StatusError("INVALID_ARGUMENT", _place(error, str(path), full=True)) from error
     return module
 

@@ -20,7 +20,7 @@ from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
-from batchtune.server.sessions.request import BatchObserver, BatchRecord, Deliver, Done, Outputs
+from batchtune.server.sessions.request import BatchObserver, BatchRecord, Deliver, Done, Outputs, Queued
 from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.wire.signature import Signature
@@ -53,8 +53,8 @@ class StagedSession:
 
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
-    ) -> None:
-        """Run a request; `done` follows on the event loop.
+    ) -> Queued:
+        """Run a request; `done` follows on the event loop. Gives what stands for it in the queue that it is in.
 
         Raises:
             StatusError: INVALID_ARGUMENT for wrong tensors, RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE
@@ -69,6 +69,7 @@ class StagedSession:
         except StatusError:
             self._observer.on_rejected("queue_full")
             raise
+        return request
 
     def close(self) -> None:
         """Refuse new requests and return when all are answered. Not on the event loop; the device still takes."""
@@ -99,9 +100,13 @@ class StagedSession:
 
 
 class _StagedRequest:
-    """One request on its way; each `_after` is called on the loop with what the stage before gave."""
+    """One request on its way; each `_after` is called on the loop with what the stage before gave.
 
-    __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_session", "_tensors")
+    A Queued for the loop, whose state is that of its lookup or its device part.
+    """
+
+    __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_queued", "_session", "_tensors")
+    step = ""
 
     def __init__(
         self, session: StagedSession, names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
@@ -112,6 +117,12 @@ class _StagedRequest:
         self._done = done
         self._ended = False
         self._tensors: Named = {}
+        self._queued: Queued | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether it waits in no batching queue."""
+        return self._queued is None or self._queued.taken
 
     def start(self, inputs: Tensors) -> None:
         pre = self._session.plan.pre
@@ -150,6 +161,7 @@ class _StagedRequest:
         self._try(lambda: lookup.submit(outputs, self._deadline_ns, self._after_lookup))
 
     def _after_lookup(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        self._queued = None
         if outputs is None:
             self._finish(None, error)
             return
@@ -161,16 +173,17 @@ class _StagedRequest:
         session = self._session
         names = self._names if session.plan.post is None else None
 
-        def run() -> None:
+        def run() -> Queued | None:
             if session.device is None:
                 raise StatusError("UNAVAILABLE", "The server is shutting down")
-            session.device.submit(
+            return session.device.submit(
                 session.plan.for_device(tensors), names, self._deadline_ns, self._after_device
             )
 
         self._try(run)
 
     def _after_device(self, outputs: Outputs | None, error: StatusError | None) -> None:
+        self._queued = None
         post = self._session.plan.post
         if outputs is None or post is None:
             self._finish(outputs, error)
@@ -179,9 +192,9 @@ class _StagedRequest:
             partial(self._stage, post, "post", outputs, self._finish, time.monotonic_ns())
         )
 
-    def _try(self, step: Callable[[], object]) -> None:
+    def _try(self, submit: Callable[[], Queued | None]) -> None:
         try:
-            step()
+            self._queued = submit()
         except StatusError as error:
             self._finish(None, error)
 
@@ -216,8 +229,8 @@ class _LookupQueue:
             deliver=deliver,
         )
 
-    def submit(self, tensors: Named, deadline_ns: int | None, done: Done) -> None:
-        self._session.submit(self._plan.keys_of(self._lookup, tensors), None, deadline_ns, done)
+    def submit(self, tensors: Named, deadline_ns: int | None, done: Done) -> Queued | None:
+        return self._session.submit(self._plan.keys_of(self._lookup, tensors), None, deadline_ns, done)
 
     def close(self) -> None:
         """Answer what is queued, then end the threads."""

@@ -15,7 +15,7 @@ from batchtune.load.cluster.choice import client_max_rps, fleet_of
 from batchtune.load.cluster.host import HostLostError, Place, Progress, at_usual_priority, this_place
 from batchtune.load.live import LiveAggregate
 from batchtune.measure.validity.host import HostGuard
-from batchtune.scenario.placement import placed
+from batchtune.scenario.placement import placed_on_node
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.target.triton.target import TritonTarget
@@ -48,7 +48,7 @@ class NodeStation:
         Raises:
             TargetError, UsageError: a Triton that does not start, or a model that cannot be batched.
         """
-        here, _ = placed(scenario, cpus=cpus)
+        here = placed_on_node(scenario, cpus=cpus, alone=alone)
         target, fleet = target_of(here), fleet_of(here.load)
         self._stack.enter_context(target)
         if isinstance(target, TritonTarget):

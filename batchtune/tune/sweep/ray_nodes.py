@@ -11,6 +11,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError, Place, Progress
 from batchtune.load.cluster.ray_actors import RayActor, RayActors
 from batchtune.load.live import LiveAggregate
+from batchtune.scenario.placement import unplaced
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
 from batchtune.tune.bench import Plan
@@ -112,8 +113,8 @@ class _RayStation:
 class ServerNodes(NodeBenches):
     """Nodes with a station each; servers on one machine share its CPUs out among themselves.
 
-    `scenario` is the given one with the CPUs of the first node, and what a Triton's model had there. `report` is told
-    of the load of one trial in flight.
+    `scenario` is the given one with the CPUs of the first node, and what a Triton's model had there; given so by an
+    earlier run, the others have their own all the same. `report` is told of the load of one trial in flight.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class ServerNodes(NodeBenches):
         on_machine = Counter(place.machine for place in places)
         opened: list[Scenario] = []
         self._trials: list[_NodeTrials] = []
+        first_alone = on_machine[places[0].machine] == 1
+        scenario = unplaced(scenario, cpus=_share(places[0], 0, on_machine), alone=first_alone)
         for at, (station, place) in enumerate(zip(stations, places, strict=True)):
             cpus = _share(place, [other.machine for other in places[:at]].count(place.machine), on_machine)
             try:

@@ -38,10 +38,11 @@ def ray_players(
 ) -> Iterator[tuple[int, Callable[[Iterator[tuple[int, int]]], Iterator[Played]]]]:
     """How many actors there are, and what plays ranges on them; they end with it.
 
-    A range of an actor that is lost is played by another one. Raises UsageError where there is no such cluster.
+    On the CPUs that others leave free, one at least. A range of an actor that is lost is played by another one. Raises
+    UsageError where there is no such cluster, or no room in it.
     """
-    with RayActors(address, key="--fleet", thing="worker") as actors:
-        cpus = max(int(actors.total("CPU")), 1)
+    with RayActors(address, key="--fleet", thing="worker", remedy="leave --fleet out") as actors:
+        cpus = max(int(actors.free("CPU")), 1)
         players = list(actors.start(partial(RangePlayer, fleet), {"CPU": 1.0}, cpus, placement="SPREAD"))
         threads = ThreadPoolExecutor(len(players))
         try:

@@ -57,6 +57,14 @@ class Traffic:
     def rows_most(self) -> int:
         return max(self.rows)
 
+    @property
+    def offered_rps(self) -> float | None:
+        """Requests/s of an open loop, on the mean over a ramp, steps or a trace; None: a closed loop, or no rate."""
+        load = self.load
+        if self.closed or self.rate_rps is not None or load is None or load.arrivals not in _CHANGING:
+            return None if self.closed else self.rate_rps
+        return len(_due_s(load, load.rate_rps, load.duration_s, self.seed)) / load.duration_s
+
     def at(self, rate_rps: float) -> Traffic:
         """The same pattern in an open loop at this mean rate."""
         return replace(self, clients=None, rate_rps=rate_rps, think_s=0.0)
@@ -69,14 +77,17 @@ class Traffic:
     def due_s(self, requests: int) -> NDArray[np.float64]:
         """When about so many requests are due, shape (n,) in seconds, ascending.
 
-        A ramp, steps, a trace and bursts have a length of their own: they are played for as long as the load says.
+        A ramp, steps, a trace and bursts have a length of their own: they are played for as long as the load says, and
+        where that is cut to LONGEST_REQUESTS (or `requests`, if they are more) each of the steps is as much shorter.
         """
         load = self.load or _POISSON
         rate_rps = self.rate_rps if self.rate_rps is not None else load.rate_rps
         if load.arrivals in _OWN_LENGTH:
             duration_s = load.duration_s
             if rate_rps is not None:
-                duration_s = min(max(duration_s, requests / rate_rps), LONGEST_REQUESTS / rate_rps)
+                most = max(LONGEST_REQUESTS, requests)
+                duration_s = min(max(duration_s, requests / rate_rps), most / rate_rps)
+                load = _shortened(load, duration_s / load.duration_s)
         else:
             duration_s = requests / (rate_rps or 1.0)
         return _due_s(load, rate_rps, duration_s, self.seed)
@@ -102,7 +113,7 @@ class Traffic:
         load = self.load or _POISSON
         return {
             "clients": self.clients,
-            "rate_rps": self.rate_rps,
+            "rate_rps": self.offered_rps,
             "arrivals": "closed" if self.closed else load.arrivals,
             "rows": list(self.rows),
             "weights": list(self.weights),
@@ -111,6 +122,14 @@ class Traffic:
 
 
 _POISSON = LoadSpec(arrivals="poisson", rate=1.0, warm_up=0.0)
+
+
+def _shortened(load: LoadSpec, ratio: float) -> LoadSpec:
+    """With all its steps in this share of its duration."""
+    if load.steps is None or ratio >= 1.0:
+        return load
+    steps = [step.model_copy(update={"duration_s": ratio * step.duration_s}) for step in load.steps]
+    return load.model_copy(update={"steps": tuple(steps)})
 
 
 def traffic_of(

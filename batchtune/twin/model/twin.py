@@ -174,7 +174,7 @@ class Twin:
         The traffic is that of all `replicas` together.
         """
         fits = (self.best_fit,) if only_best else self.fits
-        share_rps = 0.0 if traffic.closed else (traffic.rate_rps or 0.0) / replicas
+        share_rps = (traffic.offered_rps or 0.0) / replicas
         played = play(
             timed(batcher, self.best_fit.wake_s, traffic),
             traffic,
@@ -248,8 +248,8 @@ class Twin:
         threads = min(batcher.batch_threads, in_flight)
         if threads > self.threads_max:
             extrapolations.append(f"{threads:g} batch threads; calibrated to {self.threads_max}")
-        rate_rps = traffic.rate_rps
-        if rate_rps is not None and not traffic.closed:
+        rate_rps = traffic.offered_rps
+        if rate_rps is not None:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > saturation:
                 completed = rounded(saturation)

@@ -296,6 +296,23 @@ def test_ctrl_c_stops_every_worker_and_keeps_what_was_measured() -> None:
     assert [host.stopped for host in hosts] == [True, True]
 
 
+class InterruptedAtStart(FakeHost):
+    """Ctrl-C comes when the first worker is told to start."""
+
+    def start(self, start_ns: int) -> None:
+        super().start(start_ns)
+        if self.node == "node-0":
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_when_the_workers_start_stops_them() -> None:
+    clock = FakeTime()
+    hosts: list[FakeHost] = [InterruptedAtStart(clock, node=f"node-{number}") for number in range(2)]
+    with fleet_of_fakes(hosts) as fleet, pytest.raises(LoadInterrupted):
+        fleet.run(job_of(evenly(100, 60.0)))
+    assert [host.stopped for host in hosts] == [True, True]
+
+
 def test_ctrl_c_under_a_load_that_loses_a_worker_ends_it() -> None:
     hosts = hosts_of(3)
     hosts[1].dies_after_s = 0.1

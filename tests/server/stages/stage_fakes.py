@@ -18,7 +18,7 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind
-from batchtune.server.sessions.request import LoopPort
+from batchtune.server.sessions.request import LoopPort, Queued
 from batchtune.server.stages.stages import BatchingStage, ModelStages
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.signature import Signature, TensorSpec
@@ -124,6 +124,7 @@ class StagedServer:
         )
         self.servable = Servable(name="m", version=1, model=model, metrics=self.metrics, stages=self.stages)
         self.control.attach(self.servable)
+        self.queued: Queued | None = None
 
     @property
     def code(self) -> dict[str, Any]:
@@ -147,7 +148,7 @@ class StagedServer:
                 answered.set_result(outputs)
 
         arrays = {name: np.asarray(given) for name, given in inputs.items()}
-        self.servable.submit(signature, arrays, names, deadline_ns, done)
+        self.queued = self.servable.submit(signature, arrays, names, deadline_ns, done)
         return answered
 
     def text(self, *texts: bytes, **options: Any) -> asyncio.Future[Outputs]:

@@ -65,6 +65,18 @@ def test_keys_of_several_requests_are_asked_for_together(tmp_path: Path, stage: 
     serve(write_stages(tmp_path, STAGES, CODE), scenario, stage=stage, inputs=(X, Z), **ALONE)
 
 
+def test_a_request_that_waits_for_its_lookup_says_so(tmp_path: Path) -> None:
+    async def scenario(server: StagedServer) -> None:
+        answered = ask(server, b"10")
+        queued = server.queued
+        assert queued is not None
+        assert (queued.taken, queued.step) == (False, "")
+        await asyncio.gather(answered, ask(server, b"20", b"30"))
+        assert queued.taken
+
+    serve(write_stages(tmp_path, STAGES, CODE), scenario, inputs=(X, Z), **ALONE)
+
+
 def test_an_error_of_the_lookup_ends_the_requests_that_asked(tmp_path: Path) -> None:
     async def scenario(server: StagedServer) -> None:
         failed = ask(server, b"1", b"2", b"down")

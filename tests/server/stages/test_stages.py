@@ -325,6 +325,21 @@ def test_a_request_whose_deadline_passes_before_its_first_stage_is_not_run(tmp_p
     serve(write_stages(tmp_path), ask, **ALONE)
 
 
+def test_a_request_that_waits_for_its_batch_says_so(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        answered = server.text(b"a")
+        queued = server.queued
+        assert queued is not None
+        assert queued.taken  # by its first stage
+        while queued.taken:  # noqa: ASYNC110 a request thread hands it on
+            await asyncio.sleep(0.001)
+        await server.text(b"b", b"c", b"d")
+        await answered
+        assert queued.taken
+
+    serve(write_stages(tmp_path), ask, **TOGETHER)
+
+
 def test_no_more_wait_for_a_thread_than_may_and_last_stages_go_first() -> None:
     threads = RequestThreads(1, waiting_max=2)
     order: list[str] = []
@@ -408,6 +423,7 @@ def test_code_and_connections_of_a_model_are_refused_without_the_flag(tmp_path: 
         ("x = (", "stages.py, line 1: SyntaxError"),
         ("import nothing_of_this_name", "stages.py, line 1, in <module>: ModuleNotFoundError"),
         ("raise SystemExit(1)", "stages.py, line 1, in <module>: SystemExit"),
+        ("x = open('words.txt')", "stages.py, line 1, in <module>: FileNotFoundError"),
         ("other = 1", "stages.py: no function preprocess, which pre of stages.yaml names"),
     ],
 )
@@ -421,6 +437,7 @@ def test_code_that_does_not_run_is_refused_at_load_with_its_line(
         serve(write_stages(tmp_path, code=code), ask)
     assert raised.value.code == "INVALID_ARGUMENT"
     assert not (tmp_path / "__pycache__").exists()
+    assert not [name for name in sys.modules if name.startswith(str(tmp_path))]
 
 
 def load_model_of_counts(folder: Path, run: Runner) -> LoadedModel:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from batchtune.errors import TargetError
+from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.node_station import NodeStation
@@ -66,6 +66,13 @@ def test_a_triton_is_launched_when_its_node_is_opened(tmp_path: Path) -> None:
     station = NodeStation()
     with pytest.raises(TargetError, match=r"tritonserver"):
         station.open(scenario_of(target=target, request={"protocol": "kserve_grpc"}), (0,), alone=False)
+    station.close()
+
+
+def test_a_server_keeps_to_its_share_where_that_is_too_small_for_both() -> None:
+    station = NodeStation()
+    with pytest.raises(UsageError, match=r"target\.cpus: this process may run on"):
+        station.open(scenario_of(), (9_999,), alone=False)
     station.close()
 
 

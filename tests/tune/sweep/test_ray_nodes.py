@@ -12,6 +12,7 @@ from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.cluster.host import HostLostError, Place, Progress
 from batchtune.load.live import LiveAggregate
+from batchtune.scenario.placement import placed_on_node
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
 from batchtune.tune.strategies.references import one_by_one
@@ -36,12 +37,13 @@ class FakeStation:
         self._plan: Plan | None = None
         self._rows = rows
         self.opened: tuple[tuple[int, ...], bool] | None = None
+        self.scenario: Scenario | None = None
 
     def place(self) -> Place:
         return self._place
 
     def open(self, scenario: Scenario, cpus: Any, alone: bool) -> Scenario:
-        self.opened = tuple(cpus), alone
+        self.opened, self.scenario = (tuple(cpus), alone), scenario
         if self._rows == 0:
             raise TargetError("no tritonserver")
         found = None if self._rows is None else FoundBatching(max_batch_size=self._rows)
@@ -100,6 +102,16 @@ def test_servers_on_one_machine_share_its_cpus_out_and_do_not_watch_each_other()
     ]
     assert nodes.names == ("a #1", "a #2", "b")
     assert "2 of them share a machine" in told[-1]
+
+
+def test_servers_of_a_resumed_sweep_have_their_own_cpus_again() -> None:
+    earlier = placed_on_node(scenario_of(), cpus=(0, 1), alone=False)
+    stations = [FakeStation("a", "m1"), FakeStation("a", "m1")]
+    ServerNodes(earlier, stations)
+    assert earlier.target.cpus is not None
+    for station in stations:
+        assert station.scenario is not None
+        assert (station.scenario.target.cpus, station.scenario.load.cpus) == (None, None)
 
 
 def test_more_servers_than_cpus_all_have_all_of_them() -> None:

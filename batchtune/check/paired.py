@@ -36,7 +36,7 @@ could not be measured."""
 
 _APART: Final[frozenset[Metric]] = frozenset({"cpu"})
 """What takes more time than the runs: once cleared it stays so. The looks spend their error rate whether used or not,
-so that no verdict is dearer for it; it saves a third of a check (tests/benchmarks/check/simulated_check.py)."""
+so that no verdict is dearer for it; it halves a check of equal servers (tests/benchmarks/check/live_check.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,6 +115,7 @@ class Course:
         """Launch and probe each server, that of a side that equals the other as well."""
         self.variants = self.benches.reached(self.variants)
         for variant in self.variants:
+            self.benches.of(variant)  # a cluster that is missing is told before a server is launched
             self.benches.launch(variant)
             self.paces |= probed_paces([variant], bench_of=self.benches.bench)
 

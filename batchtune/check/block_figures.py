@@ -16,7 +16,8 @@ from batchtune.tune.compare.variant import runs_of
 from batchtune.tune.evidence.bottleneck_of import rows_per_request
 from batchtune.tune.trials.trial import Trial
 
-_UNTOLD: Final = (math.nan, math.nan)
+UNTOLD: Final = (math.nan, math.nan)
+"""Of a figure that was to be measured and told nothing."""
 
 
 def paired_figures(
@@ -38,7 +39,7 @@ def paired_figures(
     blocks: list[BlockFigures] = []
     for block in both:
         figures = _side_by_side(before[block], after[block])
-        blocks.append({**figures, "cpu": cpu.get(block, _UNTOLD)} if is_apart else figures)
+        blocks.append({**figures, "cpu": cpu.get(block, UNTOLD)} if is_apart else figures)
     return blocks
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from batchtune.archive.original import write_original
 from batchtune.archive.run import SERVER_LOG
 from batchtune.cli.attached import beginning, fitted, reached
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.choice import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.duet import run_duet
 from batchtune.load.fleet import LoadFleet
@@ -128,9 +128,12 @@ class Benches:
         """Start its server now.
 
         Raises:
-            TargetError: it does not start.
+            TargetError: it does not start, or its dialect cannot say the configuration.
         """
-        self._target(variant).apply(variant.configuration)
+        try:
+            self._target(variant).apply(variant.configuration)
+        except (TargetError, BatchingParametersError) as error:
+            raise TargetError(f"{variant.name}: {error.message}", hint=error.hint) from error
 
     def require_running(self, variant: Variant) -> None:
         """Check that the server of a variant that ran before still does; a bench would start it anew.

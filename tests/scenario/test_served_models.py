@@ -56,8 +56,18 @@ def test_what_would_not_be_heard_by_a_model_with_its_own_is_refused(
         read_arms(tmp_path / "two.yaml", {"candidate": [override]})
     assert "--candidate-set target.models.0." in caught.value.hint
     own = [f"target.models.0.{key}=null" for key in ("slo", "request", "rate")]
-    heard = parse_scenario(TWO, overrides=[override, *own]).of_models()["ranker"]
-    assert heard.slo.limits() or heard.request.rows == 4
+    heard, other = parse_scenario(TWO, overrides=[override, *own]).of_models().values()
+    assert heard.slo == other.slo
+    assert heard.request == other.request
+    assert heard.load.rate_rps == (9.0 if "rate" in override else 20.0)
+    assert heard.slo.limits().get("p95") == 0.001 or heard.request.protocol == "rest" or "rate" in override
+
+
+def test_an_option_that_the_same_command_line_overrules_for_one_model_is_heard_by_the_other() -> None:
+    without = [f"target.models.{at}.slo=null" for at in (0, 1)]
+    overrides = [*without, "slo.p95=20ms", "target.models.0.slo.p95=10ms"]
+    ranker, reader = parse_scenario(TWO, overrides=overrides).of_models().values()
+    assert (ranker.slo.limits()["p95"], reader.slo.limits()["p95"]) == (0.01, 0.02)
 
 
 def test_in_a_closed_loop_each_has_its_own_clients() -> None:

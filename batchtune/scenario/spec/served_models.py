@@ -89,7 +89,7 @@ def refuse_unheard(
     """Of a scenario, not checked yet, with these laid over it; all as plain data.
 
     Raises:
-        UsageError: one says what a model has of its own, and goes on with.
+        UsageError: one says what a model has of its own, and goes on with; not where these say that own value, too.
     """
     models = _below(scenario, "target", "models")
     for name, keys in _OWN.items():
@@ -99,6 +99,7 @@ def refuse_unheard(
             (at, str(model.get("name", at)))
             for at, model in enumerate(models if isinstance(models, list) else ())
             if isinstance(model, dict) and model.get(name) is not None
+            if all(_below(override, "target", "models", str(at), name) is None for override in overrides)
         ]
         if own:
             names, has = ", ".join(words for _, words in own), "has its" if len(own) == 1 else "have their"

@@ -116,7 +116,9 @@ def test_a_server_that_cannot_be_put_back_is_told_after_the_verdict(scenario, mo
     done = answered("check", scenario, *broken, cwd=scenario.parent)
     assert done.returncode == 7
     told = " ".join(done.stdout.split())
-    assert told.startswith("INVALID candidate against baseline: cannot start 'no_such_model_server'")
+    assert told.startswith(
+        "INVALID candidate against baseline: baseline: cannot start 'no_such_model_server'"
+    )
     assert "error: the model was not put back\nhint: `batchtune restore results/gate/" in done.stderr
     (kept,) = scenario.parent.glob("results/gate/*-check/check.json")
     assert json.loads(kept.read_text())["verdict"] == "INVALID"

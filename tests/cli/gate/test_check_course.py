@@ -191,3 +191,14 @@ def test_without_a_gate_of_cpu_time_there_are_none():
     benches = FakeBenches()
     course_of(benches, GATES[1:]).conclude(GATES[1:], 24)
     assert benches.duets == []
+
+
+def test_where_the_duets_of_a_look_told_nothing_no_server_is_launched_for_more():
+    benches = FakeBenches()
+    benches.duet = lambda *_pair, block: benches.duets.append(block)  # type: ignore[method-assign]
+    gates = [Gate(metric="memory", margin=0.05), Gate(metric="cpu", margin=0.02)]
+    course = course_of(benches, gates)
+    course.measure("screen", 6, gates)
+    course.measure("screen", 10, gates)
+    assert benches.duets == [1, 2, 3, 4, 5, 6]
+    assert math.isnan(course.duets[10][0])

@@ -71,6 +71,10 @@ def test_files_are_tried_beforehand_and_left_as_they_were(tmp_path):
     require_writable(CheckFiles(junit=kept, markdown=new))
     assert kept.read_text() == "kept"
     assert not new.exists()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "later")
+    require_writable(CheckFiles(junit=link))
+    assert link.is_symlink()
     with pytest.raises(UsageError, match=f"cannot write {tmp_path}: Is a directory"):
         require_writable(CheckFiles(comment=tmp_path))
 

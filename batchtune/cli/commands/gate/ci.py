@@ -78,7 +78,8 @@ def _require_launched(path: Path) -> None:
         raise UsageError(
             f"{path}: the job launches the model of the change beside that of its target branch, and this server runs "
             "already",
-            hint="leave out target.rest_url and target.grpc_url, and say the model's folder: target: {model: …}",
+            hint=f"leave out target.{'kind, target.endpoints, target.' if kind == 'external' else ''}rest_url and "
+            "target.grpc_url, and say the model's folder: target: {model: …}",
         )
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchtune.check.block_figures import UNTOLD
 from batchtune.check.gate import OF_A_LAUNCH
 from batchtune.check.looks import fewest_blocks, looks_up_to
 from batchtune.check.paired import Conclusion, Phase, run_check
@@ -102,12 +103,16 @@ class Course:
 
     def _compare_cpu(self, trials: Sequence[Trial]) -> None:
         """A duet for each block that has none yet."""
+        fresh = sorted({trial.block for trial in trials if trial.block is not None} - self.duets.keys())
+        if self.duets and all(math.isnan(before_s) for before_s, _ in self.duets.values()):
+            self.duets |= dict.fromkeys(fresh, UNTOLD)  # nor would these tell anything
+            return
         if self.relaunches:
             self._stop_each()
             self._warm()
-        for block in sorted({trial.block for trial in trials if trial.block is not None} - self.duets.keys()):
+        for block in fresh:
             cost_s = self.benches.duet(self.variants, trials, self.paces, block=block)
-            self.duets[block] = cost_s or (math.nan, math.nan)
+            self.duets[block] = cost_s or UNTOLD
             if cost_s is not None:
                 self.run.keep_duet(block, cost_s)
 

@@ -25,7 +25,7 @@ class CheckFiles:
 
 
 def require_writable(files: CheckFiles) -> None:
-    """Try the files asked for before minutes are spent on what they are to hold; none is changed, or made.
+    """Try the files asked for before minutes are spent on what they are to hold: none is changed, new ones are removed.
 
     Raises:
         UsageError: one cannot be written.
@@ -34,7 +34,7 @@ def require_writable(files: CheckFiles) -> None:
         try:
             if path is None or path.is_fifo():
                 continue
-            is_new = not path.exists()
+            is_new = not os.path.lexists(path)  # a link to what is not there yet stays
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("a").close()
             if is_new:

@@ -29,7 +29,7 @@ from its launch until the model is AVAILABLE."""
 METRICS: Final[tuple[Metric, ...]] = get_args(Metric)
 
 CHECK_BLOCKS_MIN: Final = 6
-CHECK_BLOCKS_MAX: Final = 24
+CHECK_BLOCKS_MAX: Final = 36
 CHECK_BLOCKS_MOST: Final = 200
 """The most that a scenario or --blocks may ask for; without either it is CHECK_BLOCKS_MAX."""
 

@@ -3,7 +3,7 @@
 Two servers of an emulated device: the candidate is the same (aa), has 5 or 10 % slower batches (slower5, slower10), 1 % of
 its batches 10 times as slow (tail), or burns 5 % more CPU a request (cpu: of what the server uses at that time). A closed loop of 16 clients; of tail 600 requests/s, so that rare slow batches take nothing from the
 throughput. A line a check, with the tally of its case so far: exit codes, how many were caught and on which gate, median
-seconds to the verdict, and what a test of fixed length (24 blocks, as many again where it confirms) would have taken.
+seconds to the verdict, and what a test of fixed length (36 blocks, as many again where it confirms) would have taken.
 With --out each check is kept as it ends; those kept there are not run again.
 Run: python tests/benchmarks/check/live_check.py CASE=COUNT … [--blocks N] [--out FILE.jsonl]
      python tests/benchmarks/check/live_check.py aa=40 slower5=20 slower10=20 tail=20 cpu=20 --out live.jsonl
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
 from batchtune.tune.compare.duet import DUET_S
 
 CLIENTS = 16
@@ -39,7 +40,6 @@ fixed: {{max_batch_size: {CLIENTS}, batch_timeout_micros: 2000, num_batch_thread
 CLOSED = f"{{arrivals: closed, concurrency: {CLIENTS}, warm_up: 200ms, duration: 800ms, seed: 1}}"
 OPEN = "{arrivals: poisson, rate: 600/s, warm_up: 200ms, duration: 1500ms, seed: 1}"
 LOADS = {"aa": CLOSED, "slower5": CLOSED, "slower10": CLOSED, "tail": OPEN, "cpu": CLOSED}
-FIXED_BLOCKS = 24
 
 Document = dict[str, Any]
 
@@ -138,7 +138,7 @@ def tally(documents: Sequence[Document]) -> str:
 
 
 def fixed_s(document: Document) -> float:
-    """What FIXED_BLOCKS blocks, and as many again where it confirmed, would have taken with one launch for each of the
+    """What the most blocks, and as many again where it confirmed, would have taken with one launch for each of the
     two, and with a duet for each block of a phase that had any."""
     phases = 2 if document["fresh_blocks"] else 1
     measured = document["blocks"] + document["fresh_blocks"]
@@ -147,14 +147,14 @@ def fixed_s(document: Document) -> float:
         len(document.get("looks", ())), 1
     )
     with_duets = phases if duets > document["blocks"] else min(duets, 1)
-    blocks_s = FIXED_BLOCKS * (phases * document["runs_s"] / measured + with_duets * DUET_S)
+    blocks_s = document["blocks_max"] * (phases * document["runs_s"] / measured + with_duets * DUET_S)
     return float(phases * launch_s + blocks_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="+", metavar="CASE=COUNT")
-    parser.add_argument("--blocks", type=int, default=FIXED_BLOCKS)
+    parser.add_argument("--blocks", type=int, default=CHECK_BLOCKS_MAX)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     os.environ["NO_COLOR"] = "1"

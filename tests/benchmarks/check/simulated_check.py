@@ -3,7 +3,7 @@
 Simulated blocks (tests/check/simulated_blocks.py), the default gates of a closed loop, 1,000 seeds a line. `flagged`: the
 screen called some gate regressed; `failed`: fresh blocks said so too, exit code 1. `blocks`: median of screen and
 confirmation together, and the share that this saves in the median against a test of fixed length of the same most blocks
-(24), with a confirmation as long where the screen of that test is flagged.
+(36), with a confirmation as long where the screen of that test is flagged.
 Run: python tests/benchmarks/check/simulated_check.py [SEEDS] [BLOCKS_MAX] [PLANTED ...]
 """
 

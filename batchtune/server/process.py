@@ -193,6 +193,7 @@ class ModelServer:
             self._control.attach(servable)
         except Exception:
             if stages is not None:
+                stages.drain()
                 stages.close()
             model.close()
             raise

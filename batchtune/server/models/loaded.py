@@ -39,6 +39,10 @@ class LoadedVersion(Servable, Protocol):
     @property
     def holds(self) -> Holds: ...
 
+    def pads_lengths(self, signature_name: str) -> bool:
+        """Whether the inputs of its batches are filled up to the longest request."""
+        ...
+
     def summary(self) -> str:
         """What it takes and gives, in a line."""
         ...

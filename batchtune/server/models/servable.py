@@ -16,7 +16,9 @@ from batchtune.server.metrics.counters import Metrics
 from batchtune.server.models.concurrency_limit import ConcurrencyLimit
 from batchtune.server.models.loaded import Holds
 from batchtune.server.models.warmup import expected_sizes
+from batchtune.server.sessions.batched import BatchingSession
 from batchtune.server.sessions.input_shapes import listed
+from batchtune.server.sessions.length_buckets import LengthBuckets
 from batchtune.server.sessions.pool import Session, SessionPool, in_words
 from batchtune.server.sessions.request import Deliver, Done, Queued
 from batchtune.server.stages.stages import ModelStages
@@ -151,10 +153,10 @@ class Servable:
                     metered = self._metered(model, run, name, batched=batched)
                     signature = self.signatures[name]
                     if stages is not None:
-                        metered, signature = (
-                            stages.around(name, metered),
-                            stages.batched_signature(name, model),
+                        metered = stages.around(
+                            name, metered, batched=batched, length_buckets=pool.settings.length_buckets
                         )
+                        signature = stages.batched_signature(name, model)
                     by_run[key] = pool.open(
                         signature,
                         metered,
@@ -174,16 +176,21 @@ class Servable:
         self._pool, self._opened = pool, sessions
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
 
+    def pads_lengths(self, signature_name: str) -> bool:
+        """Whether the inputs of its batches are filled up to the longest request."""
+        session = self._opened.get(signature_name)
+        return isinstance(session, BatchingSession | LengthBuckets) and session.pads_lengths
+
     def drain(self) -> None:
         """Answer what is on its way to the device part, while that still takes; before the version is detached.
 
         Blocks; no submit may be under way.
         """
         if self._stages is not None:
-            self._stages.close()
+            self._stages.drain()
 
     def close(self) -> None:
-        """Refuse new requests, answer those that are queued, free the model.
+        """Refuse new requests, answer those that are queued, free the model and what its stages hold open.
 
         Blocks; no submit may be under way, and only the pool in force may have requests of this version
         (BatchingControl.detach).
@@ -191,6 +198,8 @@ class Servable:
         sessions, self._opened, self._sessions = self._opened, {}, {}
         if self._pool is not None:
             _forget(self._pool, sessions)
+        if self._stages is not None:
+            self._stages.close()
         model, self._model = self._model, None
         if model is not None:
             model.close()
@@ -204,12 +213,12 @@ class Servable:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         settings = self._pool.settings
         own = settings.own_of(self.name, self.own_parameters)
-        batching = in_words(settings, own)
+        batching = in_words(settings, own, self._opened.get(names[0]))
         batched = settings.parameters_for(own) is not None
         for batcher in self._inside:
             twice = "batched twice, in its graph too" if batched else "its graph batches"
             batching = f"{batching}; {twice}: {batcher.in_words()}"
-        staged = f"; {self._stages.in_words()}" if self._stages is not None else ""
+        staged = f"; {self._stages.in_words(batched=batched)}" if self._stages is not None else ""
         return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}{staged}"
 
     def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:

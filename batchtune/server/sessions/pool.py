@@ -87,8 +87,9 @@ class BatchingSettings:
         return self.models.get(name, self.parameters) if self.models else file
 
 
-def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:
-    """The parameters that a model with these of its own is batched with, defaults included."""
+def in_words(settings: BatchingSettings, own: BatchingParameters | None, session: Session | None) -> str:
+    """The parameters that a model with these of its own is batched with, defaults included; length buckets where its
+    session has them."""
     parameters = settings.parameters_for(own)
     if parameters is None:
         return "not batched"
@@ -100,7 +101,9 @@ def in_words(settings: BatchingSettings, own: BatchingParameters | None) -> str:
         "num_batch_threads": settings.num_batch_threads,
         "allowed_batch_sizes": ",".join(map(str, options.allowed_batch_sizes)),
         "max_execution_batch_size": options.max_execution_batch_size,
-        LENGTH_BUCKETS: format_length_buckets(settings.length_buckets) if settings.length_buckets else "",
+        LENGTH_BUCKETS: (
+            format_length_buckets(settings.length_buckets) if isinstance(session, LengthBuckets) else ""
+        ),
     }
     return ", ".join(f"{name} {value}" for name, value in values.items() if value not in {None, ""})
 

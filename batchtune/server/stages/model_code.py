@@ -61,6 +61,24 @@ class ModelCode:
         self._modules.clear()
 
 
+def rows_of(tensors: Tensors) -> int:
+    """How many rows the first of them has; 1 where it has no dimensions."""
+    first = next(iter(tensors.values()))
+    return len(first) if first.ndim else 1
+
+
+def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
+    """What of a stage's output is not one row for each, or not what stages.yaml tells clients; "" where all is."""
+    if not array.ndim or len(array) != rows:
+        return f"of shape {list(array.shape)} for {rows} rows"
+    if spec is not None:
+        try:
+            InputShape("", spec).check(array.shape)
+        except StatusError:
+            return f"of shape {shown(array.shape)}; stages.yaml says {shown(spec.shape)}"
+    return ""
+
+
 class StageFunction:
     """One function of a model's code; called on any thread, several at a time."""
 
@@ -73,8 +91,8 @@ class StageFunction:
         self._function = function
         self._specs = {spec.name: spec for spec in gives}
 
-    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
-        """Its tensors, one row for each row that it was given.
+    def __call__(self, inputs: Tensors, rows: int | None = None) -> dict[str, NDArray[Any]]:
+        """Its tensors, one row for each of `rows`; None: for each of the first tensor that it was given.
 
         Raises:
             StatusError: INVALID_ARGUMENT where it raised a ValueError (what was sent is wrong), INTERNAL for any
@@ -85,7 +103,7 @@ class StageFunction:
         except BaseException as error:  # SystemExit and CancelledError would end a thread of the server
             code = "INVALID_ARGUMENT" if isinstance(error, ValueError) else "INTERNAL"
             raise StatusError(code, f"{self._key}: {_place(error, self._path)}") from error
-        return self._checked(outputs, len(next(iter(inputs.values()))))
+        return self._checked(outputs, rows_of(inputs) if rows is None else rows)
 
     def _checked(self, outputs: Any, rows: int) -> dict[str, NDArray[Any]]:
         if not isinstance(outputs, Mapping):
@@ -98,10 +116,11 @@ class StageFunction:
                 array = _as_tensor(outputs[name])
             except Exception as error:  # rows of different lengths, say
                 raise self._fault(f"gave {name!r}, which is no array: {_said(error)}") from error
-            if not array.ndim or len(array) != rows:
-                raise self._fault(f"gave {name!r} of shape {list(array.shape)} for {rows} rows")
-            if name in self._specs:
-                self._check_type(array, self._specs[name])
+            spec = self._specs.get(name)
+            if fault := shape_fault(array, rows, spec):
+                raise self._fault(f"gave {name!r} {fault}")
+            if spec is not None:
+                self._check_type(array, spec)
             tensors[str(name)] = array
         return tensors
 
@@ -112,11 +131,6 @@ class StageFunction:
             raise self._fault(f"gave {spec.name!r} as {array.dtype.name}; stages.yaml says {type_name}")
         if spec.dtype == "object" and not all(isinstance(text, bytes) for text in array.flat):
             raise self._fault(f"gave {spec.name!r} with what is no text; stages.yaml says {type_name}")
-        try:
-            InputShape("", spec).check(array.shape)
-        except StatusError as error:
-            actual, expected = shown(array.shape), shown(spec.shape)
-            raise self._fault(f"gave {spec.name!r} of shape {actual}; stages.yaml says {expected}") from error
 
     def _fault(self, what: str) -> StatusError:
         return StatusError("INTERNAL", f"{self._key}: {self.reference} {what}")

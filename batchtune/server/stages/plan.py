@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
 from batchtune.server.metrics.stage_use import StageUse
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.lookup import RedisLookup, open_lookup
-from batchtune.server.stages.model_code import ModelCode, StageFunction
+from batchtune.server.stages.model_code import ModelCode, rows_of
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
 from batchtune.server.stages.sub_model import SubModel
 from batchtune.wire.signature import Signature, TensorSpec
@@ -24,8 +24,8 @@ Named = dict[str, NDArray[Any]]
 
 
 class Stage(Protocol):
-    def __call__(self, inputs: Tensors) -> Named:
-        """What it gives, a row for each row; called on any thread; raises StatusError."""
+    def __call__(self, inputs: Tensors, rows: int | None = None) -> Named:
+        """What it gives, a row for each of `rows` (None: of the first input); on any thread; raises StatusError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +129,25 @@ def plan_of(
     _check_takers(declared, device)
     code = ModelCode(declared.folder)
 
-    def counted(name: str, run: Runner | StageFunction) -> Stage:
-        def stage(inputs: Tensors) -> Named:
+    def counted(name: str, run: Callable[[Tensors, int], Tensors]) -> Stage:
+        def stage(inputs: Tensors, rows: int | None = None) -> Named:
+            rows = rows_of(inputs) if rows is None else rows
             began_ns = time.monotonic_ns()
             try:
-                return dict(run(inputs))
+                return dict(run(inputs, rows))
             finally:
-                rows = len(next(iter(inputs.values())))
                 use.add(model_name, name, rows, time.monotonic_ns() - began_ns)
 
         return stage
 
-    def opened_stage(key: str, reference: str, gives: Sequence[TensorSpec]) -> Stage | None:
+    def opened_stage(
+        key: str, reference: str, gives: Sequence[TensorSpec], kept: Collection[str]
+    ) -> Stage | None:
         if not reference:
             return None
         if not reference.endswith("/"):
             return counted(key, code.function(key, reference, gives))
-        sub_model = SubModel(key, declared.folder / reference, options, gives)
+        sub_model = SubModel(key, declared.folder / reference, options, gives, kept)
         opened.callback(sub_model.close)
         return counted(key, sub_model)
 
@@ -156,9 +158,14 @@ def plan_of(
             source = open_lookup(declared.lookup, code)
             if isinstance(source, RedisLookup):
                 opened.callback(source.close)
-            lookup = Lookup(declared=declared.lookup, ask=counted("lookup", source))
-        pre = opened_stage("pre", declared.pre, ())
-        post = opened_stage("post", declared.post, signature.outputs)
+            lookup = Lookup(
+                declared=declared.lookup, ask=counted("lookup", lambda inputs, _rows: source(inputs))
+            )
+        keys = () if declared.lookup is None else declared.lookup.inputs
+        pre = opened_stage("pre", declared.pre, (), {spec.name for spec in (*device.inputs, *keys)})
+        post = opened_stage(
+            "post", declared.post, signature.outputs, {spec.name for spec in signature.outputs}
+        )
         kept = opened.pop_all()
     return StagePlan(
         signature=signature,

@@ -62,8 +62,8 @@ class StagedSession:
         """
         if self._closing:
             raise StatusError("UNAVAILABLE", "The server is shutting down")
-        request = _StagedRequest(self, output_names, deadline_ns, done)
-        self._inputs.count_rows(inputs)
+        rows = self._inputs.count_rows(inputs)
+        request = _StagedRequest(self, rows, output_names, deadline_ns, done)
         try:
             request.start(inputs)
         except StatusError:
@@ -105,13 +105,19 @@ class _StagedRequest:
     A Queued for the loop, whose state is that of its lookup or its device part.
     """
 
-    __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_queued", "_session", "_tensors")
+    __slots__ = ("_deadline_ns", "_done", "_ended", "_names", "_queued", "_rows", "_session", "_tensors")
     step = ""
 
     def __init__(
-        self, session: StagedSession, names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
+        self,
+        session: StagedSession,
+        rows: int,
+        names: tuple[str, ...] | None,
+        deadline_ns: int | None,
+        done: Done,
     ) -> None:
         self._session = session
+        self._rows = rows
         self._names = names
         self._deadline_ns = deadline_ns
         self._done = done
@@ -146,7 +152,7 @@ class _StagedRequest:
         if self._deadline_ns is not None and self._deadline_ns <= now_ns:
             error = StatusError("DEADLINE_EXCEEDED", _LATE)
         else:
-            outputs, error = _answer(stage, inputs)
+            outputs, error = _answer(stage, inputs, self._rows)
         self._session.deliver([(after, outputs, error)])
 
     def _after_pre(self, outputs: Outputs | None, error: StatusError | None) -> None:
@@ -250,9 +256,9 @@ class _LookupWaits:
         self._plan.use.add_wait(self._plan.model_name, "lookup", wait_ns)
 
 
-def _answer(stage: Stage, inputs: Tensors) -> tuple[Outputs | None, StatusError | None]:
+def _answer(stage: Stage, inputs: Tensors, rows: int) -> tuple[Outputs | None, StatusError | None]:
     try:
-        return stage(inputs), None
+        return stage(inputs, rows), None
     except StatusError as error:
         return None, StatusError(error.code, error.message)  # the error's frames hold the tensors
     except BaseException as error:  # whatever it is, the request ends, and the thread serves on

@@ -5,6 +5,7 @@
 streaming scheduler, whose purpose that is.
 `device`: pre and post run in request threads, a lookup in batches of its own, and only the device part in the batches
 that are tuned; an error of pre or post is that of its request.
+Where nothing is batched a request passes all stages on its handler thread, but for `device`, as above.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
+from batchtune.batching.length_buckets import LENGTH_BUCKETS, Boundaries
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.metrics.stage_use import StageUse
+from batchtune.server.sessions.length_buckets import open_axes_of
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.request import BatchObserver, Deliver
+from batchtune.server.stages.model_code import rows_of
 from batchtune.server.stages.plan import Named, StagePlan, plan_of
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.server.stages.staged_session import StagedSession
 from batchtune.server.stages.stages_file import DeclaredStages
 from batchtune.wire.signature import Signature
-from batchtune.wire.status import StatusError
+from batchtune.wire.status import StatusError, invalid_argument
 
 BatchingStage = Literal["device", "unit", "early"]
 _SWITCH_INTERVAL_S = 0.0005
@@ -73,20 +77,33 @@ class ModelStages:
         """What the batches of a signature are made of."""
         return model.signatures[name] if self._session is not None else self.signatures[name]
 
-    def in_words(self) -> str:
+    def in_words(self, *, batched: bool) -> str:
         """Which there are, and what is batched."""
         plan = self._plan
         present = {"pre": plan.pre, "lookup": plan.lookup, "post": plan.post}
         names = ", ".join(name for name, stage in present.items() if stage is not None)
         how = "batched with them as a unit" if self._session is None else "batched alone"
         how = "batched after early work on each request" if self._is_early else how
-        return f"stages {names}; the device part is {how}"
+        return f"stages {names}; the device part is {how if batched else 'run request by request'}"
 
-    def around(self, name: str, run: Runner) -> Runner:
-        """What runs a batch: `run`, the device part, with the stages around it where they are batched as a unit."""
+    def around(self, name: str, run: Runner, *, batched: bool, length_buckets: Boundaries) -> Runner:
+        """What runs a batch, or a request that is not batched: `run`, the device part, with the stages around it where
+        they are a unit.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT: length buckets for lengths that only early work gives.
+        """
+        plan = self._plan
         if name != self._name or self._session is not None:
             return run
-        return _Early(self._plan, run) if self._is_early else _Unit(self._plan, run)
+        if not (self._is_early and batched):
+            return _Unit(plan, run)
+        if length_buckets and open_axes_of(plan.device) and not open_axes_of(plan.signature):
+            raise invalid_argument(
+                f"{LENGTH_BUCKETS} with batching_stage early: the lengths of model {plan.model_name} come out of pre, "
+                "when a request is in a batch already; give batching_stage device, or no length buckets"
+            )
+        return _Early(plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
         """The sessions that take requests, given those of the device part in force from now on; on the loop."""
@@ -95,12 +112,15 @@ class ModelStages:
         self._session.device = sessions[self._name]
         return {**sessions, self._name: self._session}
 
-    def close(self) -> None:
+    def drain(self) -> None:
         """Answer what is under way, while the device part still takes; then end the threads. Not on the loop."""
         if self._session is not None:
             self._session.close()
         if self._threads is not None:
             self._threads.close()
+
+    def close(self) -> None:
+        """Close what the stages hold open; drained, and no batch may wait for them any more."""
         self._plan.close()
 
 
@@ -125,19 +145,19 @@ def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
 
 
 class _Unit:
-    """All stages of a batch, one after the other."""
+    """All stages of a batch, or of a request that is not batched, one after the other."""
 
     def __init__(self, plan: StagePlan, run: Runner) -> None:
         self._plan = plan
         self._run = run
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        plan = self._plan
-        tensors: Named = dict(inputs) if plan.pre is None else plan.pre(inputs)
+        plan, rows = self._plan, rows_of(inputs)
+        tensors: Named = dict(inputs) if plan.pre is None else plan.pre(inputs, rows)
         if plan.lookup is not None:
-            tensors = {**tensors, **plan.lookup.ask(plan.keys_of(plan.lookup, tensors))}
+            tensors = {**tensors, **plan.lookup.ask(plan.keys_of(plan.lookup, tensors), rows)}
         outputs = self._run(plan.for_device(tensors))
-        return outputs if plan.post is None else plan.post(outputs)
+        return outputs if plan.post is None else plan.post(outputs, rows)
 
 
 class _Early:
@@ -154,4 +174,4 @@ class _Early:
 
     def __call__(self, inputs: Tensors) -> Tensors:
         outputs = self._run(inputs)
-        return outputs if self._plan.post is None else self._plan.post(outputs)
+        return outputs if self._plan.post is None else self._plan.post(outputs, rows_of(inputs))

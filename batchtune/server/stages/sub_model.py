@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchtune.server.backends.model import BackendOptions, Tensors
 from batchtune.server.backends.registry import load_model
+from batchtune.server.stages.model_code import shape_fault
 from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
 from batchtune.wire.status import StatusError
 
@@ -17,10 +18,17 @@ from batchtune.wire.status import StatusError
 class SubModel:
     """The model of a folder, by its signature serving_default; called on any thread, several at a time.
 
-    `gives`: outputs that it must have.
+    `gives`: outputs that it must have; `kept`: the names of those of its outputs that are read.
     """
 
-    def __init__(self, key: str, folder: Path, options: BackendOptions, gives: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self,
+        key: str,
+        folder: Path,
+        options: BackendOptions,
+        gives: Sequence[TensorSpec],
+        kept: Collection[str],
+    ) -> None:
         self._model = load_model(folder, options)
         signature = self._model.signatures.get(DEFAULT_SIGNATURE)
         if signature is None:
@@ -35,13 +43,23 @@ class SubModel:
         self._key = key
         self._run = self._model.runs[DEFAULT_SIGNATURE]
         self._names = [spec.name for spec in signature.inputs]
+        self._kept = [spec.name for spec in signature.outputs if spec.name in kept]
+        self._specs = {spec.name: spec for spec in gives}
 
-    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
-        """Its outputs; raises StatusError where an input is missing, or the model's own."""
+    def __call__(self, inputs: Tensors, rows: int) -> dict[str, NDArray[Any]]:
+        """Those of its outputs that are read, with one row for each of `rows`.
+
+        Raises:
+            StatusError: INTERNAL where an input is missing or an output has other rows or another shape; the model's.
+        """
         missing = [name for name in self._names if name not in inputs]
         if missing:
             raise StatusError("INTERNAL", f"{self._key}: its model takes {missing[0]!r}, which nothing gives")
-        return dict(self._run({name: inputs[name] for name in self._names}))
+        outputs = self._run({name: inputs[name] for name in self._names})
+        for name in self._kept:
+            if fault := shape_fault(outputs[name], rows, self._specs.get(name)):
+                raise StatusError("INTERNAL", f"{self._key}: its model gave {name!r} {fault}")
+        return {name: outputs[name] for name in self._kept}
 
     def close(self) -> None:
         """Free the model."""

@@ -199,6 +199,10 @@ def test_rows_and_padding_are_told_by_bucket(served: list[Server]) -> None:
     ]
 
 
-def test_the_words_of_a_model_name_the_buckets(served: list[Server]) -> None:
-    assert in_words(of_lengths(served).settings, None).endswith("length_buckets 2,4")
-    assert "length_buckets" not in in_words(of_lengths(served, length_buckets=()).settings, None)
+def test_the_words_of_a_model_name_the_buckets_that_it_has(served: list[Server]) -> None:
+    server = of_lengths(served)
+    assert in_words(server.settings, None, server.session).endswith("length_buckets 2,4")
+    fixed = Server(signature((None, 3)), length_buckets=(2, 4))
+    for server in (of_lengths(served, length_buckets=()), fixed):
+        assert "length_buckets" not in in_words(server.settings, None, server.session)
+    fixed.pool.close()

@@ -73,18 +73,19 @@ def declared_in(folder: Path) -> DeclaredStages:
 
 
 class Doubling:
-    """y = 2 x (+ z); remembers the rows of each run, and waits while the gate is shut."""
+    """y = 2 x (+ z) after what is `beside`; remembers the rows of each run, and waits while the gate is shut."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.rows: list[int] = []
+        self.beside: Outputs = {}
 
     def __call__(self, inputs: Tensors) -> Outputs:
         self.gate.wait(10)
         self.rows.append(len(inputs["x"]))
         total = sum(np.asarray(array).reshape(len(array), -1)[:, :1] for array in inputs.values())
-        return {"y": (total * 2).astype(np.float32)}
+        return {**self.beside, "y": (total * 2).astype(np.float32)}
 
 
 class StagedServer:
@@ -171,11 +172,16 @@ def serve(
     *,
     stage: BatchingStage = "device",
     inputs: tuple[TensorSpec, ...] = (X,),
+    enabled: bool = True,
+    length_buckets: tuple[int, ...] = (),
     **parameters: Any,
 ) -> None:
     scheduler: SchedulerKind = "streaming" if stage == "early" else "shared"
     settings = BatchingSettings(
-        enabled=True, parameters=BatchingParameters(**parameters), scheduler=scheduler
+        enabled=enabled,
+        parameters=BatchingParameters(**parameters),
+        scheduler=scheduler,
+        length_buckets=length_buckets,
     )
 
     async def run() -> None:
@@ -185,6 +191,7 @@ def serve(
         finally:
             server.device.gate.set()
             await asyncio.to_thread(server.servable.drain)
+            await asyncio.to_thread(server.servable.close)
             await asyncio.to_thread(server.control.close)
 
     asyncio.run(run())

@@ -17,6 +17,7 @@ from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner,
 from batchtune.server.backends.registry import load_model
 from batchtune.server.stages.request_threads import RequestThreads
 from batchtune.server.stages.stages import BatchingStage, check_allowed
+from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 from tests.server.stages.stage_fakes import StagedServer, declared_in, serve, write_stages
 
@@ -259,6 +260,155 @@ def test_what_the_model_of_a_stage_raises_is_the_end_of_that_request(
         await server.end_version()
 
     serve(write_stages(tmp_path, "pre: letters/\ninputs: {text: {dtype: string}}\n"), ask, **ALONE)
+
+
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_every_stage_runs_where_nothing_is_batched(tmp_path: Path, stage: BatchingStage) -> None:
+    async def ask(server: StagedServer) -> None:
+        answer = await server.text(b"abc", b"d")
+        assert (answer["y"].tolist(), answer["label"].tolist()) == (
+            [[6.0], [2.0]],
+            [b"3 letters", b"1 letters"],
+        )
+        assert "the device part is run request by request" in server.servable.summary()
+
+    serve(write_stages(tmp_path), ask, stage=stage, enabled=False)
+
+
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_batching_may_be_turned_off_and_on_again_under_stages(tmp_path: Path, stage: BatchingStage) -> None:
+    async def ask(server: StagedServer) -> None:
+        for wanted in ({"enable_batching": False}, {"max_batch_size": 4, "batch_timeout_micros": 500}):
+            await asyncio.to_thread(server.control.replace, wanted)
+            assert (await server.text(b"abc"))["y"].tolist() == [[6.0]]
+
+    serve(write_stages(tmp_path), ask, stage=stage, **ALONE)
+
+
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_the_model_of_a_stage_is_closed_after_the_last_queued_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: BatchingStage
+) -> None:
+    runs: list[bool] = []
+    closed = threading.Event()
+
+    def run(inputs: Tensors) -> Tensors:
+        runs.append(closed.is_set())
+        return {"label": np.array([b"%g" % y for y in inputs["y"].ravel()], object)}
+
+    (tmp_path / "names").mkdir()
+    (tmp_path / "names" / "emulated.yaml").write_text(
+        "inputs: {y: {shape: [1]}}\noutputs: {label: {dtype: string}}\n"
+    )
+    model = load_model(tmp_path / "names", BackendOptions())
+    model = replace(model, runs=dict.fromkeys(model.runs, run), close=closed.set)
+    monkeypatch.setattr("batchtune.server.stages.sub_model.load_model", lambda *_: model)
+    stages = """
+        pre: stages.py:preprocess
+        post: names/
+        inputs: {text: {dtype: string}}
+        outputs: {label: {dtype: string}}
+    """
+
+    async def ask(server: StagedServer) -> None:
+        asked = server.text(b"abc")
+        await server.end_version()
+        assert (await asked)["label"].tolist() == [b"6"]
+        assert runs == [False]
+        assert closed.is_set()
+
+    # As a unit the end of the version closes the batch; alone the request must be answered before that.
+    serve(write_stages(tmp_path, stages), ask, stage=stage, **(ALONE if stage == "device" else TOGETHER))
+
+
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_the_model_of_a_last_stage_answers_only_what_is_declared(
+    tmp_path: Path, stage: BatchingStage
+) -> None:
+    (tmp_path / "names").mkdir()
+    (tmp_path / "names" / "emulated.yaml").write_text(
+        "inputs: {y: {shape: [1]}}\noutputs: {label: {dtype: string}, score: {shape: [1]}, beside: {shape: [7]}}\n"
+    )
+    stages = """
+        pre: stages.py:preprocess
+        post: names/
+        inputs: {text: {dtype: string}}
+        outputs: {label: {dtype: string}, score: {shape: [SIZE]}}
+    """
+
+    async def ask(server: StagedServer) -> None:
+        answer = await server.text(b"abc")
+        assert {name: array.tolist() for name, array in answer.items()} == {"label": [b"6"], "score": [[6.0]]}
+
+    async def refuse(server: StagedServer) -> None:
+        with pytest.raises(StatusError) as raised:
+            await server.text(b"abc")
+        assert raised.value.message == "post: its model gave 'score' of shape [1,1]; stages.yaml says [?,2]"
+
+    serve(write_stages(tmp_path, stages.replace("SIZE", "1")), ask, stage=stage, **ALONE)
+    serve(write_stages(tmp_path, stages.replace("SIZE", "2")), refuse, stage=stage, **ALONE)
+
+
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_a_model_of_a_first_stage_gives_as_many_rows_as_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: BatchingStage
+) -> None:
+    def run(inputs: Tensors) -> Tensors:
+        return {"x": np.ones((len(inputs["text"]) + (b"odd" in inputs["text"]), 1), np.float32)}
+
+    model = load_model_of_counts(tmp_path, run)
+    monkeypatch.setattr("batchtune.server.stages.sub_model.load_model", lambda *_: model)
+
+    async def ask(server: StagedServer) -> None:
+        asked = [server.text(b"odd"), server.text(b"a", b"b", b"c")]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        expected = "pre: its model gave 'x' of shape [5, 1] for 4 rows"
+        if stage != "unit":  # where it is an error of the whole batch
+            expected = "pre: its model gave 'x' of shape [2, 1] for 1 rows"
+            assert outcomes[1]["y"].tolist() == [[2.0]] * 3  # type: ignore[index]
+        assert isinstance(outcomes[0], StatusError)
+        assert outcomes[0].message == expected
+
+    together = TOGETHER | {"batch_timeout_micros": 60_000_000 if stage == "unit" else 1000}
+    serve(
+        write_stages(tmp_path, "pre: letters/\ninputs: {text: {dtype: string}}\n"),
+        ask,
+        stage=stage,
+        **together,
+    )
+
+
+@pytest.mark.parametrize(
+    "beside", [np.float32(3), np.ones(7, np.float32)], ids=["no dimension", "other rows"]
+)
+@pytest.mark.parametrize("stage", ["device", "unit", "early"])
+def test_rows_of_a_last_stage_are_those_of_the_batch_whatever_the_model_gives_first(
+    tmp_path: Path, stage: BatchingStage, beside: np.ndarray
+) -> None:
+    async def ask(server: StagedServer) -> None:
+        server.device.beside = {"constant": beside}
+        assert (await server.text(b"abc", b"d"))["label"].tolist() == [b"3 letters", b"1 letters"]
+        assert 'stage_rows_total{model_name="m",stage="post"} 2' in server.metrics.render()
+
+    serve(write_stages(tmp_path), ask, stage=stage, **ALONE)
+
+
+def test_length_buckets_by_lengths_that_early_work_gives_are_refused(tmp_path: Path) -> None:
+    async def ask(server: StagedServer) -> None:
+        assert (await server.text(b"abc"))["y"].tolist() == [[6.0]]
+        assert "length_buckets" not in server.servable.summary()
+        with pytest.raises(
+            StatusError, match="length_buckets with batching_stage early: the lengths of model m"
+        ):
+            await asyncio.to_thread(
+                server.control.replace, {"batch_timeout_micros": 500, "length_buckets": "2,4"}
+            )
+
+    of_any_length = (TensorSpec(name="x", dtype="float32", shape=(None, None)),)
+    serve(write_stages(tmp_path), ask, stage="early", inputs=of_any_length, **ALONE)
+    with pytest.raises(StatusError, match="give batching_stage device") as raised:
+        serve(write_stages(tmp_path), ask, stage="early", inputs=of_any_length, length_buckets=(2,), **ALONE)
+    assert raised.value.code == "INVALID_ARGUMENT"
 
 
 def test_some_outputs_may_be_asked_for_and_another_signature_stays_as_it_is(tmp_path: Path) -> None:

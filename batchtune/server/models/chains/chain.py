@@ -14,7 +14,7 @@ from batchtune.server.log import warn
 from batchtune.server.metrics.chain_use import ChainUse
 from batchtune.server.models.chains.pipeline import PIPELINE_FILE, Pipeline
 from batchtune.server.models.chains.pipeline_file import read_pipeline
-from batchtune.server.models.chains.plan import MisfitError, PlannedStep, plan
+from batchtune.server.models.chains.plan import MisfitError, PlannedStep, padded_outputs, plan
 from batchtune.server.models.chains.run import ChainRequest, Route
 from batchtune.server.models.loaded import Holds, LoadedVersion
 from batchtune.server.models.servable import metadata_of
@@ -90,12 +90,17 @@ class Chain:
             f"{DEFAULT_SIGNATURE}({listed(signature.inputs)}) -> ({listed(signature.outputs)}); chain {steps}"
         )
 
+    def pads_lengths(self, signature_name: str) -> bool:  # noqa: ARG002 a LoadedVersion's
+        """A chain has no batches of its own."""
+        return False
+
     def close(self) -> None:
         """Let go of the versions asked last; no request may be under way."""
         self._route = None
 
     def check(self, configured: Sequence[str]) -> None:
-        """Look whether the models are configured, and fit where they have a version; one that has none is told of.
+        """Look whether the models are configured, and fit where they have a version; one that has none is told of, and
+        outputs that are padded with the batches of their model.
 
         Raises:
             StatusError: INVALID_ARGUMENT naming file, line and key.
@@ -110,11 +115,19 @@ class Chain:
             if step.model == self.name:
                 raise fault(f"{key}: {step.model} is this chain; expected a model")
         try:
-            self._planned(self._present_versions())
+            versions = self._present_versions()
+            self._planned(versions)
         except MisfitError as misfit:
             raise fault(str(misfit)) from misfit
         except StatusError as error:
             warn(f"model {self.name} version {self.version} cannot answer yet: {error.message}")
+            return
+        for source in padded_outputs(self._pipeline, versions):
+            warn(
+                f"model {self.name} version {self.version}: {source} may be as long as the longest request of its "
+                "batch, since its model pads lengths, and then fits no tensor of the request's own length; give that "
+                "model outputs of a fixed length, or no padding and no length buckets"
+            )
 
     def _present_route(self) -> Route:
         """The route through the versions that answer now; made anew when one of them is another.

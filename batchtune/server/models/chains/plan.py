@@ -30,9 +30,13 @@ class MisfitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """A step and the rows that its outputs have where it is not asked: one row of a value, or another tensor's."""
+    """A step and the rows that its outputs have where it is not asked: one row of a value, or another tensor's.
+
+    `kept`: the outputs that the chain uses.
+    """
 
     step: Step
+    kept: frozenset[str]
     otherwise: Mapping[str, NDArray[Any] | Source]
 
 
@@ -43,6 +47,7 @@ def plan(pipeline: Pipeline, versions: Mapping[str, LoadedVersion]) -> tuple[Pla
         MisfitError: a signature, an input or an output that is not there, or of another type.
     """
     types: _Types = {Source(REQUEST, spec.name): spec for spec in pipeline.inputs}
+    used = {source for _, source in pipeline.uses()}
     planned = []
     for step in pipeline.steps:
         version = versions[step.model]
@@ -51,12 +56,25 @@ def plan(pipeline: Pipeline, versions: Mapping[str, LoadedVersion]) -> tuple[Pla
         if step.when is not None:
             _check_condition(f"steps.{step.name}.when", step.when, types)
         own = {Source(step.name, spec.name): spec for spec in signature.outputs}
-        planned.append(PlannedStep(step=step, otherwise=_otherwise(step, own, types)))
+        kept = frozenset(source.tensor for source in used if source.step == step.name)
+        planned.append(PlannedStep(step=step, kept=kept, otherwise=_otherwise(step, own, types)))
         types |= own
     for spec in pipeline.outputs:
         key = f"outputs.{spec.name}"
         _check_fits(f"{key}.from", _type_of(pipeline.sources[spec.name], f"{key}.from", types), spec)
     return tuple(planned)
+
+
+def padded_outputs(pipeline: Pipeline, versions: Mapping[str, LoadedVersion]) -> list[Source]:
+    """The outputs used, of steps that fit, that may be as long as the longest request in a batch of their model."""
+    used = {source for _, source in pipeline.uses()}
+    return [
+        Source(step.name, spec.name)
+        for step in pipeline.steps
+        if versions[step.model].pads_lengths(step.signature)
+        for spec in versions[step.model].signatures[step.signature].outputs
+        if Source(step.name, spec.name) in used and (spec.shape is None or None in spec.shape[1:])
+    ]
 
 
 def _signature(step: Step, version: LoadedVersion) -> Signature:

@@ -170,10 +170,12 @@ class ChainRequest:
             return None, StatusError("INTERNAL", FAULT)
 
     def _take(self, planned: PlannedStep, outputs: Outputs | None) -> None:
-        """Keep the step's outputs, each with all rows; `outputs` None: no row was asked."""
+        """Keep the step's outputs that are used, each with all rows; `outputs` None: no row was asked."""
         name = planned.step.name
         if outputs is not None and self._asked is None:
             for output, array in outputs.items():
+                if output not in planned.kept:
+                    continue
                 if not array.ndim or len(array) != self._rows:
                     raise StatusError(
                         "FAILED_PRECONDITION", f"output {output} has not one row for each of the input"

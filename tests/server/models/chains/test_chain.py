@@ -340,6 +340,59 @@ def test_a_version_that_does_not_fit_and_a_model_without_one_are_told_to_each_re
     serve(scenario)
 
 
+@pytest.mark.parametrize("settings", [BATCHED, BatchingSettings()], ids=["batched", "unbatched"])
+def test_an_output_that_the_chain_does_not_use_need_not_have_its_rows(
+    tmp_path: Path, settings: BatchingSettings
+) -> None:
+    async def scenario(server: ChainServer) -> None:
+        beside = Model(
+            [spec("x", 2)],
+            [spec("score", 1), spec("constant", 1)],
+            lambda given: {"score": given["x"][:, :1], "constant": np.ones((1, 1), np.float32)},
+        )
+        server.serve("trigger", beside)
+        server.serve("select", select())
+        chain = server.open(tmp_path)
+        assert (await server.ask(chain, ROWS[1:2]))[1] is None
+        _, error = await server.ask(chain, ROWS)
+        if settings.enabled:  # its batch is refused, as in TF Serving
+            assert error is not None
+            assert "0th dimension" in error.message
+        else:
+            assert error is None
+
+    serve(scenario, settings)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_step_whose_outputs_are_padded_with_its_batch_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], padded: bool
+) -> None:
+    text = """
+inputs: {x: {dtype: float32, shape: [-1]}}
+steps:
+  embed: {model: embed, inputs: {x: request.x}}
+  join: {model: join, inputs: {x: request.x, y: embed.y}}
+outputs: {z: {from: join.z, dtype: float32, shape: [1]}}
+"""
+    length = [spec("x", None)]
+    outputs = [spec("y", None), spec("unused", None), spec("size", 1)]
+    embed = Model(length, outputs, lambda given: dict.fromkeys(("y", "unused", "size"), given["x"]))
+    join = Model([*length, spec("y", None)], [spec("z", 1)], lambda given: {"z": given["x"][:, :1]})
+
+    async def scenario(server: ChainServer) -> None:
+        server.serve("embed", embed)
+        server.serve("join", join)
+        server.open(tmp_path, text)
+        warning = "model chain version 1: embed.y may be as long as the longest request of its batch"
+        assert [warning in line for line in capsys.readouterr().err.splitlines()] == (
+            [True] if padded else []
+        )
+
+    parameters = BatchingParameters(max_batch_size=8, pad_variable_length_inputs=padded)
+    serve(scenario, BatchingSettings(enabled=True, parameters=parameters))
+
+
 def test_a_chain_says_in_a_line_what_it_is(tmp_path: Path) -> None:
     async def scenario(server: ChainServer) -> None:
         server.serve("trigger", trigger())

@@ -102,6 +102,18 @@ def test_a_server_in_a_container_is_reached_from_outside_of_it(stage: str) -> No
         assert not is_loopback(parse_flags([*flags, *command]).flags.host)
 
 
+@pytest.mark.parametrize("stage", ["server", "server-cuda"])
+def test_a_server_s_image_can_load_every_model_that_is_given_to_it(stage: str) -> None:
+    """`recommend --format docker` names these images for what TensorFlow's own cannot serve."""
+    extras = re.search(r"/wheels/\*\.whl\)\[(.*?)\]", STAGES[stage])
+    assert extras is not None
+    assert {"torch", "onnx"} <= set(extras[1].split(","))
+
+
+def test_the_pods_of_a_fleet_can_be_probed() -> None:
+    assert re.search(r"apt-get install .*wget", STAGES["fleet"])
+
+
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
 def test_the_tuner_s_command_is_a_scenario_s(path: Path) -> None:
     words = services(path)["tuner"]["command"]

@@ -77,7 +77,7 @@ def check(
     blocks: Annotated[
         int | None,
         typer.Option(
-            min=6, max=200, help="Most runs of each side; it ends sooner once it is clear. Default: 24."
+            min=6, max=200, help="Most runs of each side; it ends sooner once it is clear. Default: 36."
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")] = None,

@@ -72,10 +72,7 @@ def run_joint_sweep(
     `idle` are options that were given and have no meaning here.
     """
     if idle:
-        hints = {
-            "--rate": "write rate at each of target.models",
-            "--slo-…": "write slo at each of target.models",
-        }
+        hints = {"--rate": "write rate at each of target.models"}
         raise UsageError(f"{idle[0]}: not of several models", hint=hints.get(idle[0], "leave it out"))
     scenario = read_scenario(path, overrides=overrides)
     _refuse(scenario)

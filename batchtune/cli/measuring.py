@@ -108,7 +108,7 @@ def sweep(
 
     if several_models(asked.source):
         given: dict[str, object] = {"--rate": rate, "--concurrency": concurrency, "--parallel": parallel}
-        given |= {"--optuna-storage": optuna_storage, "--slo-…": slo or None, "--why": why or None}
+        given |= {"--optuna-storage": optuna_storage, "--why": why or None}
         raise typer.Exit(
             run_joint_sweep(
                 asked.source,
@@ -265,8 +265,8 @@ def compare(
     """Run the scenario's variants side by side, or a model without batching and with.
 
     Tells by which factor they differ, how sure that is, and what limits each. With --max-regress it ends with 1 when a
-    variant regressed against the baseline, 5 when that cannot be told. Ends with 6 when the load generator was
-    the limit, or the host stayed noisy in every run of a variant.
+    variant regressed against the baseline, 3 when one misses the SLO, 5 when that cannot be told. Ends with 6 when the
+    load generator was the limit, or the host stayed noisy in every run of a variant.
     """
     from batchtune.cli.arguments.slo import slo_overrides
     from batchtune.cli.commands.compare import run_compare

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from batchtune.cli.arguments.options import (
     takes_request,
     takes_slo,
 )
+from batchtune.errors import UsageError
 
 CiHost = Literal["github", "gitlab"]
 preparing = typer.Typer()
@@ -77,11 +79,28 @@ def init(
 
     The model is launched and asked first: what its signature leaves open is guessed, tried and said.
     """
+    idle: dict[str, object] = {
+        "--slo-…": slo,
+        "--rest, --rows, --shape and --range": request,
+        "--rate": rate,
+        "--concurrency": concurrency,
+        "--check": check,
+    }
     if ci is not None:
+        _refuse_idle(
+            {"--example": example, **idle},
+            "--ci",
+            hint="leave it out: the job checks by what the scenario says",
+        )
         from batchtune.cli.commands.gate.ci import run_init_ci
 
         raise typer.Exit(run_init_ci(ci, name, output=write))
     if name is None or example:
+        idle |= {"--write": write if name is None else None}
+        hint = (
+            "name a model: batchtune init ./my_model" if name is None else "write it into the example's file"
+        )
+        _refuse_idle(idle, "the list of examples" if name is None else "an example", hint=hint)
         from batchtune.cli.commands.init import run_init
 
         raise typer.Exit(run_init(name, output=write))
@@ -98,6 +117,13 @@ def init(
         quiet=quiet,
     )
     raise typer.Exit(code)
+
+
+def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None:
+    """Raise UsageError where an option was given that nothing would hear."""
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option}: not with {beside}", hint=hint)
 
 
 @preparing.command(epilog=examples("doctor", "doctor --json"))

@@ -68,6 +68,34 @@ def test_a_folder_that_is_not_there_is_named() -> None:
     assert "no/where.yaml: cannot be written: No such file or directory" in done.exception.message
 
 
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        (
+            ("--ci", "github", "s.yaml", "--slo-p95", "20ms"),
+            "--slo-…: not with --ci",
+            "by what the scenario says",
+        ),
+        (("--ci", "github", "--example", "s.yaml"), "--example: not with --ci", "leave it out"),
+        (
+            ("--example", "quickstart", "--slo-p95", "5ms"),
+            "--slo-…: not with an example",
+            "the example's file",
+        ),
+        (("--example", "quickstart", "--rows", "4"), "--rest, --rows, --shape and --range: not with", ""),
+        (("--check",), "--check: not with the list of examples", "init ./my_model"),
+        (("--rate", "5"), "--rate: not with the list of examples", "init ./my_model"),
+        (("-o", "x.yaml"), "--write: not with the list of examples", "init ./my_model"),
+    ],
+)
+def test_an_option_that_nothing_would_hear_is_refused(words: tuple[str, ...], what: str, hint: str) -> None:
+    done = batchtune("init", *words)
+    assert isinstance(done.exception, UsageError)
+    assert what in done.exception.message
+    assert hint in done.exception.hint
+    assert not list(Path().iterdir())
+
+
 def test_a_name_without_the_flag_is_told_the_flag() -> None:
     done = batchtune("init", "quickstart")
     assert isinstance(done.exception, UsageError)

@@ -132,6 +132,14 @@ def test_what_a_joint_sweep_cannot_do_is_told_before_anything_is_launched(
     assert not (tmp_path / "results").exists()
 
 
+def test_a_limit_of_all_models_is_heard_where_none_has_its_own(tmp_path: Path) -> None:
+    scenario = two_models(tmp_path)
+    scenario.write_text(scenario.read_text().replace(", slo: {p95: 10s}", ""))
+    one_value = ("--set", "search.space.max_batch_size=[4]")
+    done = answered("sweep", scenario, "--slo-p95", "4ms", *one_value, cwd=tmp_path)
+    assert (done.returncode, "no parameter has two values to try" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("command", ["load", "compare", "check"])
 def test_a_limit_that_no_model_would_be_held_to_is_refused(tmp_path: Path, command: str) -> None:
     done = answered(command, two_models(tmp_path), "--slo-p95", "1ms", cwd=tmp_path)

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
@@ -22,6 +23,8 @@ from batchtune.scenario.units import counted
 CALL_LIMIT_S: Final = 10.0
 """A call that only hands over a message; an idle actor answers in 1 ms."""
 PLACE_LIMIT_S: Final = 60.0
+JOIN_LIMIT_S: Final = 20.0
+"""Nodes that are started together with the head join some seconds after it."""
 SOON_S: Final = 1.0
 REACH_LIMIT_S: Final = 5.0
 NAMESPACE: Final = "batchtune"
@@ -109,7 +112,7 @@ class RayActors:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         needs = {name: amount for name, amount in bundle.items() if amount > 0.0}
-        rooms = [_room(node["Resources"], needs) for node in self._ray.nodes() if node["Alive"]]
+        rooms = self._rooms(needs, count)
         count = count or sum(room > 0 for room in rooms) or 1
         if count > sum(rooms):
             raise UsageError(
@@ -140,6 +143,23 @@ class RayActors:
                 scheduling_strategy=strategy,
             ).remote(make)
             yield RayActor(self._ray, actor)
+
+    def _rooms(self, needs: Mapping[str, float], count: int | None) -> list[int]:
+        """How many each node can take; where that is too few in all, nodes that join are waited for."""
+        deadline_s = None
+        while True:
+            rooms = [_room(node["Resources"], needs) for node in self._ray.nodes() if node["Alive"]]
+            if sum(rooms) >= (count or 1):
+                return rooms
+            if deadline_s is None:
+                deadline_s = time.monotonic() + JOIN_LIMIT_S
+                self._on_event(
+                    f"the cluster's {counted(len(rooms), 'node')} can take {counted(sum(rooms), self._thing)}, not "
+                    f"{count or 1}: waiting up to {JOIN_LIMIT_S:g} s for nodes to join"
+                )
+            if time.monotonic() >= deadline_s:
+                return rooms
+            time.sleep(SOON_S)
 
 
 class RayActor:

@@ -14,6 +14,7 @@ from batchtune.cli.commands.gate.check import CheckRequest, asked_pair
 from batchtune.cli.commands.gate.sides import resolved_sides
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario
+from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
 from batchtune.target.launch.docker import tfservings_container
 from batchtune.target.model_in_git import export_model
 from batchtune.target.tfserving import TfServingTarget
@@ -204,6 +205,14 @@ def test_a_pointer_of_git_lfs_is_named(repository: Path) -> None:
     assert "git lfs fetch origin HEAD" in raised.value.hint
 
 
+@pytest.mark.parametrize("model", ["scenarios/models/net", "scenarios/models/net/1/emulated.yaml"])
+def test_a_pointer_in_the_place_of_a_model_is_named(here: Path, model: str) -> None:
+    emulated(here / "scenarios/models/net", POINTER)
+    with pytest.raises(UsageError, match=r"--candidate-model: .*emulated.yaml: a Git LFS pointer") as raised:
+        overrides(model=model)
+    assert "git lfs pull" in raised.value.hint
+
+
 def test_a_sample_model_has_no_ref(repository: Path) -> None:
     SCENARIO_PATH.write_text(SCENARIO.replace("./models/net", "imdb_transformer"))
     with pytest.raises(UsageError, match="'imdb_transformer' is no folder in git"):
@@ -277,6 +286,8 @@ def test_the_help_names_every_word_of_both_sides() -> None:
     for side in ("baseline", "candidate"):
         for word in ("model", "ref", "image", "command", "batching", "flag", "set"):
             assert f"--{side}-{word}" in text
+    assert f"Default: {CHECK_BLOCKS_MAX}." in " ".join(text.replace("│", " ").split())
+    assert f"({CHECK_BLOCKS_MAX})" in (Path(__file__).parents[3] / "scenarios/README.md").read_text()
 
 
 @pytest.mark.parametrize("option", ["--baseline-ref", "--candidate-model", "--candidate-set"])

@@ -15,12 +15,14 @@ from batchtune.cli.commands.gate.ci import run_init_ci
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, job_text
 
+LOAD = "load: {arrivals: closed, concurrency: 1}\nobjective: throughput\nname: n\n"
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scenarios" / "my model").mkdir(parents=True)
-    (tmp_path / "scenarios" / "a b.yaml").write_text('target: {model: "./my model"}\n')
+    (tmp_path / "scenarios" / "a b.yaml").write_text(f'target: {{model: "./my model"}}\n{LOAD}')
     return tmp_path
 
 
@@ -35,7 +37,16 @@ def test_a_github_workflow_checks_both_models_side_by_side_and_renews_the_baseli
     assert "batchtune check 'scenarios/a b.yaml' --paired" in check
     assert "--candidate-model 'scenarios/my model'" in check
     assert any("--update-baseline" in run for run in steps(document))
-    assert document["jobs"]["check"]["timeout-minutes"] == "30"
+    assert document["jobs"]["check"]["timeout-minutes"] == "32"
+    checkouts = [
+        step["with"] for step in document["jobs"]["check"]["steps"] if "checkout" in step.get("uses", "")
+    ]
+    assert [checkout["lfs"] for checkout in checkouts] == ["true", "true"]
+    saved = next(step for step in document["jobs"]["check"]["steps"] if "cache/save" in step.get("uses", ""))
+    restored = next(
+        step for step in document["jobs"]["check"]["steps"] if "cache/restore" in step.get("uses", "")
+    )
+    assert (saved["if"], saved["with"]["path"]) == ("always()", restored["with"]["path"])
     assert all("@v" in step["uses"] for step in document["jobs"]["check"]["steps"] if "uses" in step)
 
 
@@ -47,6 +58,94 @@ def test_a_gitlab_pipeline_reports_junit_and_code_quality(here):
         "codequality": "batchtune-code-quality.json",
     }
     assert any("--update-baseline" in line for line in document["batchtune-baseline"]["script"])
+    assert document["batchtune-check"]["allow_failure"] == {"exit_codes": [5]}
+    assert document[".batchtune"]["cache"]["when"] == "always"
+    assert any("git lfs install" in line for line in document[".batchtune"]["before_script"])
+
+
+def in_shell(script: str, folder: Path, *, code: int = 0) -> int:
+    """How a step ends where batchtune ends with this code."""
+    program = folder / "bin" / "batchtune"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "-e", "-c", script]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode
+
+
+def test_a_job_passes_what_is_inconclusive_and_the_change_that_adds_the_model_and_nothing_else(here):
+    run_init_ci("github", "scenarios/a b.yaml", output=Path("x.yml"))
+    check = next(run for run in steps(yaml.safe_load(Path("x.yml").read_text())) if "--paired" in run)
+    run_init_ci("gitlab", "scenarios/a b.yaml", output=Path("y.yml"))
+    lines = yaml.safe_load(Path("y.yml").read_text())["batchtune-check"]["script"]
+    adds = next(line for line in lines if "ls-files" in line)
+    (here / "scenarios/my model/saved_model.pb").touch()
+    subprocess.run(["git", "init", "-q", "."], cwd=here, check=True)
+    assert in_shell(check, here, code=2) == 2  # a model that is not in git is to be built for both sides
+    assert in_shell(f"{adds}\nexit 9", here) == 9
+    subprocess.run(["git", "add", "scenarios"], cwd=here, check=True)
+    assert in_shell(check, here, code=2) == 0
+    assert in_shell(f"{adds}\nexit 9", here) == 0
+    (here / "base/scenarios/my model").mkdir(parents=True)
+    assert in_shell(f"{adds}\nexit 9", here) == 9
+    codes = (0, 1, 2, 3, 4, 5, 6, 7)
+    assert [in_shell(check, here, code=code) for code in codes] == [0, 1, 2, 3, 4, 0, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("files", "target", "installed"),
+    [
+        (["m/1/saved_model.pb"], "model: ./m", "pip install batchtune"),
+        (["m/1/model.onnx"], "model: ./m", "pip install 'batchtune[onnx]'"),
+        (["m.onnx"], "model: ./m.onnx", "pip install 'batchtune[onnx]'"),
+        (["m.onnx"], "model: ./m.onnx, docker: {image: i}", "pip install batchtune"),
+        (["m/1/pipeline.yaml", "n/1/model.pt2"], "model: ./m", "whl/cpu && pip install 'batchtune[torch]'"),
+        (["m/1/config.pbtxt", "m/1/model.onnx"], "kind: triton, model: ./m", "pip install batchtune"),
+    ],
+)
+def test_a_job_installs_what_runs_the_model(here, files, target, installed):
+    for file in files:
+        (here / file).parent.mkdir(parents=True, exist_ok=True)
+        (here / file).touch()
+    Path("s.yaml").write_text(f"target: {{{target}}}\n{LOAD}")
+    for host in ("github", "gitlab"):
+        run_init_ci(host, "s.yaml", output=Path(host))
+        document = yaml.safe_load(Path(host).read_text())
+        lines = steps(document) if host == "github" else document[".batchtune"]["before_script"]
+        assert lines[0].endswith(installed)
+
+
+def test_a_job_has_as_long_as_the_check_may_take(here):
+    Path("slow.yaml").write_text(
+        'target: {model: "./scenarios/my model"}\nname: n\nload: {arrivals: poisson}\nslo: {p95: 20ms}\nobjective: capacity\n'
+    )
+    run_init_ci("github", "slow.yaml", output=Path("x.yml"))
+    minutes = yaml.safe_load(Path("x.yml").read_text())["jobs"]["check"]["timeout-minutes"]
+    assert minutes > 2 * 36 * 2 * 45 / 60  # screen and confirmation, 36 blocks, two sides, 45 s a search
+    Path("slow.yaml").write_text(Path("slow.yaml").read_text() + "check: {blocks: 6}\n")
+    run_init_ci("gitlab", "slow.yaml", output=Path("y.yml"))
+    assert yaml.safe_load(Path("y.yml").read_text())[".batchtune"]["timeout"] == "30 minutes"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("imdb_transformer", "'imdb_transformer' is no folder of this repository"), ("/x/y", "lies outside of")],
+)
+def test_a_model_that_no_change_would_change_is_refused(here, model, reason):
+    Path("s.yaml").write_text(f"target: {{model: {model}}}\n{LOAD}")
+    with pytest.raises(UsageError, match=reason):
+        run_init_ci("github", "s.yaml", output=None)
+    assert not (here / JOB_FILES["github"]).exists()
+
+
+def test_a_model_that_the_job_is_to_build_is_told(here, capsys):
+    Path("s.yaml").write_text(f"target: {{model: ./built}}\n{LOAD}")
+    run_init_ci("github", "s.yaml", output=Path("x.yml"))
+    assert (
+        "note: built is not here: have the job build or fetch it, and base/built" in capsys.readouterr().err
+    )
+    assert "--candidate-model built" in Path("x.yml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -77,9 +176,8 @@ def test_the_scripts_are_shell(here):
 def test_a_scenario_that_is_not_there_and_a_file_that_is_are_refused(here):
     with pytest.raises(UsageError, match="no such scenario"):
         run_init_ci("github", None, output=None)
-    Path("scenario.yaml").write_text("target: {model: imdb_transformer}\n")
+    Path("scenario.yaml").write_text(f'target: {{model: "scenarios/my model"}}\n{LOAD}')
     run_init_ci("github", None, output=Path("x.yml"))
-    assert "--candidate-model model" in Path("x.yml").read_text()
     with pytest.raises(UsageError, match="is there already"):
         run_init_ci("github", None, output=Path("x.yml"))
 
@@ -116,14 +214,14 @@ def test_a_job_names_the_scenario_from_the_top_of_the_repository(here, monkeypat
 
 def test_a_linked_model_is_named_by_its_link(here):
     (here / "linked").symlink_to(here / "scenarios/my model", target_is_directory=True)
-    Path("linked.yaml").write_text("target: {model: ./linked}\n")
+    Path("linked.yaml").write_text(f"target: {{model: ./linked}}\n{LOAD}")
     run_init_ci("github", "linked.yaml", output=Path("x.yml"))
     assert "--candidate-model linked" in Path("x.yml").read_text()
 
 
 def test_a_model_that_is_a_file_is_named(here):
     (here / "scenarios/net.onnx").touch()
-    Path("scenarios/file.yaml").write_text("target: {model: ./net.onnx}\n")
+    Path("scenarios/file.yaml").write_text(f"target: {{model: ./net.onnx}}\n{LOAD}")
     run_init_ci("github", "scenarios/file.yaml", output=Path("x.yml"))
     assert "--candidate-model scenarios/net.onnx" in Path("x.yml").read_text()
 

@@ -18,6 +18,7 @@ import threading
 import time
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -25,6 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.errors import UsageError
+from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.choice import AnyFleet, fleet_of
 from batchtune.load.cluster.fleet import ClusterFleet, WorkerLostError
 from batchtune.load.fleet import LoadFleet
@@ -82,7 +84,7 @@ def _refused(load: LoadSpec) -> str:
     assert load.fleet is not None
     many = load.model_copy(update={"fleet": load.fleet.model_copy(update={"workers": 9})})
     try:
-        with fleet_of(many):
+        with patch.object(ray_actors, "JOIN_LIMIT_S", 1.0), fleet_of(many):
             return ""
     except UsageError as error:
         return error.message

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -528,6 +529,30 @@ def test_a_node_has_room_for_as_many_workers_as_its_scarcest_resource() -> None:
     assert ray_actors._room({"CPU": 0.3, "load_generator": 9.0}, bundle) == 3
     assert ray_actors._room({"CPU": 8.0, "load_generator": 2.0}, bundle) == 2
     assert ray_actors._room({"CPU": 8.0}, bundle) == 0
+
+
+def test_nodes_that_join_are_waited_for_and_for_no_longer_than_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_actors, "require_ray", lambda key: None)
+    monkeypatch.setattr(ray_actors, "JOIN_LIMIT_S", 0.02)
+    monkeypatch.setattr(ray_actors, "SOON_S", 0.001)
+    said: list[str] = []
+    nodes: list[dict[str, Any]] = [{"Alive": True, "Resources": {}}]
+
+    def one_more() -> list[dict[str, Any]]:
+        nodes.append({"Alive": True, "Resources": {"CPU": 1.0}})
+        return nodes
+
+    actors = ray_actors.RayActors("auto", key="load.fleet", thing="worker", on_event=said.append)
+    actors._ray = SimpleNamespace(nodes=one_more)
+    assert sum(actors._rooms({"CPU": 1.0}, 2)) == 2
+    assert said == ["the cluster's 2 nodes can take 1 worker, not 2: waiting up to 0.02 s for nodes to join"]
+    actors._ray = SimpleNamespace(nodes=lambda: nodes)
+    assert sum(actors._rooms({"CPU": 1.0}, None)) == 2
+    assert len(said) == 1
+    assert sum(actors._rooms({"CPU": 1.0}, 9)) == 2
+    assert len(said) == 2
 
 
 def test_without_a_fleet_the_workers_are_processes_of_this_machine() -> None:

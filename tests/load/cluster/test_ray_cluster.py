@@ -55,7 +55,7 @@ def test_a_node_killed_under_its_load_is_gone_on_without(found: dict[str, Any]) 
     assert killed["errors"] == {}
 
 
-def test_more_workers_than_the_cluster_can_ever_take_are_refused_at_once(found: dict[str, Any]) -> None:
+def test_more_workers_than_the_cluster_can_ever_take_are_refused(found: dict[str, Any]) -> None:
     assert found["too_many"] == "load.fleet: the cluster's 2 nodes can take 2 workers with 1 CPU each, not 9"
 
 

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import os.path
 import shlex
 import sys
 from pathlib import Path
+from typing import Final
 
+from batchtune.check.gate import OF_A_LAUNCH
+from batchtune.check.looks import looks_up_to
+from batchtune.cli.arguments.sides import CANDIDATE
 from batchtune.errors import UsageError
 from batchtune.report.gate.ci_jobs import JOB_FILES, Host, job_text
-from batchtune.scenario.reader import unchecked_scenario
+from batchtune.scenario.reader import read_arms, unchecked_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.model_files import CHAIN_FILE
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.duet import DUET_S
+from batchtune.tune.compare.pace_probes import comparison_seconds
+from batchtune.tune.trials.pace import Pace
 
 _SCENARIO = "scenario.yaml"
+_SET_UP_MIN: Final = 10
+_LEAST_MIN: Final = 30
+_LAUNCHES_S: Final = 15.0
+"""Of both servers with their first requests."""
+
+_EXTRAS: Final = {"onnx": (".onnx",), "torch": (".pt2", ".pt")}
+"""Of the package, by the files of a model that need them."""
 
 
 def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int:
     """The exit code, 0.
 
     Raises:
-        UsageError: no such scenario, or the file is there already or cannot be written.
+        UsageError: no such scenario, a model that no change would change, or the file is there already or cannot be
+            written.
+        ScenarioError: a scenario that no check would take.
     """
     path = Path(scenario or _SCENARIO)
     if not path.is_file():
         raise UsageError(
             f"{path}: no such scenario to check by",
-            hint=f"batchtune init --ci {host} SCENARIO.yaml; `batchtune init --example quickstart` writes one",
+            hint=f"batchtune init --ci {host} SCENARIO.yaml; `batchtune init ./my_model --write {path}` writes one",
         )
     if not Path(os.path.abspath(path)).is_relative_to(Path.cwd()):  # noqa: PTH100 - a link keeps its own name
         raise UsageError(
@@ -33,7 +53,22 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
         )
     _require_launched(path)
     name = Path(os.path.relpath(path)).as_posix()
-    text = job_text(host, path=name, scenario=shlex.quote(name), model=shlex.quote(_model_of(path)))
+    model = _model_of(path)
+    asked = read_arms(path, {CANDIDATE: ()})[CANDIDATE]
+    text = job_text(
+        host,
+        path=name,
+        scenario=shlex.quote(name),
+        model=shlex.quote(model),
+        minutes=_minutes(asked),
+        extras=_extras(asked, Path(model)),
+    )
+    if not Path(model).exists():
+        print(
+            f"note: {model} is not here: have the job build or fetch it, and base/{model}, and name in its pip install "
+            "the extra that the model needs: batchtune[onnx] or batchtune[torch]",
+            file=sys.stderr,
+        )
     if output == Path("-"):
         print(text, end="")
         return 0
@@ -84,11 +119,47 @@ def _require_launched(path: Path) -> None:
 
 
 def _model_of(path: Path) -> str:
-    """The model's folder or file relative to the repository; of a sample model a folder to fill in."""
+    """The model's folder or file relative to the repository, there or to be built by the job.
+
+    Raises:
+        UsageError: it is a sample model, or lies outside.
+    """
     target = unchecked_scenario(path).get("target")
     model = target.get("model") if isinstance(target, dict) else None
-    if not isinstance(model, str) or not (path.parent / model).exists():
-        return "model"
+    if not isinstance(model, str):
+        raise UsageError(f"{path}: target.model: missing", hint="say the model's folder: target: {model: …}")
     place = Path(os.path.abspath(path.parent / model))  # noqa: PTH100 - a link keeps its own name
+    suffixes = [suffix for own in _EXTRAS.values() for suffix in own]
+    if "/" not in model and place.suffix not in suffixes and not place.exists():
+        raise UsageError(
+            f"{path}: target.model: {model!r} is no folder of this repository, so a job would compare it with itself",
+            hint="put the model that you serve into the repository, and name its folder: target: {model: ./my_model}",
+        )
     here = Path.cwd()
-    return place.relative_to(here).as_posix() if place.is_relative_to(here) else "model"
+    if not place.is_relative_to(here):
+        raise UsageError(
+            f"{path}: target.model: {place} lies outside of {here}, where a job will not find it",
+            hint="name a folder of the repository; where it is not in git the job may build or fetch it there",
+        )
+    return place.relative_to(here).as_posix()
+
+
+def _minutes(scenario: Scenario) -> int:
+    """What a job may take: installing, and all blocks of both phases on a server that is not slow."""
+    blocks = scenario.check.blocks
+    variant = Variant(name=CANDIDATE, scenario=scenario)
+    runs_s = comparison_seconds([variant, variant], {CANDIDATE: Pace()}, blocks=blocks)
+    launches = blocks if OF_A_LAUNCH & scenario.check.gates.keys() else len(looks_up_to(blocks))
+    phase_s = runs_s + launches * _LAUNCHES_S + blocks * DUET_S
+    return max(_LEAST_MIN, _SET_UP_MIN + math.ceil(2.0 * phase_s / 60.0))
+
+
+def _extras(scenario: Scenario, model: Path) -> list[str]:
+    """What the bundled server needs beside TensorFlow to run this model, or the models that lie beside a chain."""
+    if scenario.target.kind != "tfserving" or scenario.target.runs != "bundled":
+        return []
+    files = list(model.rglob("*")) if model.is_dir() else [model]
+    if any(file.name == CHAIN_FILE for file in files):
+        files += model.parent.glob("*/[0-9]*/*")
+    suffixes = {file.suffix for file in files}
+    return [extra for extra, own in _EXTRAS.items() if suffixes.intersection(own)]

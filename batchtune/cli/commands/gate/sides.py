@@ -21,9 +21,11 @@ from batchtune.cli.arguments.sides import SideWords
 from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scratch import ScratchFolder
+from batchtune.target.model_files import readable
 from batchtune.target.model_in_git import export_model
 
 _MODEL_SUFFIXES: Final = (".onnx", ".pt2", ".pt")
+_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ def resolved_sides(
         notes = []
         for side, said in words.items():
             _require_one_model(scenario, side, said, overrides)
-            model = _model(scenario, said)
+            model = _model(scenario, side, said)
             if said.ref is not None:
                 exported = export_model(_model_path(scenario, said, overrides), said.ref, scratch.path / side)
                 model = [_override("target.model", str(exported.path))]
@@ -70,7 +72,7 @@ def _require_one_model(scenario: Path, side: str, said: SideWords, overrides: Se
         )
 
 
-def _model(scenario: Path, said: SideWords) -> list[str]:
+def _model(scenario: Path, side: str, said: SideWords) -> list[str]:
     if said.model is None or said.ref is not None:
         return []
     if not _is_path(said.model) and not Path(said.model).exists():
@@ -78,7 +80,22 @@ def _model(scenario: Path, said: SideWords) -> list[str]:
         if beside.exists():
             raise UsageError(f"{said.model}: no such model here", hint=f"did you mean {beside}?")
         return [_override("target.model", said.model)]
-    return [_override("target.model", _absolute(said.model))]
+    path = _absolute(said.model)
+    _refuse_pointers(side, Path(path))
+    return [_override("target.model", path)]
+
+
+def _refuse_pointers(side: str, model: Path) -> None:
+    """Raise UsageError where a checkout has left a pointer in the place of a model's file."""
+    files = [model, *(file for depth in ("*", "*/*", "*/*/*") for file in sorted(model.glob(depth)))]
+    for file in filter(Path.is_file, files):
+        with readable(file), file.open("rb") as content:
+            is_pointer = content.read(len(_LFS_POINTER)) == _LFS_POINTER
+        if is_pointer:
+            raise UsageError(
+                f"--{side}-model: {file}: a Git LFS pointer; its content is not in this checkout",
+                hint="git lfs install && git lfs pull; of a job's checkout: lfs: true",
+            )
 
 
 def _model_path(scenario: Path, said: SideWords, overrides: Sequence[str]) -> Path:

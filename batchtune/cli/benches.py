@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import FinishedTrial, Trial
 
+_CalibrationKey = tuple[AnyFleet, int, tuple[int, ...] | None, str, int]
+"""A fleet, its workers by then, the CPUs of the server, the protocol and the bytes of all bodies."""
+
 
 @dataclass(slots=True)
 class Benches:
@@ -58,7 +61,7 @@ class Benches:
     _targets: dict[str, LaunchedTarget] = field(default_factory=dict)
     _fleets: dict[tuple[int, tuple[int, ...] | None, str, str], AnyFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
-    _client_max_rps: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    _client_max_rps: dict[_CalibrationKey, float] = field(default_factory=dict)
     _turn: Turn | None = None
 
     def __post_init__(self) -> None:
@@ -181,7 +184,7 @@ class Benches:
         self, fleet: AnyFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet
     ) -> float:
         """What this fleet can send at most: measured once for requests of one protocol and size."""
-        key = (requests.protocol, sum(map(len, requests.bodies)), fleet.processes)
+        key = (fleet, fleet.processes, server_cpus, requests.protocol, sum(map(len, requests.bodies)))
         if key not in self._client_max_rps:
             self._client_max_rps[key] = client_max_rps(fleet, requests, server_cpus=server_cpus)
         return self._client_max_rps[key]

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from batchtune.check.gate import Gate
+from batchtune.cli.benches import Benches
 from batchtune.cli.commands.compare import Blocks, _accounts, _exit_code
 from batchtune.measure.validity.caveats import Caveat, caveat
+from batchtune.report.live import sweep_view
 from batchtune.scenario.reader import read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import summarise
 from tests.check.check_fakes import exactly, measurement, trial
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune, servers_of, start
+from tests.load.cluster.cluster_fakes import FakeHost, FakeTime, fleet_of_fakes
+from tests.load.load_servers import requests_for
 from tests.tune.tune_fakes import scenario_of
 
 ROOT = Path(__file__).parents[2]
@@ -192,6 +197,21 @@ def two_candidates(*caveats: Caveat, slower: float) -> tuple[Blocks, list[Varian
         for name in "abc"
     ]
     return Blocks(trials=trials), [Variant(name=name, scenario=scenario_of()) for name in "abc"]
+
+
+def test_each_fleet_has_a_maximum_of_its_own(tmp_path: Path) -> None:
+    """Two workers on a CPU each, and two on one."""
+    time = FakeTime()
+    with ExitStack() as stack:
+        benches = Benches(view=sweep_view(quiet=True), stack=stack, blocks=1, folder=tmp_path)
+        apart, sharing = (
+            stack.enter_context(fleet_of_fakes([FakeHost(time), FakeHost(time)], cpus=cpus))
+            for cpus in ((1, 2), (1,))
+        )
+        most_rps = [
+            benches._calibrated(fleet, None, requests_for("rest")) for fleet in (apart, sharing, apart)
+        ]
+    assert most_rps == [2000.0, 1000.0, 2000.0]
 
 
 def test_variants_share_one_error_rate() -> None:

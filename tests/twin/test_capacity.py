@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batchtune.measure.slo import Limit
+from batchtune.scenario.payloads import assign, build_requests
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.play import play
 from batchtune.twin.model.reading import Fitted
 from batchtune.twin.model.service_time import linear_service_time
-from batchtune.twin.model.traffic import LONGEST_REQUESTS, Traffic
+from batchtune.twin.model.traffic import LONGEST_REQUESTS, Traffic, traffic_of
+from tests.scenario.test_payloads import TOKENS, schedule
+from tests.tune.tune_fakes import scenario_of
 from tests.twin.twin_fakes import batcher_of
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.06)
@@ -121,3 +125,42 @@ def test_the_share_of_errors_is_a_limit_like_the_others() -> None:
         for ratio in (0.04, 0.0)
     )
     assert strict < 0.9 * lax
+
+
+# -- requests of a trace --
+
+INDEX = np.array([0, 16, 17, 34, 40, 49, 53], np.int32)
+MIX = [{"rows": 2, "weight": 98}, {"rows": 4, "inputs": "zeros"}, {"rows": 8, "weight": 1}]
+
+
+def of_trace(path: Path, columns: str, *lines: object, **request: object) -> tuple[dict[int, float], Traffic]:
+    """Shares of the numbers of rows, and the traffic, of a trace with such lines."""
+    path.write_text("\n".join([f"offset_s,{columns}", *(f"{at},{line}" for at, line in enumerate(lines))]))
+    load = {"arrivals": "trace", "trace": {"file": str(path)}}
+    traffic = traffic_of(scenario_of(load=load, objective="latency", request={"mix": MIX, **request}))
+    return dict(zip(traffic.rows, traffic.weights, strict=True)), traffic
+
+
+def test_a_trace_says_how_many_rows_its_requests_have(tmp_path: Path) -> None:
+    rows, traffic = of_trace(tmp_path / "t.csv", "rows", 8, 2, 8, 8)
+    assert rows == {2: 1, 8: 3}
+    assert traffic.at(100.0).mean_rows == 6.5
+
+
+def test_a_trace_that_names_its_requests_has_the_rows_of_what_the_load_sends(tmp_path: Path) -> None:
+    rows, _ = of_trace(tmp_path / "t.csv", "request", *INDEX)
+    request = scenario_of(request={"mix": MIX}).request
+    sent = build_requests(request, TOKENS, model_name="m")
+    index = assign(schedule(len(INDEX), request_index=INDEX), sent).request_index
+    assert index is not None
+    counts = np.unique(np.array(sent.rows)[index], return_counts=True)
+    assert rows == dict(zip(*(column.tolist() for column in counts), strict=True))
+
+
+def test_a_trace_that_does_not_say_or_is_gone_has_the_mix(tmp_path: Path) -> None:
+    assert of_trace(tmp_path / "t.csv", "of", 1, 2)[0] == {2: 98, 4: 1, 8: 1}
+    recorded = {"inputs": {"file": str(tmp_path / "recorded.npz")}}
+    assert of_trace(tmp_path / "r.csv", "request", 1, 2, **recorded)[0] == {2: 98, 4: 1, 8: 1}
+    gone = {"arrivals": "trace", "trace": {"file": str(tmp_path / "gone.csv")}}
+    scenario = scenario_of(load=gone, objective="latency", request={"mix": MIX})
+    assert traffic_of(scenario).rows == (2, 4, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,6 +26,7 @@ from batchtune.measure.slo import Limit
 from batchtune.report.twin import print_plan
 from batchtune.scenario.spec.load import LoadSpec
 from batchtune.twin.model.exact import simulate_whole, whole_fleet
+from batchtune.twin.model.exact_processes import process_players
 from batchtune.twin.model.exact_ray import RangePlayer, _Turns, ray_players
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator import whole_fleet as module
@@ -142,6 +144,15 @@ def test_processes_tell_the_same_figures_as_this_one() -> None:
     assert shared.latency_s == alone.latency_s
     assert shared.requests == alone.requests
     assert shared.processes == 2
+
+
+def test_a_process_that_is_killed_ends_the_simulation() -> None:
+    killed: Any = signal.raise_signal
+    with (
+        pytest.raises(TwinError, match="one of the 2 processes that simulate the fleet was killed"),
+        process_players(killed, 2) as play,
+    ):
+        list(play(iter([signal.SIGKILL])))  # type: ignore[list-item]
 
 
 def test_progress_ends_with_all_requests() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -149,8 +150,9 @@ class ClusterFleet:
                         by_machine[worker.place.machine] = worker.host.client_max_rps(requests)
         except LostWorker as lost:
             raise self._lost(lost.worker, lost.why) from lost
-        slowest = min(by_machine[worker.place.machine] for worker in self._workers)
-        return slowest * self.client_cores  # each gets as many requests as the next
+        sharing = Counter((worker.place.machine, worker.cpu) for worker in self._workers)
+        slowest = min(by_machine[machine] / workers for (machine, _), workers in sharing.items())
+        return slowest * len(self._workers)  # each gets as many requests as the next
 
     def run(
         self, job: LoadJob, *, on_progress: OnProgress | None = None, should_stop: ShouldStop | None = None

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from batchtune.errors import MeasurementInvalidError
+from batchtune.scenario.units import counted
 from batchtune.tune.bench import Plan
 from batchtune.tune.evidence.node_speeds import NodeSpeeds, node_speeds
 from batchtune.tune.trials.trial import FinishedTrial, Trial
@@ -89,6 +90,11 @@ class NodeBenches:
         try:
             while waiting or running:
                 yield from self._void(waiting)
+                if waiting and not running and not self._benches:
+                    raise MeasurementInvalidError(
+                        f"no node is left for {counted(len(waiting), 'trial')}",
+                        hint="the messages above say why each was left out or lost; see the nodes' own logs",
+                    )
                 self._start(waiting, running, threads)
                 ended, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
                 if not ended:
@@ -141,15 +147,24 @@ class NodeBenches:
 
 
 def compared(nodes: Nodes, trials: Sequence[Trial], *, tell: Callable[[str], None]) -> NodeSpeeds | None:
-    """How alike the nodes are by these trials; what failed on some alone is their fault, and they are left out.
+    """How alike the nodes are by these trials; one that failed where another that is left did not is left out.
 
     None where there are no two to compare.
     """
     compared_trials = [trial for trial in trials if trial.source == "node"]
-    some_worked = any(trial.state == "complete" for trial in trials)
+
+    def worked_elsewhere(failed: Trial) -> bool:
+        return any(
+            trial.state == "complete"
+            and trial.node != failed.node
+            and trial.node in nodes.names
+            and (trial.asked_concurrency, trial.block) == (failed.asked_concurrency, failed.block)
+            for trial in compared_trials
+        )
+
     for trial in compared_trials:
         node = trial.node
-        if trial.state == "failed" and node is not None and node in nodes.names and some_worked:
+        if trial.state == "failed" and node is not None and node in nodes.names and worked_elsewhere(trial):
             nodes.leave_out(node)
             tell(f"{node} is left out: {trial.failure}")
     likeness = node_speeds([trial for trial in compared_trials if trial.node in nodes.names])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Final
 from batchtune.cpus import usable_threads
 from batchtune.errors import TwinError
 from batchtune.measure.statistics.quantiles import QUANTILES
+from batchtune.twin.model.exact_processes import process_players
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.latency_histogram import RELATIVE_ERROR, LatencyHistogram
@@ -104,6 +103,9 @@ def simulate_whole(
     """All pieces of the fleet over `processes` (None: as many as can be kept busy), or the CPUs of a Ray cluster.
 
     `pool_latency_s`: what the pool says, by name of the latencies that are wanted.
+
+    Raises:
+        TwinError: a process was killed.
     """
     total = Played(LatencyHistogram())
     started_s = time.monotonic()
@@ -149,15 +151,9 @@ def _workers(fleet: WholeFleet, processes: int | None, cluster: str | None) -> I
     if many == 1:
         yield 1, partial(map, play)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(many, initializer=_leave_interrupts) as pool:
-        yield many, partial(pool.imap_unordered, play)
+    with process_players(play, many) as players:
+        yield many, players
 
 
 def _play(fleet: WholeFleet, pieces: Range) -> Played:
     return play_range(fleet, *pieces)
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C is the parent's business, which ends its processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

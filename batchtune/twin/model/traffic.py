@@ -16,8 +16,9 @@ from batchtune.scenario.arrivals import draw
 from batchtune.scenario.lengths import draw_lengths
 from batchtune.scenario.spec.lengths import LengthsSpec
 from batchtune.scenario.spec.load import LoadSpec
-from batchtune.scenario.spec.request import DISTINCT_LENGTHS, RequestSpec
+from batchtune.scenario.spec.request import DISTINCT_LENGTHS, FileInputs, RequestSpec
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.traces import read_trace
 from batchtune.twin.simulator.replica import Rows, drawn_lengths, drawn_rows
 
 LONGEST_REQUESTS = 400_000
@@ -143,7 +144,7 @@ def traffic_of(
 
     A closed loop that is asked for a rate becomes Poisson arrivals.
     """
-    load, kinds = scenario.load, scenario.request.kinds()
+    load = scenario.load
     clients = concurrency
     if concurrency is None and rate_rps is None and not load.open_loop:
         clients = load.concurrency
@@ -151,9 +152,7 @@ def traffic_of(
     if clients is None and load.open_loop:
         shape = load.model_copy(update={"warm_up_s": 0.0})
         rate_rps = load.rate_rps if rate_rps is None else rate_rps
-    weights: dict[int, float] = {}
-    for kind in kinds:
-        weights[kind.rows or 1] = weights.get(kind.rows or 1, 0.0) + kind.weight
+    weights = _weights(scenario.request, shape)
     return Traffic(
         clients=clients,
         rate_rps=None if clients is not None else rate_rps,
@@ -164,6 +163,42 @@ def traffic_of(
         seed=load.seed if seed is None else seed,
         lengths=lengths_of(scenario.request),
     )
+
+
+def _weights(request: RequestSpec, load: LoadSpec | None) -> dict[int, float]:
+    """How often requests have so many rows: as a trace says of its own, else by the kinds."""
+    if load is not None and load.trace is not None:
+        traced = _traced(load.trace.file, _rows_of_bodies(request))
+        if traced:
+            return dict(traced)
+    weights: dict[int, float] = {}
+    for kind in request.kinds():
+        weights[kind.rows or 1] = weights.get(kind.rows or 1, 0.0) + kind.weight
+    return weights
+
+
+def _rows_of_bodies(request: RequestSpec) -> tuple[int, ...]:
+    """Rows of each body in the order of `payloads.build_requests`; (): files say how many there are."""
+    rows: list[int] = []
+    for kind in request.kinds():
+        if isinstance(kind.inputs, FileInputs):
+            return ()
+        alike = kind.inputs == "zeros" and kind.lengths is None
+        rows += [kind.rows or 1] * (1 if alike else request.distinct)
+    return tuple(rows)
+
+
+@lru_cache(maxsize=16)
+def _traced(file: str, rows_of_bodies: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    """Numbers of rows, each with its requests in a trace; () where it says none, or cannot be read any more."""
+    try:
+        trace = read_trace(file)
+    except ScenarioError:
+        return ()
+    rows = trace.rows
+    if trace.request_index is not None and rows_of_bodies:
+        rows = np.array(rows_of_bodies, dtype=np.int32)[trace.request_index % len(rows_of_bodies)]
+    return () if rows is None else tuple(sorted(Counter(rows.tolist()).items()))
 
 
 def lengths_of(request: RequestSpec) -> tuple[int, ...]:

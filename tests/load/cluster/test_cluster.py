@@ -245,9 +245,12 @@ def test_each_worker_has_a_cpu_of_its_machine_from_the_highest_down() -> None:
         assert [host.cpu for host in hosts] == [3, 2, 3, 1, 0, 3]
         assert fleet.client_cores == 5
         assert placement(fleet._workers) == "6 workers: 5 on a (CPUs 0-3), 1 on b (CPU 3)"
-        assert fleet.client_max_rps(requests_for("rest")) == 5000.0
+        assert fleet.client_max_rps(requests_for("rest")) == 3000.0
     with fleet_of_fakes(hosts_of(3, machine="c"), cpus=(1, 2)) as fleet:
         assert fleet.client_cores == 2
+        assert fleet.client_max_rps(requests_for("rest")) == 1500.0
+    with fleet_of_fakes(hosts_of(3)) as fleet:
+        assert fleet.client_max_rps(requests_for("rest")) == 3000.0
 
 
 def test_workers_that_whatever_else_runs_goes_before_are_told() -> None:

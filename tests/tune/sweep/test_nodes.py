@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -154,18 +155,42 @@ def test_a_resumed_sweep_runs_nothing_again():
     assert again == searched
 
 
-def test_a_node_that_cannot_run_the_model_is_left_out():
+def broken(where: Callable[[Plan, str], bool]) -> type[FakeNodes]:
+    """Nodes on which such plans fail."""
+
     class Broken(FakeNodes):
         def _run(self, plan, name):
             end_s, number, _, done = super()._run(plan, name)
-            if name == "n2":
+            if where(plan, name):
                 failed = replace(done.trial, state="failed", failure="no such model", objective=None)
                 done = FinishedTrial(trial=failed, samples=None)
             return end_s, number, name, done
 
-    trials, _, told, _ = swept(SAMPLED, alike(3), nodes_class=Broken)
+    return Broken
+
+
+def test_a_node_that_cannot_run_the_model_is_left_out():
+    trials, _, told, _ = swept(SAMPLED, alike(3), nodes_class=broken(lambda _plan, name: name == "n2"))
     assert "n2 is left out: no such model" in told
     assert {trial.node for trial in trials if trial.source != "node"} == {"n1", "n3"}
+
+
+def test_what_fails_on_every_node_leaves_none_out():
+    def under_many(plan: Plan, _name: str) -> bool:
+        return plan.source == "node" and plan.concurrency != 1
+
+    trials, _, told, _ = swept(SAMPLED, alike(2), nodes_class=broken(under_many))
+    assert [text for text in told if "left out" in text] == []
+    assert {trial.node for trial in trials if trial.source != "node"} == {"n1", "n2"}
+
+
+def test_of_nodes_that_fail_in_turn_one_stays():
+    def in_turn(plan: Plan, name: str) -> bool:
+        return plan.source == "node" and (name, plan.block) in {("n1", 2), ("n2", 3)}
+
+    trials, _, told, _ = swept(SAMPLED, alike(2), nodes_class=broken(in_turn))
+    assert [text for text in told if "left out" in text] == ["n1 is left out: no such model"]
+    assert {trial.node for trial in trials if trial.source != "node"} == {"n2"}
 
 
 class _Bench:
@@ -212,3 +237,10 @@ def test_without_any_node_left_the_sweep_ends():
     benches = NodeBenches({"n1": _Bench("n1", [], lost=True)})
     with pytest.raises(MeasurementInvalidError, match="n1, the last node, was lost: its node is gone"):
         list(benches.run_all(plans(None)))
+
+
+def test_with_every_node_left_out_the_sweep_ends():
+    benches = NodeBenches({"n1": _Bench("n1", [])})
+    benches.leave_out("n1")
+    with pytest.raises(MeasurementInvalidError, match="no node is left for 2 trials"):
+        list(benches.run_all(plans(None, None)))

@@ -7,13 +7,13 @@ from batchtune.target.telemetry import ServerActivity
 
 
 def slowest_step(server: ServerActivity | None) -> tuple[str, float] | None:
-    """The step that took most time over all requests, and its share of the time of all steps; None: no chain."""
+    """The `chain.step` that took most time over all requests, and its share of the time of all; None: no chain."""
     micros = {} if server is None else server.chain_step_micros
     whole = sum(micros.values())
     if not whole:
         return None
-    name = max(micros, key=micros.__getitem__)
-    return name, micros[name] / whole
+    step = max(micros, key=micros.__getitem__)
+    return step, micros[step] / whole
 
 
 def slowest_step_text(server: ServerActivity | None) -> str:
@@ -21,10 +21,10 @@ def slowest_step_text(server: ServerActivity | None) -> str:
     slowest = slowest_step(server)
     if slowest is None or server is None:
         return ""
-    name, ratio = slowest
-    mean_s = server.chain_step_micros[name] / max(server.chain_step_requests.get(name, 0), 1) / 1e6
+    step, ratio = slowest
+    mean_s = server.chain_step_micros[step] / max(server.chain_step_requests.get(step, 0), 1) / 1e6
     return (
-        f"step {name} takes {percentage(ratio)} of the time of all steps, "
+        f"step {_names(server)[step]} takes {percentage(ratio)} of the time of all steps, "
         f"{rounded_duration(mean_s)} when it is asked"
     )
 
@@ -34,11 +34,21 @@ def steps_text(server: ServerActivity) -> str:
 
     That which takes most time in all comes first.
     """
-    requests = server.chain_step_requests
-    most = max(requests.values(), default=0)
+    names = _names(server)
     steps = []
-    for name, micros in sorted(server.chain_step_micros.items(), key=lambda item: -item[1]):
-        asked = requests.get(name, 0)
-        share = f" (of {percentage(asked / most)} of the requests)" if 0 < asked < most else ""
-        steps.append(f"{name} {rounded_duration(micros / max(asked, 1) / 1e6)}{share}")
+    for step, micros in sorted(server.chain_step_micros.items(), key=lambda item: -item[1]):
+        asked = server.chain_step_requests.get(step, 0)
+        answered = server.chain_requests.get(_chain(step), 0)
+        share = f" (of {percentage(asked / answered)} of the requests)" if 0 < asked < answered else ""
+        steps.append(f"{names[step]} {rounded_duration(micros / max(asked, 1) / 1e6)}{share}")
     return f"chain steps: {', '.join(steps)}" if steps else ""
+
+
+def _names(server: ServerActivity) -> dict[str, str]:
+    """How each `chain.step` is called: by the step alone where there is one chain."""
+    several = len({_chain(step) for step in server.chain_step_micros}) > 1
+    return {step: step if several else step.rpartition(".")[2] for step in server.chain_step_micros}
+
+
+def _chain(step: str) -> str:
+    return step.rpartition(".")[0]

@@ -85,7 +85,7 @@ class Flood:
     """One model sent its flood, the others their stated rates. `bound` is its max_enqueued_batches, None: not given.
 
     `error_ratio` is of its own requests, of which `answered_rps` were answered; `p95_s` counts a failed one as
-    infinitely slow.
+    infinitely slow. `untold` is why none of that tells what the flood does, "" where it does.
     """
 
     model: str
@@ -96,6 +96,7 @@ class Flood:
     p95_s: float
     victims: tuple[Victim, ...]
     recommended: bool
+    untold: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class JointRecommendation:
     """What to deploy for all models; `established` where at least policy.CONFIRMATIONS fresh runs kept every SLO, and
     their mean keeps every latency limit at 95 %: `unsure` are those of which it is open, such as `reader's p95`.
 
-    `unflooded` are models under whose stated flood these parameters were never measured: then nothing is established.
+    `unflooded` are models whose stated flood these parameters were never seen to stand: then nothing is established.
 
     `factor` is how many times the stated rates were sent. `rivals` are what is best for each alone, put together.
     `caveats` are those of the runs at these rates, by model.
@@ -165,19 +166,24 @@ def recommend_joint(loads: Sequence[JointLoad], scenario: Scenario) -> JointReco
 
 
 def _unflooded(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenario) -> tuple[str, ...]:
-    stood = {load.ask.of for load in loads if load.ask.kind == "flood" and load.ask.configuration == chosen}
+    stood = {
+        load.ask.of
+        for load in loads
+        if (load.ask.kind, load.ask.configuration) == ("flood", chosen) and load.holds and not load.untold
+    }
     return tuple(
         own.name for own in scenario.target.models if own.flood_rps is not None and own.name not in stood
     )
 
 
 def _at_rates(loads: Sequence[JointLoad], chosen: Standing) -> list[JointLoad]:
-    """The runs behind a standing: the fresh ones, where there are any."""
+    """The runs behind a standing: the fresh ones, where there are any that count."""
     alike = [
         load
         for load in loads
         if (load.ask.kind, load.ask.configuration, load.ask.factor)
         == ("together", chosen.configuration, chosen.factor)
+        and load.counts
     ]
     return [load for load in alike if load.ask.source == "confirm"] or alike
 
@@ -269,7 +275,10 @@ def _missing(load: JointLoad) -> list[str]:
 
 
 def _floods(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenario) -> list[Flood]:
-    """The last flood of each model with the recommended parameters, and with another bound of its queue."""
+    """The last flood of each model with the recommended parameters, and with another bound of its queue.
+
+    One that tells of the server stands before one that does not.
+    """
     last: dict[tuple[str, Configuration], JointLoad] = {}
     for load in loads:
         differs = [
@@ -277,7 +286,9 @@ def _floods(loads: Sequence[JointLoad], chosen: Configuration, scenario: Scenari
         ]
         mine = load.ask.configuration == chosen
         if load.ask.kind == "flood" and (mine or (load.ask.source == "confirm" and differs == [load.ask.of])):
-            last[load.ask.of, load.ask.configuration] = load
+            earlier = last.get((load.ask.of, load.ask.configuration))
+            if earlier is None or earlier.untold or not load.untold:
+                last[load.ask.of, load.ask.configuration] = load
     ordered = sorted(last.items(), key=lambda item: (item[0][0], item[0][1] != chosen))
     return [_flood(load, chosen, scenario) for _, load in ordered]
 
@@ -299,6 +310,7 @@ def _flood(load: JointLoad, chosen: Configuration, scenario: Scenario) -> Flood:
             if name != spec.name
         ),
         recommended=load.ask.configuration == chosen,
+        untold=load.untold,
     )
 
 

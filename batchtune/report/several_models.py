@@ -267,6 +267,9 @@ def flood_lines(floods: Sequence[Flood]) -> Iterator[str]:
     for flood in floods:
         bound = "" if flood.bound is None else f" with max_enqueued_batches={flood.bound}"
         other = "" if flood.recommended else " instead"
+        if flood.untold:
+            yield f"A flood of {rounded(flood.rate_rps)}/s on {flood.model}{bound}{other}: {flood.untold}."
+            continue
         own = f" (p95 {rounded_duration(flood.p95_s)})" if math.isfinite(flood.p95_s) else ""
         victims = "; ".join(
             f"{victim.name} {'kept' if victim.kept else 'broke'} its SLO"
@@ -288,9 +291,13 @@ def flood_lines(floods: Sequence[Flood]) -> Iterator[str]:
 def doubt_lines(chosen: JointRecommendation) -> Iterator[str]:
     yield from (f"Mind: {caveat}" for caveat in chosen.caveats)
     if chosen.unflooded:
+        untold = {flood.model for flood in chosen.floods if flood.recommended and flood.untold}
+        advice = "give the sweep more time (--budget)"
+        if untold.issuperset(chosen.unflooded):
+            advice = "lower the flood, or give the client more (load.processes, load.cpus)"
         yield (
-            f"Not established: with these parameters no flood of {' and '.join(chosen.unflooded)} was measured; give "
-            "the sweep more time (--budget)."
+            f"Not established: with these parameters no flood of {' and '.join(chosen.unflooded)} was measured; "
+            f"{advice}."
         )
     elif chosen.unsure:
         limits = " and ".join(chosen.unsure)

@@ -102,6 +102,11 @@ def test_a_capacity_says_what_each_gets_what_company_costs_and_what_a_flood_does
     assert "Not established" not in text
     calm = told(replace(RECOMMENDATION, established=False, unflooded=("ranker",)))
     assert "Not established: with these parameters no flood of ranker was measured" in calm
+    (flood,) = RECOMMENDATION.floods
+    untold = (replace(flood, untold="it could not be sent, the client was the limit"),)
+    unsent = told(replace(RECOMMENDATION, established=False, unflooded=("ranker",), floods=untold))
+    assert "on ranker with max_enqueued_batches=4: it could not be sent, the client was the limit." in unsent
+    assert "was measured; lower the flood, or give the client more (load.processes, load.cpus)." in unsent
     near = told(replace(RECOMMENDATION, established=False, unsure=("reader's p95",)))
     assert "Not established: the fresh runs leave open whether reader's p95 usually keeps its limit" in near
 

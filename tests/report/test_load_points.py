@@ -268,11 +268,13 @@ def test_padding_of_variable_lengths_is_told_by_bucket():
 def test_the_steps_of_a_chain_are_told_with_how_often_they_are_asked():
     server = replace(
         SERVER,
-        chain_step_requests={"select": 100, "trigger": 400},
-        chain_step_micros={"select": 1_500_000, "trigger": 480_000},
+        chain_step_requests={"m.select": 100, "m.trigger": 400},
+        chain_step_micros={"m.select": 1_500_000, "m.trigger": 480_000},
+        chain_requests={"m": 800},
     )
     text = said([point(8, server=server)])
-    assert "Chain steps: select 15 ms (of 25 % of the requests), trigger 1.2 ms." in text
+    told = "Chain steps: select 15 ms (of 12 % of the requests), trigger 1.2 ms (of 50 % of the requests)."
+    assert told in text
     assert "hain steps" not in said([point(8, server=SERVER)])
 
 

@@ -177,6 +177,11 @@ def test_the_steps_of_a_chain_are_told_apart() -> None:
 :batchtune:serving:chain_step_latency_bucket{{model_name="c",step="select",le="+Inf"}} {count}
 :batchtune:serving:chain_step_latency_sum{{model_name="c",step="select"}} {micros}
 :batchtune:serving:chain_step_latency_count{{model_name="c",step="select"}} {count}
+:batchtune:serving:chain_step_latency_sum{{model_name="d",step="select"}} {micros}
+:batchtune:serving:chain_step_latency_count{{model_name="d",step="select"}} {count}
+:tensorflow:serving:request_count{{model_name="c",status="OK"}} {count}0
+:tensorflow:serving:request_count{{model_name="d",status="OK"}} {count}
+:tensorflow:serving:request_count{{model_name="d",status="INTERNAL"}} {count}
 """
     before, after = (
         Counters(
@@ -187,5 +192,7 @@ def test_the_steps_of_a_chain_are_told_apart() -> None:
         for at_s, count, micros in ((1.0, 10, 1000), (2.0, 30, 5000.4))
     )
     told = activity(before, after)
-    assert (told.chain_step_requests, told.chain_step_micros) == ({"select": 20}, {"select": 4000})
-    assert steps_text(told) == "chain steps: select 200 µs"
+    assert told.chain_step_requests == {"c.select": 20, "d.select": 20}
+    assert told.chain_step_micros == {"c.select": 4000, "d.select": 4000}
+    assert told.chain_requests == {"c": 200, "d": 20}
+    assert steps_text(told) == "chain steps: c.select 200 µs (of 10 % of the requests), d.select 200 µs"

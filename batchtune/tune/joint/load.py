@@ -84,6 +84,19 @@ class JointLoad:
         verdicts = {trial.measurement.verdict for trial in self.trials.values() if trial.measurement}
         return bool(verdicts & {"INVALID", "NOISY"})
 
+    @property
+    def untold(self) -> str:
+        """Why it tells nothing of the server, in words; "" where it does.
+
+        Of a flood of which not all was sent only an SLO that is broken tells.
+        """
+        if self.failure is not None:
+            return f"it failed: {self.failure.splitlines()[0]}"
+        if not self.tells:
+            return "nothing is told of the others, the client was the limit"
+        in_full = self.ask.kind != "flood" or _sent_in_full(self.trials[self.ask.of])
+        return "" if in_full or not self.holds else "it could not be sent, the client was the limit"
+
     def judged(self) -> dict[str, Trial]:
         flooding = self.ask.of if self.ask.kind == "flood" else ""
         return {name: trial for name, trial in self.trials.items() if name != flooding}
@@ -124,6 +137,13 @@ def _load(number: int, members: list[Trial]) -> JointLoad:
     return JointLoad(
         number=number, ask=ask, trials={trial.company.model: trial for trial in members if trial.company}
     )
+
+
+def _sent_in_full(trial: Trial) -> bool:
+    measurement = trial.measurement
+    if measurement is None or measurement.verdict == "INVALID":
+        return False
+    return all(caveat.code != "client_behind" for caveat in measurement.caveats)
 
 
 def _kept(trial: Trial) -> bool:

@@ -35,7 +35,7 @@ class Axis:
 
 
 class JointSpace:
-    """The product of each model's own axes and the shared ones.
+    """The product of each model's own axes and the shared ones; a chain has none of its own.
 
     Raises:
         ScenarioError: a combination of values that no server would accept.
@@ -46,7 +46,8 @@ class JointSpace:
         shared = {knob: values for knob, values in scenario.search.space.items() if not _is_own(knob)}
         own_space = {knob: values for knob, values in scenario.search.space.items() if _is_own(knob)}
         axes = [Axis(model="", knob=knob, values=tuple(listed.values)) for knob, listed in shared.items()]
-        for own in scenario.target.models:
+        self._batched = [own for own in scenario.target.models if not own.is_chain]
+        for own in self._batched:
             common = {knob: listed for knob, listed in own_space.items() if knob not in own.batching}
             space = {**common, **own.space}
             axes += [
@@ -76,10 +77,7 @@ class JointSpace:
         values: dict[str, dict[str, KnobValue]] = {"": {}}
         for axis, index in zip(self.axes, point, strict=True):
             values.setdefault(axis.model, {})[axis.knob] = axis.values[index]
-        models = {
-            own.name: self._own(own, values[""], values.get(own.name, {}))
-            for own in self._scenario.target.models
-        }
+        models = {own.name: self._own(own, values[""], values.get(own.name, {})) for own in self._batched}
         first = next(iter(models.values()))
         if first.batching is None:
             return first
@@ -184,7 +182,7 @@ def side_by_side(alone: Mapping[str, Configuration]) -> list[Configuration]:
     """What is best for each model alone put together, once with the threads and flags of each."""
     own_by_name = {name: dict(best.models).get(name) for name, best in alone.items()}
     models = tuple((name, own) for name, own in own_by_name.items() if own is not None)
-    if len(models) < len(alone):  # a model is best off without batching, which no single one can be
+    if any(best.batching is None for best in alone.values()):  # it is off for all models or for none
         return []
     return list(dict.fromkeys(replace(best, models=models) for best in alone.values()))
 

@@ -16,6 +16,8 @@ from batchtune.errors import (
     ScenarioError,
     TargetError,
 )
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.validity.caveats import caveat
 from batchtune.recommend.joint import recommend_joint
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -89,6 +91,16 @@ def test_a_models_own_space_and_what_it_fixes_stand_before_those_of_all() -> Non
     ranker = space.configuration((0, 1)).of_model("ranker").batching
     assert ranker is not None
     assert ranker.max_batch_size == 8
+
+
+def test_a_chain_has_no_axes_and_no_parameters_of_its_own() -> None:
+    chain = "    - {name: both, model: trigger_and_select, rate: 10/s, slo: {p95: 1s}}\n"
+    space = JointSpace(parse_scenario(TEXT.replace("  models:\n", f"  models:\n{chain}")))
+    assert [axis.model for axis in space.axes] == ["", "ranker", "reader"]
+    best = {name: space.configuration((1, 2, 0)) for name in ("both", "ranker", "reader")}
+    assert [name for name, _ in best["both"].models] == ["ranker", "reader"]
+    assert side_by_side(best) == [best["both"]]
+    assert side_by_side({**best, "reader": replace(best["reader"], batching=None, models=())}) == []
 
 
 def test_a_value_that_no_server_takes_names_the_model() -> None:
@@ -220,6 +232,9 @@ def test_what_held_once_and_then_no_more_is_told_as_such() -> None:
     again = replace(first, trials=broken, ask=replace(first.ask, source="confirm", block=1))
     with pytest.raises(NoFeasibleConfigurationError, match="at 1 times the stated rates, but not in most"):
         recommend_joint([first, again], scenario)
+    flood = client_limited(replace(again, ask=replace(again.ask, kind="flood", of="ranker")))
+    with pytest.raises(NoFeasibleConfigurationError, match="but not in most"):
+        recommend_joint([first, again, flood], scenario)
 
 
 @pytest.mark.parametrize("objective", ["capacity", "latency"])
@@ -249,6 +264,56 @@ def test_what_was_never_flooded_is_not_established() -> None:
     chosen = recommend_joint(calm, scenario)
     assert chosen.held >= CONFIRMATIONS
     assert (chosen.established, chosen.unflooded) == (False, ("ranker",))
+
+
+def behind(load: JointLoad) -> JointLoad:
+    """The flood's own client did not keep up."""
+    trial = load.trials[load.ask.of]
+    assert trial.measurement is not None
+    late = replace(trial.measurement, caveats=(caveat("client_behind", sent_ratio=0.5),))
+    return replace(load, trials={**load.trials, load.ask.of: replace(trial, measurement=late)})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (behind, "it could not be sent, the client was the limit"),
+        (client_limited, "nothing is told of the others"),
+    ],
+)
+def test_a_flood_that_the_client_limited_was_not_stood(
+    spoil: Callable[[JointLoad], JointLoad], words: str
+) -> None:
+    scenario = parse_scenario(FLOODED)
+    loads = swept(scenario)
+    spoilt = [spoil(load) if load.ask.kind == "flood" else load for load in loads]
+    chosen = recommend_joint(spoilt, scenario)
+    assert (chosen.established, chosen.unflooded) == (False, ("ranker",))
+    assert all(flood.untold.startswith(words) for flood in chosen.floods)
+    later = [load for load in spoilt if load.ask.kind == "flood"]
+    chosen = recommend_joint([*loads, *later], scenario)
+    assert (chosen.established, {flood.untold for flood in chosen.floods}) == (True, {""})
+
+
+def test_what_was_measured_is_of_the_runs_that_count() -> None:
+    scenario = parse_scenario(TEXT)
+    loads = swept(scenario)
+    chosen = recommend_joint(loads, scenario)
+    (first, *_) = [
+        load
+        for load in loads
+        if (load.ask.kind, load.ask.source) == ("together", "confirm")
+        and (load.ask.configuration, load.ask.factor) == (chosen.configuration, chosen.factor)
+    ]
+
+    def slow(trial: Trial) -> Trial:
+        assert trial.measurement is not None
+        p95 = Estimate(value=9.0, low=9.0, high=9.0)
+        return replace(trial, measurement=replace(trial.measurement, latency_s={"p95": p95}))
+
+    late = client_limited(replace(first, trials={name: slow(trial) for name, trial in first.trials.items()}))
+    again = recommend_joint([*loads, *[late] * 9], scenario)
+    assert (again.factor, again.models) == (chosen.factor, chosen.models)
 
 
 def test_no_load_of_all_models_is_no_answer() -> None:

@@ -65,11 +65,13 @@ PARAMETER_NAMES = tuple(field.name for field in fields(BatchingParameters))
 SERVER_SWITCHES = ("enable_batching", "batching_parameters_file")
 """The flags by which a server is given its parameters: what starts it writes them."""
 SWITCH_FLAG, FILE_FLAG = (f"--{name}" for name in SERVER_SWITCHES)
+PER_MODEL_FLAG = "enable_per_model_batching_parameters"
 TARGETS_FLAGS = {
     "model_base_path": "target.model says where the model lies: a second path would win over it",
     "model-repository": "target.model says where the model lies: a second repository would be served too",
     "model-control-mode": "a Triton takes parameters in explicit model control only",
     "monitoring_config_file": "each trial writes its own, by which the server's figures are read",
+    PER_MODEL_FLAG: "with it a server batches by files in the models' folders, not as each trial says",
 }
 """Flags that what starts a server writes, and why nobody else may: the last of two counts."""
 PORT_FLAGS = ("port", "rest_api_port", "http-port", "grpc-port", "metrics-port")

@@ -25,7 +25,13 @@ from batchtune.batching.docker_run import (
 )
 from batchtune.batching.flags import parse_flags
 from batchtune.batching.kubernetes import parse_manifests
-from batchtune.batching.parameters import PARAMETER_NAMES, SWITCH_FLAG, BatchingParameters, require_sensible
+from batchtune.batching.parameters import (
+    PARAMETER_NAMES,
+    PER_MODEL_FLAG,
+    SWITCH_FLAG,
+    BatchingParameters,
+    require_sensible,
+)
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.batching.triton_reading import MODEL_FIELDS, parse_config_pbtxt
 from batchtune.errors import BatchingParametersError
@@ -105,7 +111,7 @@ def _parsed(text: str, source: str) -> BatchingFile:
     if bare.lstrip().startswith("--"):
         flags = parse_flags(text, source=source)
         own = {name: value for name, value in flags.settings.items() if name not in OF_THE_MODEL}
-        return replace(flags, settings=own)
+        return _without_per_model(replace(flags, settings=own))
     if names_server(bare):
         return _of_command(parse_server_command(text, source=source), source, dialect="flags")
     return _of_pbtxt(text, source, named=Path(source).name)
@@ -142,13 +148,22 @@ def _with_flags(
             f"{source}:{words.line}: batching parameters stand in the command and in its file",
             hint="keep the file's",
         )
-    return replace(
+    read = replace(
         flags,
         dialect=dialect,
         parameters=flags.parameters if file is None else file.parameters,
         enabled=SWITCH_FLAG in words.flags and flags.enabled,
         notes=words.left_out,
     )
+    return _without_per_model(read)
+
+
+def _without_per_model(file: BatchingFile) -> BatchingFile:
+    """Without the flag by which a server would not hear what it is given here."""
+    settings = {name: value for name, value in file.settings.items() if name != PER_MODEL_FLAG}
+    on = file.settings.get(PER_MODEL_FLAG, "false") != "false"
+    note = f"--{PER_MODEL_FLAG} is left out: what each model's own batching_params.pbtxt says is not read"
+    return replace(file, settings=settings, notes=(*file.notes, *((note,) if on else ())))
 
 
 def _of_pbtxt(text: str, source: str, *, named: str) -> BatchingFile:

@@ -7,7 +7,7 @@ repository's load takes back as its parameter `config`. (extension_model_configu
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class FoundBatching:
     """The batching part of a model's configuration as it was found.
 
     `dynamic_batching` False: every request is executed by itself. `preferred_batch_size` is empty where Triton filled
-    in its default, the maximum. `instance_count` is that of each group and GPU.
+    in its default, the maximum. `instance_count` is that of each group and GPU, where they differ the largest.
     """
 
     max_batch_size: int
@@ -71,9 +71,7 @@ def found_batching(config: Mapping[str, Any]) -> FoundBatching:
         max_batch_size=size,
         dynamic_batching=dynamic is not None,
         max_queue_delay_microseconds=int((dynamic or {}).get("max_queue_delay_microseconds", 0)),
-        instance_count=max(
-            (int(group.get("count", 1)) for group in config.get("instance_group", ())), default=1
-        ),
+        instance_count=_instance_count(config.get("instance_group", ())),
         preferred_batch_size=() if preferred == (size,) else preferred,
     )
 
@@ -105,7 +103,8 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
     """The configuration of a model with another batching part; everything else stays as it is.
 
     `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default follows
-    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named.
+    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named, as
+    do groups whose counts differ where the largest is what is wanted.
     """
     changed = copy.deepcopy(dict(config))
     settings = {name: text for name, text in configuration.flags if name in SETTINGS}
@@ -125,9 +124,10 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
         changed["dynamic_batching"] = dynamic
         changed["max_batch_size"] = batching.max_batch_size
         count = batching.num_batch_threads or 1
-    changed["instance_group"] = [
-        {**group, "count": count} for group in changed.get("instance_group") or [{"kind": "KIND_AUTO"}]
-    ]
+    groups = changed.get("instance_group") or [{"kind": "KIND_AUTO", "count": 0}]
+    if count != _instance_count(groups):
+        groups = [{**group, "count": count} for group in groups]
+    changed["instance_group"] = groups
     return changed
 
 
@@ -146,6 +146,10 @@ def other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     names = [name for name in SETTINGS if name != "preferred_batch_size"]
     fields = {name: (_field(dynamic, name), _field(asked, name)) for name in names}
     return ", ".join(f"{name} {has}" for name, (has, wants) in fields.items() if has != wants)
+
+
+def _instance_count(groups: Iterable[Mapping[str, Any]]) -> int:
+    return max((int(group.get("count", 1)) for group in groups), default=1)
 
 
 def sizes_text(sizes: tuple[int, ...]) -> str:

@@ -20,11 +20,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, to_dict
+from batchtune.batching.batching_file import UINT32_MAX, requests_a_batch
+from batchtune.batching.parameters import (
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_ENQUEUED_BATCHES,
+    BatchingParameters,
+    to_dict,
+)
 
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 
-_UINT32_MAX = 2**32 - 1
 _TRANSLATED = {"max_batch_size", "batch_timeout_micros", "num_batch_threads", "max_enqueued_batches"}
 _ENUMERATIONS: Final = frozenset({"data_type", "format", "kind", "device_kind", "timeout_action", "priority"})
 _LONG_NUMBERS: Final = frozenset(
@@ -76,10 +81,15 @@ def format_triton(
     if parameters.batch_timeout_micros is not None:
         lines.append(f"  max_queue_delay_microseconds: {parameters.batch_timeout_micros}")
     if parameters.max_enqueued_batches is not None:
-        requests = max(1, parameters.max_enqueued_batches * size // rows_per_request)
-        requests = min(requests, _UINT32_MAX)
+        requests = parameters.max_enqueued_batches * requests_a_batch(size, rows_per_request)
+        requests = min(requests, UINT32_MAX)
         lines.append(f"  default_queue_policy {{ max_queue_size: {requests} }}")
     lines.append("}")
+    if parameters.max_enqueued_batches is None:
+        default = DEFAULT_MAX_ENQUEUED_BATCHES
+        lines.append(
+            f"# max_enqueued_batches is absent, in TF Serving {default}; Triton's queue has no limit"
+        )
     if parameters.num_batch_threads is None:
         lines.append("# num_batch_threads is absent, in TF Serving one per CPU; Triton's own default applies")
     else:

@@ -258,6 +258,8 @@ def _thin_caveats(
 
 
 def _server_caveats(activity: ServerActivity | None) -> list[Caveat]:
+    if activity is not None and activity.went_back:
+        return [caveat("counters_went_back")]
     if activity is None or not (activity.batches or activity.requests_by_status):
         return [caveat("no_server_counters")]
     return [caveat("emulated_device")] if activity.emulated else []

@@ -43,9 +43,7 @@ _READY_STEP_S: Final = 0.2
 
 class CommandTarget:
     """A server behind commands, as the scenario's `target` describes it; a context manager that ends and restores it.
-
-    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs.
-    """
+    `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs."""
 
     def __init__(
         self,
@@ -106,6 +104,8 @@ class CommandTarget:
                 self._step("apply", self._spec.apply, given=document)
             with launch_named(self._process):
                 self._wait_until_ready()
+            if self._process is not None:
+                self._process.look_for_listener(self.endpoint.rest_port or self.endpoint.grpc_port)
         except BaseException:
             self._end_process()
             raise
@@ -234,7 +234,7 @@ class CommandTarget:
         self._process.start()
 
     def _wait_until_ready(self) -> None:
-        ready, limit_s, tls = self._spec.ready, self._spec.ready_timeout_s, self.endpoint.tls
+        ready, limit_s, there = self._spec.ready, self._spec.ready_timeout_s, self.endpoint
         if ready is None and not self._kserve:
             wait_until_ready(self.endpoint, limit_s=limit_s, still_alive=self._raise_if_dead)
             return
@@ -244,7 +244,7 @@ class CommandTarget:
         failure = "it was not asked"
         while (left_s := give_up - time.monotonic()) > 0.0:
             self._raise_if_dead()
-            failure = url_failure(ready, tls) if isinstance(ready, str) else self._failure(ready, left_s)
+            failure = url_failure(ready, there) if isinstance(ready, str) else self._failure(ready, left_s)
             if not failure:
                 return
             time.sleep(min(_READY_STEP_S, max(0.0, give_up - time.monotonic())))

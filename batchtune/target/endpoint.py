@@ -141,8 +141,16 @@ def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Clien
     """An HTTP client for the control plane: readiness, metadata, metrics, admin. Never used for load."""
     import httpx
 
-    verify: ssl.SSLContext | bool = endpoint.tls.context() if endpoint.tls else False
-    return httpx.Client(base_url=endpoint.rest_url, timeout=timeout_s, verify=verify, trust_env=False)
+    def name_server(request: httpx.Request) -> None:
+        if endpoint.tls and endpoint.tls.server_name and request.url.host == endpoint.host.lower():
+            request.extensions["sni_hostname"] = endpoint.tls.server_name  # which is verified too
+
+    base_url = endpoint.rest_url if endpoint.rest_port else ""
+    verify = endpoint.tls.context() if endpoint.tls else False
+    hooks = {"request": [name_server]}
+    return httpx.Client(
+        base_url=base_url, timeout=timeout_s, verify=verify, trust_env=False, event_hooks=hooks
+    )
 
 
 def in_words(error: httpx.HTTPError) -> str:
@@ -174,9 +182,10 @@ def control_channel(endpoint: Endpoint) -> grpc.Channel:
 
     if endpoint.tls is None:
         return grpc.insecure_channel(endpoint.grpc_authority, options=_ANY_LENGTH)
-    return grpc.secure_channel(
-        endpoint.grpc_authority, grpc.ssl_channel_credentials(*endpoint.tls.pem_files()), options=_ANY_LENGTH
-    )
+    name = endpoint.tls.server_name
+    named = (("grpc.ssl_target_name_override", name),) if name else ()
+    credentials = grpc.ssl_channel_credentials(*endpoint.tls.pem_files())
+    return grpc.secure_channel(endpoint.grpc_authority, credentials, options=(*_ANY_LENGTH, *named))
 
 
 def wait_until_ready(
@@ -213,8 +222,8 @@ def wait_until_ready(
     )
 
 
-def url_failure(url: str, tls: TlsOptions | None) -> str:
-    """What the URL that tells readiness met with; empty: it answers with 200.
+def url_failure(url: str, endpoint: Endpoint) -> str:
+    """What the URL that tells the endpoint's readiness met with; empty: it answers with 200.
 
     Raises:
         TargetError: it is no URL.
@@ -223,18 +232,15 @@ def url_failure(url: str, tls: TlsOptions | None) -> str:
 
     shown = re.sub(r"(?<=//)[^/@]*@", "", url)
     try:
-        verify = tls.context() if tls else False
-        with httpx.Client(timeout=_PROBE_LIMIT_S, verify=verify, trust_env=False) as client:
+        with control_client(endpoint, timeout_s=_PROBE_LIMIT_S) as client:
             answer = client.get(url)
     except httpx.HTTPError as error:
         return f"{shown}: {in_words(error)}"
     except httpx.InvalidURL as error:
         raise TargetError(f"target.ready: {error}") from error
-    return (
-        ""
-        if answer.status_code == 200
-        else f"{shown}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
-    )
+    if answer.status_code == 200:
+        return ""
+    return f"{shown}: HTTP {answer.status_code}: {answer.text[:200].strip()}"
 
 
 def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:

@@ -28,6 +28,8 @@ from batchtune.wire.tfserving.messages import (
 from batchtune.wire.tfserving.tensors import signature_from_def
 
 _LIMIT_S = 5.0
+_SHARED = ("num_batch_threads", "thread_pool_name", LENGTH_BUCKETS)
+"""What holds for all models of a server, also for one with parameters of its own."""
 
 
 def external_signature(endpoint: Endpoint, name: str) -> Signature:
@@ -56,6 +58,9 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
         parameters = answer.json() if answer.status_code == 200 else {}
         enabled = parameters.pop("enable_batching")
         parameters.pop("batch_scheduler", None)
+        own = parameters.pop("models", {}).get(endpoint.model_name)
+        if own is not None:
+            parameters = {name: parameters[name] for name in _SHARED if name in parameters} | own
         buckets = parse_length_buckets(parameters.pop(LENGTH_BUCKETS, ()))
         flags = ((LENGTH_BUCKETS, format_length_buckets(buckets)),) if buckets else ()
         return Configuration(batching=from_dict(parameters) if enabled else None, flags=flags)

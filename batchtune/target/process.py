@@ -81,8 +81,14 @@ class ServerProcess:
         """Start the command.
 
         Raises:
-            TargetError: the program does not exist or may not be executed.
+            TargetError: the program does not exist or may not be executed, or its container's id file is another's.
         """
+        if self._container is not None:
+            try:
+                self._container.require_no_id_file()
+            except TargetError as error:
+                self._why = error
+                raise
         if shutil.which(self.command[0]) is None:
             self._why = TargetError(
                 f"cannot start {self.command[0]!r}: no such program",
@@ -160,13 +166,14 @@ class ServerProcess:
             return self._container.memory_peak_bytes()
         return tree_memory_peak_bytes(self._process.pid)
 
-    def look_for_listener(self, port: int) -> None:
-        """Note whether it is the process, or a child, that listens on this port, now that somebody does.
+    def look_for_listener(self, port: int | None) -> None:
+        """Note whether it is the process, or a child, that listens on this port (None: nobody knows which), now that
+        somebody does.
 
         A script that starts a container, or a client of a service manager, only waits for the server: its CPU time is
         not the server's, which is then unknown.
         """
-        if self._process is not None and self._container is None:
+        if self._process is not None and self._container is None and port is not None:
             self._serves_elsewhere = not tree_listens(self._process.pid, port)
 
     def stop(self, *, grace_s: float = 5.0) -> None:

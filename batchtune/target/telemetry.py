@@ -19,8 +19,12 @@ _LINE = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"
+_COUNTED = (":tensorflow:serving:", _OURS)
+_MONOTONIC = ("_total", "_count", "_sum", "_bucket")
+_STARTED = "process_start_time_seconds"
 
 _Series = dict[tuple[tuple[str, str], ...], float]
+_Labelled = Mapping[tuple[tuple[str, str], ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,8 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerActivity:
-    """The difference of two readings. None or empty: the server does not tell.
+    """The difference of two readings. None or empty: the server does not tell. `went_back`: a counter fell, so that the
+    readings are not of one server process, and nothing that they count is told.
 
     `batches_by_rows` counts executed batches by rows after padding; `execution_s_by_rows` is the mean execution time
     of one such batch in seconds; `device_busy_ratio` is the share of time with at least one batch running.
@@ -53,6 +58,7 @@ class ServerActivity:
     """
 
     duration_s: float
+    went_back: bool = False
     batches: int = 0
     rows: int = 0
     mean_batch_rows: float | None = None
@@ -132,8 +138,14 @@ def read_counters(
 
 def activity(before: Counters, after: Counters) -> ServerActivity:
     """What happened between two readings of the same server process."""
-    change = _Change(before, after)
     duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
+    cpu = None
+    if before.server_cpu_s is not None and after.server_cpu_s is not None:
+        cpu = after.server_cpu_s - before.server_cpu_s
+    if _went_back(before.series, after.series):
+        peak = after.memory_peak_bytes
+        return ServerActivity(duration_s=duration_s, went_back=True, server_cpu_s=cpu, memory_peak_bytes=peak)
+    change = _Change(before, after)
     # TensorFlow Serving counts each batch once under its exact size there; its histogram of sizes is coarser.
     batches_by_rows = change.by_rows(f"{_OURS}batch_execution_count", "batch_size") or change.by_rows(
         f"{_SESSION}padding_size_count", "execution_batch_size"
@@ -153,9 +165,6 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
     parallel = after.series.get(f"{_OURS}emulated_device_parallel", {})
     steps = change.by_label(f"{_OURS}chain_step_latency_count", "model_name", "step")
     ended = change.by_label(":tensorflow:serving:request_count", "model_name", "status")
-    cpu = None
-    if before.server_cpu_s is not None and after.server_cpu_s is not None:
-        cpu = after.server_cpu_s - before.server_cpu_s
     return ServerActivity(
         duration_s=duration_s,
         batches=batches,
@@ -197,8 +206,20 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
     )
 
 
+def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) -> bool:
+    """Whether a counter fell, or the process is another: restarted, or behind a balancer that answers by several."""
+    if _STARTED in before and _STARTED in after and before[_STARTED] != after[_STARTED]:
+        return True
+    return any(
+        value > after[name].get(labels, value)
+        for name in before.keys() & after.keys()
+        if name.startswith(_COUNTED) and name.endswith(_MONOTONIC)
+        for labels, value in before[name].items()
+    )
+
+
 class _Change:
-    """Differences of counters; a counter that went down (a restarted server) counts from zero."""
+    """Differences of counters."""
 
     def __init__(self, before: Counters, after: Counters) -> None:
         self._before = before.series
@@ -206,11 +227,9 @@ class _Change:
 
     def each(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         earlier = self._before.get(name, {})
-        changes = {}
-        for labels, value in self._after.get(name, {}).items():
-            start = earlier.get(labels, 0.0)
-            changes[labels] = value - start if value >= start else value
-        return changes
+        return {
+            labels: value - earlier.get(labels, 0.0) for labels, value in self._after.get(name, {}).items()
+        }
 
     def total(self, name: str) -> float:
         return sum(self.each(name).values())

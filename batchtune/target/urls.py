@@ -22,12 +22,14 @@ def external_endpoint(
 ) -> Endpoint:
     """The endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
 
+    Of two, one without a scheme is as the other: with TLS or without.
     `names` are what the two are called in a message.
 
     Raises:
-        UsageError: a URL without host or port, of another scheme, or two URLs of different hosts.
+        UsageError: a URL without host or port, of another scheme, or two URLs of different hosts, or of which only one
+            says TLS.
     """
-    hosts, ports, secure = [], {}, False
+    hosts, ports, secure = [], {}, set()
     for option, url, schemes in (
         (names[0], rest_url, ("http", "https")),
         (names[1], grpc_url, ("grpc", "grpcs")),
@@ -37,15 +39,21 @@ def external_endpoint(
         host, port, scheme = _split(option, url if "://" in url else f"{schemes[0]}://{url}", schemes)
         hosts.append(host)
         ports[option] = port
-        secure = secure or scheme == schemes[1]
+        if "://" in url:
+            secure.add(scheme == schemes[1])
     if not hosts or len(set(hosts)) > 1:
         raise UsageError(f"{names[0]} and {names[1]} must name one host", hint="give the same host in both")
+    if len(secure) > 1:
+        raise UsageError(
+            f"{names[0]} and {names[1]}: one is with TLS, the other without",
+            hint="write https with grpcs, or http with grpc; or give only the URL that the requests go to",
+        )
     return Endpoint(
         model_name=model_name,
         host=hosts[0],
         rest_port=ports.get(names[0]),
         grpc_port=ports.get(names[1]),
-        tls=(tls or TlsOptions()) if secure else None,
+        tls=(tls or TlsOptions()) if True in secure else None,
     )
 
 

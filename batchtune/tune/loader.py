@@ -286,7 +286,8 @@ class Loader:
             self._sleep(step_s)
             after = self._target.counters()
             moved = activity(before, after)
-            if not moved.batches and not sum(moved.requests_by_status.values()):
+            idle = not moved.batches and not sum(moved.requests_by_status.values())
+            if idle and not moved.went_back:
                 return
             before = after
 

@@ -34,7 +34,9 @@ def test_triton_config_is_written_with_its_own_names() -> None:
 
 def test_triton_queues_requests_and_tf_serving_batches() -> None:
     text = format_triton(TUNED, rows_per_request=5)
-    assert "max_queue_size: 640" in text
+    assert "max_queue_size: 600" in text  # six requests a batch
+    assert "in TF Serving 10; Triton's queue has no limit" in format_triton(BatchingParameters())
+    assert "no limit" not in text
 
 
 def test_what_triton_cannot_say_is_said_in_a_comment() -> None:

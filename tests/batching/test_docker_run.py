@@ -105,6 +105,17 @@ def test_a_path_in_the_container_is_left_out_and_told(tmp_path: Path) -> None:
     )
 
 
+def test_the_switch_that_would_make_a_server_deaf_to_its_file_is_left_out_and_told(tmp_path: Path) -> None:
+    switch = "--enable_per_model_batching_parameters"
+    script = script_of(tmp_path, "")
+    for text in (f"docker run -v ./conf:/conf tf {FLAGS}", "tensorflow_model_server", "--max_batch_size=8"):
+        for value, is_told in (("", True), ("=true", True), ("=false", False)):
+            script.write_text(f"{text} {switch}{value}\n")
+            file = read_batching_file(script)
+            assert [note.startswith(f"{switch} is left out: ") for note in file.notes] == [True] * is_told
+            assert switch.removeprefix("--") not in file.settings
+
+
 def test_a_docker_and_a_run_on_two_lines_are_no_command(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("docker # first\nrun it\n")

@@ -98,12 +98,34 @@ def test_cortex_reads_back(parameters: BatchingParameters) -> None:
         batch_timeout_micros=st.none() | st.integers(0, 10**9),
         num_batch_threads=WORKERS,
         max_enqueued_batches=st.none() | st.integers(1, 10**5),
-    )
+    ),
+    st.integers(1, 50),
 )
-def test_a_config_pbtxt_reads_back(parameters: BatchingParameters) -> None:
-    file = read_back(parameters, "triton")
+def test_a_config_pbtxt_reads_back(parameters: BatchingParameters, rows: int) -> None:
+    text = rendered(Configuration(batching=parameters), "triton", model="m", rows_per_request=rows)
+    file = parse_batching(text, source="file")
     assert file.dialect == "triton"
-    assert file.knobs(on_triton=False)[0] == to_dict(parameters)
+    assert file.knobs(on_triton=False, rows_per_request=rows)[0] == to_dict(parameters)
+
+
+@pytest.mark.parametrize("policy", ["", "default_queue_policy { max_queue_size: 0 }"])
+def test_a_queue_without_limit_is_told_where_the_other_server_has_one(policy: str) -> None:
+    file = parse_batching(f"max_batch_size: 8 dynamic_batching {{ {policy} }}", source="config.pbtxt")
+    (note,) = file.knobs(on_triton=False)[1]
+    assert "in Triton no limit" in note
+    assert "10 batches wait" in note
+    assert file.knobs(on_triton=True)[1] == ()
+    theirs = parse_batching("max_batch_size { value: 8 }", source="b.txt")
+    (note,) = theirs.knobs(on_triton=True)[1]
+    assert "in TensorFlow Serving 10; Triton's queue has no limit" in note
+    assert theirs.knobs(on_triton=False)[1] == ()
+
+
+def test_a_config_pbtxt_without_a_size_is_not_taken_for_tensorflow_servings_default() -> None:
+    file = parse_batching("dynamic_batching { }", source="config.pbtxt")
+    with pytest.raises(BatchingParametersError, match="max_batch_size is absent"):
+        file.knobs(on_triton=False)
+    assert file.knobs(on_triton=True)[0] == {}
 
 
 @pytest.mark.parametrize("dialect", ["tfserving", "flags", "k8s", "kserve"])

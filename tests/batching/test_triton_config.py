@@ -60,6 +60,17 @@ def test_what_was_found_is_said_again_by_its_own_configuration() -> None:
     assert again == FOUND
 
 
+def test_groups_of_different_counts_stay_so_where_the_largest_is_wanted() -> None:
+    groups = [{"kind": "KIND_GPU", "count": 1}, {"kind": "KIND_CPU", "count": 4}]
+    mixed = {**FOUND, "instance_group": groups}
+    found = found_batching(mixed)
+    assert found.instance_count == 4
+    assert with_batching(mixed, configuration_as_found(found))["instance_group"] == groups
+    assert [
+        group["count"] for group in with_batching(mixed, configuration(num_batch_threads=2))["instance_group"]
+    ] == [2, 2]
+
+
 def test_only_the_batching_part_changes() -> None:
     changed = with_batching(
         FOUND, configuration(max_batch_size=32, batch_timeout_micros=70, num_batch_threads=3)

@@ -17,7 +17,7 @@ from batchtune.cli.arguments.load_request import (
     question_of,
 )
 from batchtune.cli.commands.subject import subject_of_comparison, subject_of_sweep
-from batchtune.errors import ScenarioError, UsageError
+from batchtune.errors import BatchingParametersError, ScenarioError, UsageError
 from batchtune.scenario.reader import read_scenario, read_variants
 
 SWEEP = """\
@@ -109,6 +109,9 @@ def test_a_file_of_another_server_is_translated_and_what_it_says_more_is_noted(t
         {"max_batch_size": 48, "batch_timeout_micros": 700}
     )
     assert f"{file}: preferred_batch_size has no counterpart in TensorFlow Serving" in question.notes
+    file.write_text("dynamic_batching { }\n")
+    with pytest.raises(BatchingParametersError, match=f"^{file}: max_batch_size is absent"):
+        asked(tmp_path, SWEEP, batching_parameters_file=file)
 
 
 def test_a_sweep_starts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

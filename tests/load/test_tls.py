@@ -16,7 +16,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import PREDICT_PATH
-from batchtune.target.endpoint import TlsOptions
+from batchtune.target.endpoint import Endpoint, TlsOptions, control_channel, url_failure
 from tests.load.load_servers import a_job, closed, requests_for, run_here
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
@@ -119,6 +119,26 @@ def test_a_name_that_the_certificate_does_not_hold_is_refused(
     samples = run_here(a_job("rest", https_port, closed(1, 2), tls=tls))
     assert samples.errors() == {"REFUSED": 2}
     assert "mismatch" in samples.error_texts["REFUSED"]
+
+
+def test_the_control_plane_verifies_the_name_that_was_given(
+    https_port: int, certificate: tuple[Path, Path]
+) -> None:
+    for name, words in (("localhost", "HTTP 501"), ("elsewhere.example", "mismatch")):
+        tls = TlsOptions(ca_file=str(certificate[0]), server_name=name)
+        endpoint = Endpoint(model_name="m", rest_port=https_port, tls=tls)
+        assert words in url_failure(f"{endpoint.rest_url}/ready", endpoint)
+    assert "HTTP 501" in url_failure(f"https://localhost:{https_port}/of-another-host", endpoint)
+
+
+def test_the_control_plane_verifies_the_name_over_grpc_too(
+    grpcs_port: int, certificate: tuple[Path, Path]
+) -> None:
+    for name, code in (("localhost", None), ("elsewhere.example", grpc.StatusCode.UNAVAILABLE)):
+        tls = TlsOptions(ca_file=str(certificate[0]), server_name=name)
+        with control_channel(Endpoint(model_name="m", grpc_port=grpcs_port, tls=tls)) as channel:
+            error = channel.unary_unary(PREDICT_PATH).future(b"", timeout=20.0).exception()
+        assert (None if error is None else error.code()) == code
 
 
 def test_a_ca_file_that_cannot_be_read_is_a_usage_error() -> None:

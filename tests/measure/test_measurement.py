@@ -443,6 +443,13 @@ def test_time_before_and_after_the_load_does_not_make_a_server_look_idle() -> No
     assert server.gpu_busy_ratio == pytest.approx(0.5, abs=0.005)
 
 
+def test_counters_that_fell_are_told() -> None:
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.01))
+    fell = measure(samples, warm_up_s=1.0, slo=None, activity=ServerActivity(duration_s=5.0, went_back=True))
+    assert "counters_went_back" in codes(fell)
+    assert "no_server_counters" not in codes(fell)
+
+
 def test_a_warm_up_shorter_than_the_settings_call_for_is_told() -> None:
     window = Window(start_ns=100_000_000, end_ns=2_000_000_000)
     told = ServerActivity(duration_s=2.0, batches=100, rows=800, execution_s_by_rows={8: 0.01})

@@ -547,6 +547,11 @@ def test_a_document_nested_too_deep_is_told_in_a_line(nested: str) -> None:
         ("port: true", "port: expected a port", ""),
         ("model_base_path: /m", "model_base_path: target.model says where the model lies", "leave it out"),
         ("monitoring_config_file: m", "monitoring_config_file: each trial writes its own", "leave it out"),
+        (
+            "enable_per_model_batching_parameters: true",
+            "enable_per_model_batching_parameters: with it",
+            "leave it",
+        ),
     ],
 )
 def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(flag: str, said: str, hint: str) -> None:

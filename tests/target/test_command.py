@@ -256,6 +256,28 @@ def test_a_container_that_a_launch_runs_is_removed_with_it(tmp_path: Path) -> No
         container = psutil.Process(docker.pid)
     container.wait(5)
     assert docker.command_lines[-1] == ["rm", "--force", "c0ffee"]
+    assert not id_file.exists()
+
+
+def test_an_id_file_that_is_there_names_a_container_of_somebody_elses(tmp_path: Path) -> None:
+    docker = StandInDocker(tmp_path)
+    id_file = tmp_path / "id"
+    id_file.write_text("theirs")
+    launch = [str(docker.program), "run", f"--cidfile={id_file}", "image"]
+    words = "exists: it names another container"
+    with CommandTarget(spec_of(launch=launch)) as target, pytest.raises(TargetError, match=words):
+        target.apply(BATCHED)
+    assert id_file.read_text() == "theirs"
+    assert not (docker.program.parent / "command_lines").exists()
+
+
+def test_a_launch_that_only_waits_for_the_server_does_not_pass_for_it() -> None:
+    with FakeTriton() as server:
+        spec = spec_of(launch=["sleep", "60"], rest_url=server.url)
+        with CommandTarget(spec, kserve=True) as target:
+            target.apply(BATCHED)
+            counters = target.counters()
+    assert (counters.server_cpu_s, counters.memory_peak_bytes) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.target.endpoint import Endpoint, control_channel, read_signature, wait_until_ready
-from batchtune.target.external import external_signature
+from batchtune.target.external import external_signature, read_parameters
 from batchtune.target.urls import external_endpoint
 from tests.server.server_process import free_ports
 
@@ -186,6 +187,24 @@ def test_an_answer_beyond_grpcs_own_limit_is_received() -> None:
                 assert len(channel.unary_unary("/s/m")(b"", timeout=5.0)) == len(large)
         finally:
             server.stop(None).wait()
+
+
+def test_a_models_own_parameters_stand_in_place_of_the_others_but_for_the_threads(fake: Fake) -> None:
+    own = {"m": {"max_batch_size": 4}, "other": {"max_batch_size": 2}}
+    shared = {"max_batch_size": 64, "batch_timeout_micros": 100, "num_batch_threads": 2}
+    fake.answers = [(200, {"enable_batching": True, "batch_scheduler": "shared", **shared, "models": own})]
+    parameters = BatchingParameters(max_batch_size=4, num_batch_threads=2)
+    assert read_parameters(fake.endpoint) == Configuration(batching=parameters)
+
+
+@pytest.mark.parametrize(
+    ("rest_url", "grpc_url"), [("https://h:443", "grpc://h:8500"), ("http://h:80", "grpcs://h:443")]
+)
+def test_one_url_with_tls_and_one_without_are_refused(rest_url: str, grpc_url: str) -> None:
+    with pytest.raises(UsageError, match="one is with TLS, the other without"):
+        external_endpoint(model_name="m", rest_url=rest_url, grpc_url=grpc_url)
+    assert external_endpoint(model_name="m", rest_url="https://h:443", grpc_url="h:8500").tls
+    assert not external_endpoint(model_name="m", rest_url="http://h:80", grpc_url="h:8500").tls
 
 
 @pytest.mark.parametrize(

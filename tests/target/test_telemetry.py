@@ -110,9 +110,25 @@ def test_activity_of_an_older_ledger_is_still_read() -> None:
     assert from_plain(ServerActivity, older).gpu_busy_ratio is None
 
 
-def test_counters_of_a_restarted_server_count_from_zero() -> None:
-    seen = activity(reading(0.0, batches=500, rows=4_000), reading(1.0, batches=20, rows=100))
-    assert (seen.batches, seen.rows) == (20, 100)
+def test_counters_that_fell_are_no_account_of_one_server() -> None:
+    """Of another behind the same balancer one counter may be higher, another lower."""
+    seen = activity(reading(0.0, 1.0, batches=500, rows=900), reading(1.0, 2.5, batches=20, rows=4_000))
+    assert seen == ServerActivity(duration_s=1.0, went_back=True, server_cpu_s=1.5)
+    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen)))) == seen
+
+
+def test_a_process_that_started_at_another_time_is_another_server() -> None:
+    before, after = (
+        Counters(
+            monotonic_s=at_s,
+            server_cpu_s=None,
+            series=parse_prometheus(f"process_start_time_seconds {started_s}\n"),
+        )
+        for at_s, started_s in ((1.0, 5e8), (2.0, 6e8))
+    )
+    assert activity(before, after).went_back
+    assert not activity(before, before).went_back
+    assert not activity(before, Counters(monotonic_s=2.0, server_cpu_s=None)).went_back
 
 
 def test_a_server_that_tells_nothing_gives_nothing() -> None:

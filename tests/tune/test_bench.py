@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.validity.host import HostGuard
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 pytestmark = pytest.mark.smoke
 
@@ -148,6 +149,33 @@ def test_a_run_that_waits_only_as_long_as_the_slo_cares_calls_silence_overload()
     found, _, _ = run(open_loop(10), plan_for(NO_BATCHING), law=Law(fixed_s=30.0))
     assert found.trial.state == "complete"
     assert not found.trial.feasible
+
+
+@dataclass
+class TwoServers(FakeTarget):
+    """Behind a balancer that asks them in turn."""
+
+    readings: int = 0
+
+    def counters(self):
+        self.readings += 1
+        batches = {(): 100.0 - 50.0 * (self.readings % 2)}
+        return replace(super().counters(), series={f"{SESSION}wrapped_run_count": batches})
+
+
+def test_counters_that_fall_do_not_say_that_a_server_has_come_to_rest():
+    clock = FakeClock()
+    target = TwoServers(clock)
+    bench = Bench(
+        open_loop(3000),
+        target,
+        FakeFleet(target),
+        on_live=lambda _plan, _live: None,
+        now_s=clock,
+        sleep=clock.sleep,
+    )
+    assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
+    assert target.readings > 6
 
 
 def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():

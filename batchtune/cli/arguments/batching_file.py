@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 from batchtune.batching.reading import read_batching_file
+from batchtune.errors import BatchingParametersError
 from batchtune.scenario.reader import ScenarioText, read_scenario, scenario_text
 from batchtune.scenario.spec.knobs import KNOBS
 from batchtune.scenario.spec.scenario import Scenario
@@ -23,12 +24,15 @@ def file_knobs(path: Path, scenario: Scenario) -> tuple[dict[str, Any], tuple[st
     """What a file says, as the scenario's `fixed` would hold it, and what of it the target cannot be told.
 
     Raises:
-        BatchingParametersError: it cannot be read, or says what no server would understand.
+        BatchingParametersError: it cannot be read, or says what no server would understand, or not this one.
     """
-    on_triton = scenario.target.kind == "triton"
-    knobs, notes = read_batching_file(path).knobs(
-        on_triton=on_triton, rows_per_request=scenario.request.rows_most
-    )
+    file = read_batching_file(path)
+    try:
+        knobs, notes = file.knobs(
+            on_triton=scenario.target.kind == "triton", rows_per_request=scenario.request.rows_most
+        )
+    except BatchingParametersError as error:
+        raise BatchingParametersError(f"{path}: {error.message}", hint=error.hint) from error
     return knobs, tuple(f"{path}: {note}" for note in notes)
 
 

@@ -167,6 +167,12 @@ _KNOWN: Final[Mapping[str, _Known]] = {
         "for batch sizes and queue waits start TensorFlow Serving with --monitoring_config_file=FILE, FILE holding "
         "`prometheus_config {{ enable: true }}`, and give --rest-url beside --grpc-url",
     ),
+    "counters_went_back": _Known(
+        "server",
+        "the server's counters fell during the load, so what it counted is left out: it was restarted, or several "
+        "servers answer at its address",
+        "give --rest-url, or target.rest_url, of one server instead of a balancer; its log tells of a restart",
+    ),
     "host_steal": _Known(
         "everything", "the hypervisor took {steal_ratio:.1%} of the CPU time away", _QUIET_HOST
     ),

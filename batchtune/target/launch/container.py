@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from batchtune.cpus import text_of
+from batchtune.errors import TargetError
 
 PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
 INSPECT_LIMIT_S: Final = 5.0
@@ -63,8 +64,20 @@ class Container:
         group_bytes = group_memory_peak_bytes(pid, root=root)
         return tree_memory_peak_bytes(pid) if group_bytes is None else group_bytes
 
+    def require_no_id_file(self) -> None:
+        """Return if the id file is yet to be written: one that is there names a container of somebody else's.
+
+        Raises:
+            TargetError: it is there; a container program would not start.
+        """
+        if self._id_file.exists():
+            raise TargetError(
+                f"{self._id_file}, the --cidfile of the server's container, exists: it names another container",
+                hint="leave --cidfile out, name another file, or delete this one once its container is gone",
+            )
+
     def remove(self) -> None:
-        """Remove it with what runs in it, where the engine still has it.
+        """Remove it with what runs in it, where the engine still has it, and then its id file.
 
         A client that was killed leaves its container behind; one that ended in good order has removed it.
         """
@@ -80,6 +93,7 @@ class Container:
                 timeout=REMOVE_LIMIT_S,
                 check=False,
             )
+            self._id_file.unlink()
 
     def _first_process(self) -> int | None:
         if self._pid is None and not os.environ.get("DOCKER_HOST", "").startswith(_REMOTE):
@@ -101,7 +115,7 @@ class Container:
 def container_of(command: Sequence[str], id_file: Path) -> Container | None:
     """The container that a command line runs; None: it runs none.
 
-    `id_file` must not exist: a container program refuses to overwrite it. An id file of the command's own is taken.
+    An id file of the command's own is taken instead of `id_file`.
     """
     if Path(command[0]).name not in PROGRAMS or "run" not in command:
         return None

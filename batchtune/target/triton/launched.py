@@ -90,6 +90,7 @@ class LaunchedTriton:
         self._process.start()
         endpoint = Endpoint(model_name=model, rest_port=ports["http-port"], grpc_port=ports["grpc-port"])
         self._wait_until_ready(self._process, endpoint)
+        self._process.look_for_listener(endpoint.rest_port)
         self._log.copy()
         return endpoint
 

@@ -11,7 +11,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.triton.launched import flag_words, model_in_repository
+from batchtune.target.triton.launched import LaunchedTriton, flag_words, model_in_repository
 from batchtune.target.triton.repository import ModelRepository, OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 from tests.target.kserve_server import Answer
@@ -47,6 +47,23 @@ def test_an_attached_model_is_reconfigured_and_put_back(server: FakeTriton) -> N
     assert server.config == CONFIG
     assert kept[-1].restored
     assert server.orders == ["load", "load"]
+
+
+def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(
+    server: FakeTriton, tmp_path: Path
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    server.pages["/v2/models/m/ready"] = (200, {})
+    command, flags = ("sh", "-c", "exec sleep 60"), {"http-port": server.rest_port}
+    launched = LaunchedTriton(
+        TargetSpec(kind="triton", model=str(tmp_path / "m"), command=command, flags=flags)
+    )
+    try:
+        launched.start({})
+        assert launched.running
+        assert (launched.cpu_s(), launched.memory_peak_bytes()) == (None, None)
+    finally:
+        launched.close()
 
 
 def test_nothing_is_changed_before_somebody_keeps_what_was_there(server: FakeTriton) -> None:

@@ -17,6 +17,7 @@ from batchtune.scenario.reader import (
     format_scenario,
     json_schema,
     parse_scenario,
+    read_kept_scenario,
     read_scenario,
     read_variants,
 )
@@ -554,13 +555,18 @@ def test_a_document_nested_too_deep_is_told_in_a_line(nested: str) -> None:
         ),
     ],
 )
-def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(flag: str, said: str, hint: str) -> None:
+def test_a_flag_that_contradicts_the_trials_or_is_no_port_is_refused(
+    tmp_path: Path, flag: str, said: str, hint: str
+) -> None:
     """The last of two equal flags counts: every trial would have run with the parameters of that one."""
-    error = refused(
-        changed(SMALL, ("{model: imdb_transformer}", f"{{model: imdb_transformer, flags: {{{flag}}}}}"))
-    )
+    given = changed(SMALL, ("{model: imdb_transformer}", f"{{model: imdb_transformer, flags: {{{flag}}}}}"))
+    error = refused(given)
     assert error.message.startswith(f"s.yaml:2: target.flags.{said}")
     assert hint in error.hint
+    if "per_model" in flag:  # it was allowed once
+        kept = tmp_path / "kept.yaml"
+        kept.write_text(given)
+        assert read_kept_scenario(kept).target.flags == {"enable_per_model_batching_parameters": True}
     if "model_base_path" in flag:
         fixed = refused(SMALL + "fixed: {--model_base_path: /m}\n")
         assert fixed.message.startswith("s.yaml:10: fixed.--model_base_path: target.model says")

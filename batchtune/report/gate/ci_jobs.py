@@ -76,8 +76,9 @@ jobs:
       - name: Check the change against its target branch, side by side
         if: github.event_name == 'pull_request'
         run: |
-          if [ ! -e base/@model ] && git ls-files --error-unmatch -- @model >/dev/null 2>&1; then
-            echo "::notice title=batchtune::the target branch has no such model yet: nothing to compare with"
+          if [ ! -e base/@model ] && [ ! -e base/@scenario ] \\
+            && git ls-files --error-unmatch -- @model >/dev/null 2>&1; then
+            echo "::notice title=batchtune::scenario and model are new: nothing to compare with"
             exit 0
           fi
           code=0
@@ -165,8 +166,9 @@ batchtune-check:
     - git worktree add --detach base "$CI_MERGE_REQUEST_DIFF_BASE_SHA"
     # Build or fetch both models here, where they are not in git: @model and base/@model.
     - |
-      if [ ! -e base/@model ] && git ls-files --error-unmatch -- @model >/dev/null 2>&1; then
-        echo "the target branch has no such model yet: nothing to compare with"
+      if [ ! -e base/@model ] && [ ! -e base/@scenario ] \\
+        && git ls-files --error-unmatch -- @model >/dev/null 2>&1; then
+        echo "scenario and model are new: nothing to compare with"
         exit 0
       fi
     - >-

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from batchtune.batching.parameters import PORT_FLAGS, SERVER_SWITCHES, TARGETS_FLAGS
+from batchtune.batching.parameters import PER_MODEL_FLAG, PORT_FLAGS, SERVER_SWITCHES, TARGETS_FLAGS
 from batchtune.scenario.spec.section import FileName, Spec
 from batchtune.scenario.units import problem
 
@@ -29,7 +29,9 @@ def _flag_value(given: object) -> object:
 FlagValue = Annotated[bool | int | float | str, BeforeValidator(_flag_value)]
 
 
-def _server_flags(given: dict[str, FlagValue]) -> dict[str, FlagValue]:
+def _server_flags(given: dict[str, FlagValue], info: ValidationInfo) -> dict[str, FlagValue]:
+    """What a run kept may hold files for each model, which were allowed once."""
+    kept = not info.context["files_exist"] if info.context else False
     for name, value in given.items():
         plain = name.lstrip("-")
         if plain in SERVER_SWITCHES:
@@ -38,7 +40,7 @@ def _server_flags(given: dict[str, FlagValue]) -> dict[str, FlagValue]:
                 at=(name,),
                 hint="write the parameters, or enable_batching: false, in fixed",
             )
-        if plain in TARGETS_FLAGS:
+        if plain in TARGETS_FLAGS and not (kept and plain == PER_MODEL_FLAG):
             raise problem(TARGETS_FLAGS[plain], at=(name,), hint="leave it out")
         if plain in PORT_FLAGS and not (str(value).isdecimal() and int(value) < 2**16):
             raise problem(f"expected a port, 0 to 65535; was {value!r}", at=(name,))

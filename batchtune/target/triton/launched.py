@@ -76,6 +76,8 @@ class LaunchedTriton:
             program = tritons_container(self._spec, ports=tuple(ports.values()), mounts=mounts)
         else:
             program = list(self._spec.command or ("tritonserver",))
+        if self._process is not None:  # it ended by itself
+            self.stop()
         self._launches += 1
         container = container_of(program, self._scratch.path / f"container-{self._launches}")
         self._process = ServerProcess(

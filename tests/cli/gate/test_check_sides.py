@@ -213,6 +213,13 @@ def test_a_pointer_in_the_place_of_a_model_is_named(here: Path, model: str) -> N
     assert "git lfs pull" in raised.value.hint
 
 
+def test_a_pointer_in_a_version_that_is_not_served_does_no_harm(here: Path) -> None:
+    model = emulated(here / "scenarios/models/net", POINTER)
+    (model / "12").mkdir()
+    (model / "12/emulated.yaml").write_text(EMULATED)
+    assert overrides(model="scenarios/models/net") == [f'target.model="{model}"']
+
+
 def test_a_sample_model_has_no_ref(repository: Path) -> None:
     SCENARIO_PATH.write_text(SCENARIO.replace("./models/net", "imdb_transformer"))
     with pytest.raises(UsageError, match="'imdb_transformer' is no folder in git"):

@@ -87,7 +87,11 @@ def test_a_job_passes_what_is_inconclusive_and_the_change_that_adds_the_model_an
     subprocess.run(["git", "add", "scenarios"], cwd=here, check=True)
     assert in_shell(check, here, code=2) == 0
     assert in_shell(f"{adds}\nexit 9", here) == 0
-    (here / "base/scenarios/my model").mkdir(parents=True)
+    (here / "base/scenarios").mkdir(parents=True)
+    (here / "base/scenarios/a b.yaml").touch()  # the model was moved
+    assert in_shell(f"{adds}\nexit 9", here) == 9
+    (here / "base/scenarios/a b.yaml").unlink()
+    (here / "base/scenarios/my model").mkdir()
     assert in_shell(f"{adds}\nexit 9", here) == 9
     codes = (0, 1, 2, 3, 4, 5, 6, 7)
     assert [in_shell(check, here, code=code) for code in codes] == [0, 1, 2, 3, 4, 0, 6, 7]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from batchtune.target.triton.launched import LaunchedTriton, flag_words, model_i
 from batchtune.target.triton.repository import ModelRepository, OriginalModel
 from batchtune.target.triton.target import TritonTarget, restored
 from tests.target.kserve_server import Answer
+from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
+from tests.waiting import wait_until
 
 BATCHED = Configuration(
     batching=BatchingParameters(max_batch_size=32, batch_timeout_micros=100, num_batch_threads=2),
@@ -62,6 +66,30 @@ def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(
         launched.start({})
         assert launched.running
         assert (launched.cpu_s(), launched.memory_peak_bytes()) == (None, None)
+    finally:
+        launched.close()
+
+
+def test_a_container_that_ended_by_itself_is_launched_again(server: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    server.pages["/v2/models/m/ready"] = (200, {})
+    program = tmp_path / "server"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    docker = StandInDocker(tmp_path, server=program)
+    command = (str(docker.program), "run", f"--cidfile={tmp_path / 'id'}", "image")
+    launched = LaunchedTriton(
+        TargetSpec(
+            kind="triton", model=str(tmp_path / "m"), command=command, flags={"http-port": server.rest_port}
+        )
+    )
+    try:
+        launched.start({})
+        wait_until((tmp_path / "id").exists)
+        os.kill(docker.pid, signal.SIGKILL)
+        wait_until(lambda: not launched.running)
+        launched.start({})
+        assert launched.running
     finally:
         launched.close()
 

@@ -295,6 +295,16 @@ def test_a_flood_that_the_client_limited_was_not_stood(
     assert (chosen.established, {flood.untold for flood in chosen.floods}) == (True, {""})
 
 
+def test_a_flood_that_the_server_refused_was_sent() -> None:
+    flood = next(load for load in swept(parse_scenario(FLOODED)) if load.ask.kind == "flood")
+    trial = flood.trials[flood.ask.of]
+    assert trial.measurement is not None
+    busy = replace(trial.measurement, verdict="INVALID", caveats=(caveat("client_busy", cpu_ratio=0.9),))
+    assert (
+        replace(flood, trials={**flood.trials, flood.ask.of: replace(trial, measurement=busy)}).untold == ""
+    )
+
+
 def test_what_was_measured_is_of_the_runs_that_count() -> None:
     scenario = parse_scenario(TEXT)
     loads = swept(scenario)

@@ -87,7 +87,9 @@ def _model(scenario: Path, side: str, said: SideWords) -> list[str]:
 
 def _refuse_pointers(side: str, model: Path) -> None:
     """Raise UsageError where a checkout has left a pointer in the place of a model's file."""
-    files = [model, *(file for depth in ("*", "*/*", "*/*/*") for file in sorted(model.glob(depth)))]
+    versions = [path for path in model.glob("*") if path.name.isdecimal() and path.is_dir()]
+    served = max(versions, key=lambda path: int(path.name), default=model)
+    files = [served, *(file for depth in ("*", "*/*", "*/*/*") for file in sorted(served.glob(depth)))]
     for file in filter(Path.is_file, files):
         with readable(file), file.open("rb") as content:
             is_pointer = content.read(len(_LFS_POINTER)) == _LFS_POINTER

@@ -30,7 +30,7 @@ _TORCH_FOR_CPUS: Final = "pip install torch --index-url https://download.pytorch
 
 _GITHUB: Final = """\
 # Written by `batchtune init --ci github`. Fails a pull request that makes the served model slower; what stays
-# inconclusive (exit code 5) passes with a warning, and a change that adds the model, which has no baseline, passes too.
+# inconclusive (exit code 5) passes with a warning, and a change that adds scenario and model, with no baseline, too.
 name: batchtune
 on:
   pull_request:
@@ -127,7 +127,7 @@ jobs:
 
 _GITLAB: Final = """\
 # Written by `batchtune init --ci gitlab`. Fails a merge request that makes the served model slower; what stays
-# inconclusive (exit code 5) passes with a warning, and a change that adds the model, which has no baseline, passes too.
+# inconclusive (exit code 5) passes with a warning, and a change that adds scenario and model, with no baseline, too.
 # Add to .gitlab-ci.yml:  include: {local: .gitlab-ci.batchtune.yml}
 .batchtune:
   image: python:3.12

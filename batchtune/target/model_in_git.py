@@ -98,7 +98,7 @@ def _names(root: Path, commit: str, inside: PurePosixPath, ref: str) -> list[str
 
 def _refuse_pointers(folder: Path, ref: str) -> None:
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.stat().st_size <= _POINTER_BYTES_MAX and _is_pointer(path):
+        if path.is_file() and path.stat().st_size <= _POINTER_BYTES_MAX and is_lfs_pointer(path):
             raise UsageError(
                 f"{path.relative_to(folder)} at {ref}: a Git LFS pointer; its content is not in this clone",
                 hint=f"git lfs install && git lfs fetch origin {ref}, or check that commit out with LFS and give its "
@@ -106,7 +106,8 @@ def _refuse_pointers(folder: Path, ref: str) -> None:
             )
 
 
-def _is_pointer(path: Path) -> bool:
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a checkout without Git LFS has left a pointer in the place of this file."""
     with path.open("rb") as file:
         return file.read(len(_POINTER)) == _POINTER
 

@@ -22,10 +22,9 @@ from batchtune.errors import UsageError
 from batchtune.scenario.reader import read_scenario, unchecked_scenario
 from batchtune.scratch import ScratchFolder
 from batchtune.target.model_files import readable
-from batchtune.target.model_in_git import export_model
+from batchtune.target.model_in_git import export_model, is_lfs_pointer
 
 _MODEL_SUFFIXES: Final = (".onnx", ".pt2", ".pt")
-_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +90,8 @@ def _refuse_pointers(side: str, model: Path) -> None:
     served = max(versions, key=lambda path: int(path.name), default=model)
     files = [served, *(file for depth in ("*", "*/*", "*/*/*") for file in sorted(served.glob(depth)))]
     for file in filter(Path.is_file, files):
-        with readable(file), file.open("rb") as content:
-            is_pointer = content.read(len(_LFS_POINTER)) == _LFS_POINTER
+        with readable(file):
+            is_pointer = is_lfs_pointer(file)
         if is_pointer:
             raise UsageError(
                 f"--{side}-model: {file}: a Git LFS pointer; its content is not in this checkout",

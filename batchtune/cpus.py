@@ -20,6 +20,15 @@ def schedulable_cpus() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+def schedulable_cores(*, root: Path = Path("/")) -> int:
+    """Cores that this process may run on: CPUs that share a core (simultaneous multithreading) count once.
+
+    A CPU of which /sys under `root` does not say whom it shares with counts as a core.
+    """
+    topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return len({text_of(root / topology.format(cpu)) or cpu for cpu in schedulable_cpus()})
+
+
 def quota_cpus(root: Path = Path("/")) -> float | None:
     """CPUs' worth of time that the control groups allow, the least of all levels; None: no limit.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration, default_num_batch_threads
-from batchtune.cpus import quota_cpus, schedulable_cpus, usable_cpus, usable_threads
+from batchtune.cpus import quota_cpus, schedulable_cores, schedulable_cpus, usable_cpus, usable_threads
 from batchtune.measure.validity.server_settings import settings_of
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.tune.trials.space import in_force
@@ -44,6 +44,16 @@ def test_no_quota_leaves_the_affinity(tmp_path: Path, text: str) -> None:
     write(tmp_path, "sys/fs/cgroup/cpu.max", text)
     assert quota_cpus(tmp_path) is None
     assert usable_cpus(range(3), root=tmp_path) == 3.0
+
+
+def test_cpus_of_the_affinity_that_share_a_core_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 2, 3, 9})
+    assert schedulable_cores(root=tmp_path) == 4
+    for cpu, sharing in {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 9: "8-9"}.items():
+        write(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{sharing}\n")
+    assert schedulable_cores(root=tmp_path) == 3
 
 
 def test_the_servers_threads_follow_the_cpus_that_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:

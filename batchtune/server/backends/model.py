@@ -61,7 +61,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
-    """How to set up a framework; a thread count of 0 means the framework's own choice.
+    """How to set up a framework; a thread count of 0 means the framework's own choice for the process's affinity.
 
     `device` is auto, cpu, cuda or cuda:N; `torch_dtype` as_exported, float32, float16 or bfloat16.
     `memory_fraction` is per_process_gpu_memory_fraction: 0 means grow as needed; `session_config_file` is a

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchtune.cpus import schedulable_cores
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
     BackendOptions,
@@ -58,7 +59,8 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
         ) from error
     session_options = onnxruntime.SessionOptions()
     session_options.log_severity_level = 3
-    session_options.intra_op_num_threads = options.intra_op_threads
+    # 0 would be a thread for each core of the machine, tied to that core whatever the affinity of this process says.
+    session_options.intra_op_num_threads = options.intra_op_threads or schedulable_cores()
     session_options.inter_op_num_threads = options.inter_op_threads
     if options.inter_op_threads > 1:
         session_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL

@@ -15,11 +15,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+from batchtune.cpus import schedulable_cores
 from batchtune.server.backends.declared_file import read_declared
 from batchtune.server.backends.declared_tensors import FaultError, check_keys, tensor_specs
 from batchtune.server.backends.model import (
@@ -53,8 +55,7 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
             "FAILED_PRECONDITION", f"{path} needs torch: pip install 'batchtune[torch]'"
         ) from error
     device = device_of(torch, options)
-    if options.intra_op_threads:
-        torch.set_num_threads(options.intra_op_threads)
+    _set_thread_counts(torch, options)
     declared = _declared(version_directory / "signature.yaml")
     try:
         if path == exported:
@@ -79,6 +80,16 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise StatusError("INVALID_ARGUMENT", f"{path}: {lines[0]}") from error
     return served_module(torch, forward, device, inputs=inputs, outputs=outputs)
+
+
+def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
+    """PyTorch counts the threads within an operation by affinity, those over operations by the machine's cores."""
+    if options.intra_op_threads:
+        torch.set_num_threads(options.intra_op_threads)
+    inter_op_threads = options.inter_op_threads or schedulable_cores()
+    if torch.get_num_interop_threads() != inter_op_threads:
+        with suppress(RuntimeError):  # they run already, for an earlier version, and their number is final
+            torch.set_num_interop_threads(inter_op_threads)
 
 
 def device_of(torch: Any, options: BackendOptions) -> Device:

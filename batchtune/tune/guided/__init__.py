@@ -1,1 +1,0 @@
-"""Which configuration should be tried next, by a twin that is calibrated on the way?"""

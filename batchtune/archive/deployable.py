@@ -9,7 +9,7 @@ from batchtune.batching.dialects import parameters_file
 from batchtune.batching.parameters import Configuration
 from batchtune.batching.triton_config import with_batching
 from batchtune.batching.triton_pbtxt import format_config_pbtxt, format_triton
-from batchtune.recommend.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Recommendation
 
 BATCHING_PARAMETERS: Final = "batching_parameters.txt"
 CONFIG_PBTXT: Final = "config.pbtxt"

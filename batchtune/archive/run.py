@@ -21,7 +21,7 @@ from batchtune.archive.deployable import (
 from batchtune.archive.ledger import append_duet, append_trial, read_trials
 from batchtune.archive.whole_files import json_object, write_whole
 from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.recommend.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Trial

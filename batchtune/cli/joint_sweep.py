@@ -25,7 +25,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.load.fleet import LoadFleet
-from batchtune.recommend.joint import recommend_joint
+from batchtune.tune.joint.answer import recommend_joint
 from batchtune.report.live import live_line, sweep_view
 from batchtune.report.several_models import load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as

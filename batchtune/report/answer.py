@@ -10,7 +10,7 @@ from typing import Final, TextIO
 
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES, Caveat
 from batchtune.recommend.prediction import Promise, Reference
-from batchtune.recommend.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_title
 from batchtune.report.statement import capacity_text, rate_text, rate_title, reference_rate_text, workload
 from batchtune.report.tables import console_on, paragraph, text_width

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
-from batchtune.recommend.joint import Flood, JointRecommendation, Latency, ModelShare, Rival
+from batchtune.tune.joint.answer import Flood, JointRecommendation, Latency, ModelShare, Rival
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width
 from batchtune.report.units import interval, milliseconds, percent

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, TextIO
 
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.recommend.alternatives import Alternative
+from batchtune.tune.answer.alternatives import Alternative
 from batchtune.recommend.near_best import NearBest
 from batchtune.recommend.prediction import Promise, Reference
-from batchtune.recommend.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.bottleneck import limit_sentence, limit_word
 from batchtune.report.marks import Marks
 from batchtune.report.tables import console_on, paragraph, print_table, table_of, text_width

@@ -7,7 +7,7 @@ from typing import Final
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.prediction import Reference
-from batchtune.recommend.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.units import number
 from batchtune.scenario.units import percentage
 

@@ -199,8 +199,6 @@ class Bench:
                 clients=plan.concurrency,
                 rate_rps=plan.rate_rps,
                 short_s=plan.duration_s,
-                fresh=plan.source == "confirm" and scenario.objective == "capacity",
-                budget_s=plan.budget_s,
             )
         short = plan.duration_s is not None
         return Times(

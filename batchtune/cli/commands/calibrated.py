@@ -22,12 +22,13 @@ from batchtune.errors import (
     TwinError,
     UsageError,
 )
-from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted
-from batchtune.tune.trials.ledger import without_superseded
+from batchtune.tune.evidence.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
 from batchtune.twin.model.traffic import lengths_of

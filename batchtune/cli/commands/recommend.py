@@ -32,14 +32,15 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.recommend.reason import failure_with_batching
-from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.tune.answer.reason import failure_with_batching
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import format_duration
-from batchtune.tune.trials.ledger import measuring_s
+from batchtune.tune.evidence.ledger import measuring_s
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 
 _STARTING: Final = ("flags", "k8s", "kserve")

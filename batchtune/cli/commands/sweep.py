@@ -35,7 +35,7 @@ from batchtune.scenario.units import counted
 from batchtune.target.choice import LaunchedTarget, target_of
 from batchtune.target.triton.repository import OriginalModel
 from batchtune.target.triton.target import TritonTarget
-from batchtune.tune.strategies.references import one_by_one
+from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.sweep import sweep
 
 if TYPE_CHECKING:

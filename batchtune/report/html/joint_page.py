@@ -11,7 +11,7 @@ from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.measure.validity.caveats import Caveat
-from batchtune.recommend.joint import JointRecommendation, ModelShare, recommend_joint
+from batchtune.tune.joint.answer import JointRecommendation, ModelShare, recommend_joint
 from batchtune.report.html.shell.document import (
     Answer,
     Document,

@@ -246,7 +246,12 @@ class SearchSpec(Spec):
             }
         ),
     ] = Field(default_factory=ParallelSpec)
-    seed: Whole = Field(default=1, description="seed of the sampler and of the grid's order")
+    seed: Whole = Field(default=1, description="seed of the sampler")
+    grow: bool = Field(
+        default=False,
+        description="true: the space is a guess; while the best lies on its edge the next step outward is tried, and "
+        "what lies outside it may be recommended too",
+    )
     space: dict[str, Space] = Field(
         default_factory=_default_space,
         description="values to try: max_batch_size, batch_timeout_micros, num_batch_threads, max_enqueued_batches, "

@@ -1,25 +1,30 @@
-"""Which other configurations trade throughput against p95?"""
+"""Other configurations that trade throughput against p95."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchtune.batching.parameters import Configuration
-from batchtune.measure.statistics.distributions import Z_95
 from batchtune.plain_values import fields_to_plain, from_plain
-from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import percentage
-from batchtune.tune import policy
-from batchtune.tune.evidence.pooled import Pooled, RunFigures, is_inside
-from batchtune.tune.evidence.run_noise import geometric_mean, spread
+
+if TYPE_CHECKING:
+    from batchtune.tune.answer.recommendation import Compared
+
+TRADE = 0.05
+"""An alternative has this much more throughput, or this much less p95."""
+
+SAME_RATIO = 0.005
+"""Ratios closer to 1 than this round to the same per cent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another feasible configuration on the Pareto front of throughput and p95, relative to the recommended one.
+    """Another configuration that keeps the SLO, on the Pareto front of throughput and p95, relative to the recommended
+    one.
 
     `trade` says it in words: `12 % less throughput buys 30 % lower p95`.
     """
@@ -36,9 +41,9 @@ class Alternative:
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
         more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
         slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
-        if abs(throughput) < policy.SAME_RATIO:
+        if abs(throughput) < SAME_RATIO:
             return f"{slower} at the same throughput"
-        if abs(p95) < policy.SAME_RATIO:
+        if abs(p95) < SAME_RATIO:
             return f"{more} at the same p95"
         if throughput > 0 and p95 < 0:
             return f"{more} and {slower}"
@@ -52,83 +57,45 @@ class Alternative:
         return from_plain(cls, values)
 
 
-def alternatives_to(
-    chosen: Pooled, pooled: Sequence[Pooled], *, scenario: Scenario
-) -> tuple[tuple[Alternative, ...], tuple[Alternative, ...]]:
-    """What trades throughput against p95 beyond the noise of both, smallest p95 first; and what seems better in both.
+def trades(
+    configuration: Configuration, figures: Mapping[str, float], others: Sequence[Compared], *, spread: float
+) -> tuple[Alternative, ...]:
+    """Those of `others` that trade throughput against p95 beyond the noise of both, smallest p95 first.
 
-    Like is compared with like: fresh runs with fresh runs, else search with search, for machines drift in between. What
-    is not worse in either is no trade. Of a capacity there are none: each holds at a rate of its own.
+    figures: `throughput_rps` and `p95_s` of the recommended configuration. spread: standard deviation between runs, in
+    logs.
     """
-    if scenario.objective == "capacity":
-        return (), ()
-    noise = _noise(pooled)
-    compared = [
-        (candidate, _compared(candidate, chosen))
-        for candidate in pooled
-        if candidate.feasible and candidate is not chosen and is_inside(candidate, scenario)
-    ]
-    beyond = [
-        (other, _beyond(other, candidate, chosen, noise))
-        for candidate, other in compared
-        if math.isfinite(other.throughput_ratio) and math.isfinite(other.p95_ratio)
-    ]
-    better = tuple(
-        other for other, (faster, sooner) in beyond if max(faster, sooner) > 0 and min(faster, sooner) >= 0
-    )
-    trades = [other for other, (faster, sooner) in beyond if faster * sooner < 0]
+    found = []
+    for other in others:
+        p95 = other.latency_s.get("p95")
+        if not other.keeps or other.configuration == configuration or p95 is None or other.throughput_rps is None:
+            continue
+        alternative = Alternative(
+            configuration=other.configuration,
+            throughput_rps=other.throughput_rps.value,
+            p95_s=p95.value,
+            throughput_ratio=other.throughput_rps.value / figures["throughput_rps"],
+            p95_ratio=p95.value / figures["p95_s"],
+            confirmations=other.fresh,
+        )
+        least = max(math.log1p(TRADE), 2.0 * spread)
+        if _signs(alternative, least) in ((1, -1), (-1, 1)):
+            found.append(alternative)
     front = [
-        other
-        for other in trades
+        one
+        for one in found
         if not any(
-            rival.throughput_ratio >= other.throughput_ratio and rival.p95_ratio <= other.p95_ratio
-            for rival in trades
-            if rival is not other
+            rival.throughput_ratio >= one.throughput_ratio and rival.p95_ratio <= one.p95_ratio
+            for rival in found
+            if rival is not one
         )
     ]
-    return tuple(sorted(front, key=lambda other: other.p95_s)), better
+    return tuple(sorted(front, key=lambda alternative: alternative.p95_s))
 
 
-def _beyond(
-    other: Alternative, candidate: Pooled, chosen: Pooled, noise: tuple[float, float]
-) -> tuple[int, int]:
-    """Whether throughput and p95 are better (1), worse (-1), or not to be told apart (0)."""
-    fresh = candidate.confirmations > 0 and chosen.confirmations > 0
-    ours, theirs = (len(of.runs if fresh else of.searched or of.runs) for of in (chosen, candidate))
-    error = math.sqrt(1.0 / ours + 1.0 / theirs)
-    signs = []
-    for ahead, sd in ((math.log(other.throughput_ratio), noise[0]), (-math.log(other.p95_ratio), noise[1])):
-        least = max(math.log1p(policy.ALTERNATIVE_GAIN), Z_95 * sd * error)
-        signs.append(0 if abs(ahead) < least else 1 if ahead > 0.0 else -1)
+def _signs(other: Alternative, least: float) -> tuple[int, int]:
+    """Whether throughput and p95 are better (1), worse (-1), or not to be distinguished (0)."""
+    ratios = other.throughput_ratio, 1.0 / other.p95_ratio if other.p95_ratio > 0.0 else math.inf
+    logs = [math.log(ratio) if ratio > 0.0 else -math.inf for ratio in ratios]
+    signs = [0 if abs(log) < least else 1 if log > 0.0 else -1 for log in logs]
     return signs[0], signs[1]
-
-
-def _noise(pooled: Sequence[Pooled]) -> tuple[float, float]:
-    """Standard deviations between runs of log throughput and log p95."""
-    rates = [[run.throughput_rps.value for run in candidate.repeats] for candidate in pooled]
-    p95s = [
-        [run.latency_s["p95"].value for run in candidate.repeats if "p95" in run.latency_s]
-        for candidate in pooled
-    ]
-    return (
-        spread(rates, prior_sd=policy.THROUGHPUT_PRIOR_SD).sd,
-        spread(p95s, prior_sd=policy.LATENCY_PRIOR_SD).sd,
-    )
-
-
-def _compared(candidate: Pooled, chosen: Pooled) -> Alternative:
-    fresh = candidate.confirmations > 0 and chosen.confirmations > 0
-    theirs, ours = (_figures(of.runs if fresh else of.searched or of.runs) for of in (candidate, chosen))
-    return Alternative(
-        configuration=candidate.configuration,
-        throughput_rps=theirs[0],
-        p95_s=theirs[1],
-        throughput_ratio=theirs[0] / ours[0],
-        p95_ratio=theirs[1] / ours[1],
-        confirmations=candidate.confirmations,
-    )
-
-
-def _figures(runs: Sequence[RunFigures]) -> tuple[float, float]:
-    p95s = (run.latency_s["p95"].value if "p95" in run.latency_s else math.nan for run in runs)
-    return geometric_mean(run.throughput_rps.value for run in runs), geometric_mean(p95s)

@@ -10,7 +10,7 @@ from typing import Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.validity.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.plain_values import fields_to_plain
-from batchtune.recommend.nothing_holds import nothing_holds
+from batchtune.tune.joint.nothing_holds import nothing_holds
 from batchtune.scenario.spec.scenario import Objective, Scenario
 from batchtune.tune.joint.load import JointLoad
 from batchtune.tune.joint.space import side_by_side

@@ -8,7 +8,7 @@ the regret.
 from batchtune.tune.policy.budget import *
 from batchtune.tune.policy.capacity import *
 from batchtune.tune.policy.claims import *
-from batchtune.tune.policy.guided import *
+
 from batchtune.tune.policy.load import *
-from batchtune.tune.policy.noise import *
-from batchtune.tune.policy.strategies import *
+
+

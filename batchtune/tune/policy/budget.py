@@ -32,6 +32,9 @@ TIME_BUDGET_MAX_S = 1800.0
 SURE_RUNS = 20
 """Runs of a sweep that ends with an answer: references, proposals, a race or what stands for it, and fresh runs."""
 
+SURE_BATCHES = 600
+"""Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some batches."""
+
 LIKELY_LOAD = 0.7
 """A capacity as a share of what full batches answer, before any rate was tried: only for how long runs will be."""
 

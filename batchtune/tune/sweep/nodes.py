@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from batchtune.errors import MeasurementInvalidError
 from batchtune.scenario.units import counted
 from batchtune.tune.bench import Plan
-from batchtune.tune.evidence.node_speeds import NodeSpeeds, node_speeds
-from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.tune.trials.trial import FinishedTrial
 
 WAIT_S: Final = 0.25
 
@@ -39,9 +37,6 @@ class Nodes(Protocol):
             MeasurementInvalidError: no node is left.
         """
 
-    def leave_out(self, name: str) -> None:
-        """Run nothing more on this node, as it cannot run the model."""
-
 
 class OneServer:
     """Nodes where there is one server: one trial after another."""
@@ -54,9 +49,6 @@ class OneServer:
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
         for plan in plans:
             yield self._bench.run(plan)
-
-    def leave_out(self, name: str) -> None:
-        """There is no node of a name."""
 
 
 class NodeBenches:
@@ -80,16 +72,12 @@ class NodeBenches:
     def names(self) -> Sequence[str]:
         return tuple(self._benches)
 
-    def leave_out(self, name: str) -> None:
-        self._benches.pop(name, None)
-
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
         waiting = list(plans)
         running: dict[Future[FinishedTrial], tuple[str, Plan]] = {}
         threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))
         try:
             while waiting or running:
-                yield from self._void(waiting)
                 if waiting and not running and not self._benches:
                     raise MeasurementInvalidError(
                         f"no node is left for {counted(len(waiting), 'trial')}",
@@ -132,60 +120,9 @@ class NodeBenches:
             return plan.node
         return self.names[0]
 
-    def _void(self, waiting: list[Plan]) -> Iterator[FinishedTrial]:
-        """What compares nodes says nothing of one that is gone."""
-        for plan in [plan for plan in waiting if plan.source == "node" and plan.node not in self._benches]:
-            waiting.remove(plan)
-            yield FinishedTrial(trial=_failed(plan, f"{plan.node} was lost"), samples=None)
-
     def _lose(self, name: str, error: MeasurementInvalidError) -> None:
         self._benches.pop(name, None)
         if not self._benches:
             last = f"{name}, the last node, was lost: {error.message}"
             raise MeasurementInvalidError(last, hint=error.hint) from error
         self._on_event(f"{name} is lost: {error.message}; its trial is run again on another node")
-
-
-def compared(nodes: Nodes, trials: Sequence[Trial], *, tell: Callable[[str], None]) -> NodeSpeeds | None:
-    """How alike the nodes are by these trials; one that failed where another that is left did not is left out.
-
-    None where there are no two to compare.
-    """
-    compared_trials = [trial for trial in trials if trial.source == "node"]
-
-    def worked_elsewhere(failed: Trial) -> bool:
-        return any(
-            trial.state == "complete"
-            and trial.node != failed.node
-            and trial.node in nodes.names
-            and (trial.asked_concurrency, trial.block) == (failed.asked_concurrency, failed.block)
-            for trial in compared_trials
-        )
-
-    for trial in compared_trials:
-        node = trial.node
-        if trial.state == "failed" and node is not None and node in nodes.names and worked_elsewhere(trial):
-            nodes.leave_out(node)
-            tell(f"{node} is left out: {trial.failure}")
-    likeness = node_speeds([trial for trial in compared_trials if trial.node in nodes.names])
-    if likeness is not None:
-        tell(likeness.text())
-    return likeness
-
-
-def _failed(plan: Plan, failure: str) -> Trial:
-    return Trial(
-        number=plan.number,
-        configuration=plan.configuration,
-        source=plan.source,
-        reason=plan.reason,
-        state="failed",
-        failure=failure,
-        seconds=0.0,
-        started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        seed=plan.seed,
-        block=plan.block,
-        asked_concurrency=plan.concurrency,
-        asked_duration_s=plan.duration_s,
-        node=plan.node,
-    )

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.strategies.optuna_study import directions
-from batchtune.tune.trials.ledger import without_superseded
+from batchtune.tune.evidence.ledger import without_superseded
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 

@@ -12,17 +12,13 @@ from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Source, Trial
 
 _PHASES: dict[Source, str] = {
-    "no_batching": "reference points",
-    "defaults": "reference points",
-    "probe": "reference points",
-    "node": "reference points",
-    "calibration": "calibration",
-    "race": "race",
-    "confirm": "confirmation",
+    "probe": "scouting",
+    "node": "scouting",
+    "calibration": "scouting",
+    "confirm": "confirming",
 }
 
-PHASES: Final = ("reference points", "search", "confirmation")
-GUIDED_PHASES: Final = ("calibration", "reference points", "search", "race", "confirmation")
+PHASES: Final = ("scouting", "comparing", "confirming")
 """In the order in which a sweep comes to them."""
 
 
@@ -60,4 +56,4 @@ NOBODY = Watcher()
 
 def phase_of(source: Source) -> str:
     """The phase of a sweep in which such trials are run."""
-    return _PHASES.get(source, "search")
+    return _PHASES.get(source, "comparing")

@@ -119,14 +119,11 @@ def times_of(
     clients: int | None = None,
     rate_rps: float | None = None,
     short_s: float | None = None,
-    fresh: bool = False,
-    budget_s: float | None = None,
 ) -> Times:
     """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
 
-    `short_s` is the measured part of a probe, longer where few batches would fit, and its warm-up is short. Times that
-    the scenario sets itself stay, but for probes, and for a `fresh` run at the capacity claimed: it lasts FRESH_BATCHES
-    where its share of the budget allows that. `budget_s` is what the sweep may take in all; None: the scenario's.
+    `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
+    the scenario sets itself stay, but where `short_s` is given.
     """
     load = scenario.load
     closed = clients if clients is not None or load.open_loop else load.concurrency
@@ -146,9 +143,90 @@ def times_of(
             requests_s = policy.RUN_REQUESTS / rate_rps if rate_rps else 0.0
             wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
             duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
-    if fresh and rate_rps is not None:
-        share_s = policy.RESERVE_SHARE / policy.CONFIRMATIONS * (budget_s or most_budget_s(scenario))
-        duration_s = max(duration_s, min(policy.FRESH_BATCHES * batch_s, share_s))
+    in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
+    turn_s = pace.turn_s(in_flight, rows)
+    timeout_s = scenario.request.timeout_s
+    if "timeout_s" not in scenario.request.model_fields_set:
+        patience_s = policy.TIMEOUT_TURNS * turn_s
+        if math.isnan(pace.lone_s):
+            patience_s = policy.LONE_TIMEOUT_S
+        timeout_s = max(timeout_s, min(patience_s, policy.TIMEOUT_MAX_S))
+    return Times(
+        warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
+    )
+
+
+def run_s(self) -> float:
+        """What such a run takes in all, the last answers included."""
+        return self.warm_up_s + self.duration_s + self.turn_s
+
+
+def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
+    """What these trials tell of the server's speed; of each size the shortest mean: more threads share the device."""
+    lone_s = math.nan
+    shortest_s: dict[int, float] = {}
+    for trial in trials:
+        measured = trial.measurement
+        if measured is None:
+            continue
+        if trial.source in RULE_PROBES and trial.asked_concurrency == 1:
+            lone_s = measured.latency_s["p50"].value
+        if measured.server is None or trial.configuration.batching is None:
+            continue
+        times_s = measured.server.execution_s_by_rows
+        if not times_s and trial.source == "calibration" and measured.throughput_rows_per_s.value > 0.0:
+            size = in_force(trial.configuration, "max_batch_size")
+            times_s = {size: size / measured.throughput_rows_per_s.value}
+        for rows, seconds in times_s.items():
+            shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
+    return Pace(
+        lone_s=lone_s if math.isfinite(lone_s) else math.nan,
+        lone_rows=scenario.request.rows_most,
+        batch_s_by_rows=_alone_on_the_device(shortest_s),
+    )
+
+
+def _alone_on_the_device(batch_s_by_rows: Mapping[int, float]) -> dict[int, float]:
+    """No batch takes longer than one of more rows: where it seems to, other threads had the device meanwhile."""
+    least_s = math.inf
+    alone_s: dict[int, float] = {}
+    for rows in sorted(batch_s_by_rows, reverse=True):
+        least_s = alone_s[rows] = min(least_s, batch_s_by_rows[rows])
+    return dict(sorted(alone_s.items()))
+
+
+def times_of(
+    pace: Pace,
+    scenario: Scenario,
+    configuration: Configuration,
+    *,
+    clients: int | None = None,
+    rate_rps: float | None = None,
+    short_s: float | None = None,
+) -> Times:
+    """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
+
+    `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
+    the scenario sets itself stay, but where `short_s` is given.
+    """
+    load = scenario.load
+    closed = clients if clients is not None or load.open_loop else load.concurrency
+    rate_rps = None if closed is not None else rate_rps or load.rate_rps
+    rows = _batch_rows(scenario, configuration, clients=closed, rate_rps=rate_rps)
+    batch_s = pace.batch_s(rows)
+    warm_up_s = load.warm_up_s
+    if short_s is not None:
+        warm_up_s = min(warm_up_s, policy.PROBE_WARM_UP_S)
+    if short_s is not None or "warm_up_s" not in load.model_fields_set:
+        warm_up_s = max(warm_up_s, policy.WARM_UP_BATCHES * batch_s)
+    if short_s is not None:
+        duration_s = short_s if closed is None else max(short_s, policy.PROBE_BATCHES * batch_s)
+    else:
+        duration_s = load.duration_s
+        if "duration_s" not in load.model_fields_set and load.arrivals not in _LASTING_AS_LONG_AS_ASKED:
+            requests_s = policy.RUN_REQUESTS / rate_rps if rate_rps else 0.0
+            wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
+            duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
     in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s

@@ -32,6 +32,9 @@ _DEFAULTS: Mapping[str, Any] = {
 
 _UNLIMITED = 2**31 - 1
 
+UNBATCHED_CLIENTS = 16
+"""Clients of a closed loop that keep a server without batching busy."""
+
 
 def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
     """The server's, when it may run on `cpus`; None: on those of this process.
@@ -121,7 +124,7 @@ class Space:
         except ValueError:
             return None
         meant = self._accepted(point)
-        return point if meant is not None and self._filled(meant) == self._filled(configuration) else None
+        return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The point nearest to these values knob by knob, and to the server's defaults where none is wanted.
@@ -141,7 +144,7 @@ class Space:
             point[name] = min(numbers, key=lambda number: abs(number - value)) if near else values[0]
         return point
 
-    def _filled(self, configuration: Configuration) -> Configuration:
+    def filled(self, configuration: Configuration) -> Configuration:
         """With the server's defaults spelt out."""
         batching = configuration.batching
         if batching is None:
@@ -200,3 +203,12 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
             return flags.get(name, NO_BUCKETS)
         value = flags.get(name.lstrip("-"), _defaults(cpus, configuration.dialect).get(name))
     return value
+
+
+def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
+    """Clients of a closed loop that keep every batch full: two batches for each thread; 16 without batching."""
+    if configuration.batching is None:
+        return UNBATCHED_CLIENTS
+    requests = -(-int(in_force(configuration, _SIZE)) // scenario.request.rows_most)
+    threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
+    return max(2 * requests * threads, 2)

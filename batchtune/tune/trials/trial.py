@@ -18,11 +18,13 @@ SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
 
 Source = Literal[
+    "present",
     "no_batching",
     "defaults",
     "rule",
     "guide",
     "grid",
+    "neighbour",
     "sampler",
     "twin",
     "race",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
-from batchtune.recommend.reason import closing
+from batchtune.tune.answer.reason import closing
 from batchtune.report.html.shell.drawing import (
     Figure,
     Section,

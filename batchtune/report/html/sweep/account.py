@@ -9,12 +9,13 @@ from typing import Any, Final
 from batchtune.archive.run import Run
 from batchtune.errors import ArchiveError, BatchtuneError
 from batchtune.recommend.choice import Choice, choose
-from batchtune.recommend.recommendation import Recommendation, recommend
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.html.shell.shown import Look, Shown
 from batchtune.report.words import REFERENCES
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.pooled import Pooled
-from batchtune.tune.trials.ledger import without_superseded
+from batchtune.tune.evidence.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.model.twin import Twin
 

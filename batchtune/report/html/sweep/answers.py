@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.recommend.near_best import NearBest
-from batchtune.recommend.recommendation import Recommendation
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.answer import kept_text
 from batchtune.report.bottleneck import limit_title
 from batchtune.report.html.shell.document import Answer, sentence

@@ -1,0 +1,597 @@
+"""Chooses from what was measured: the contender with the highest rate held, or the best mean under the fixed load."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from batchtune.measure.measurement import Measurement
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.validity.caveats import Caveat
+from batchtune.scenario.spec.batching_off import UNSAYABLE, can_be_off
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
+from batchtune.tune.answer.alternatives import trades
+from batchtune.tune.answer.nothing import nothing_to_recommend
+from batchtune.tune.answer.reason import absence_of_batching, explain_gain, padding_note
+from batchtune.tune.answer.recommendation import (
+    PREDICTION_RUNS,
+    Capacity,
+    Compared,
+    Helps,
+    OpenQuestion,
+    Promise,
+    Recommendation,
+    range_of,
+)
+from batchtune.tune.answer.worth import cannot_pay
+from batchtune.tune.evidence.bottleneck_of import searched_bottleneck, usual_bottleneck
+from batchtune.tune.evidence.bracket import FRESH, Bracket, Run
+from batchtune.tune.evidence.ledger import measuring_s, without_superseded
+from batchtune.tune.search.capacity import LOOP_SHARE, OPEN, WIDEST, CapacitySearch
+from batchtune.tune.search.choice import search_of
+from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
+from batchtune.tune.search.fixed_load import FixedLoadSearch
+from batchtune.tune.search.search import Search
+from batchtune.tune.trials.failure_texts import explain_failure
+from batchtune.tune.trials.search_summary import SearchSummary
+from batchtune.tune.trials.trial import Trial
+
+LEVEL = 1.05
+"""What does no better than this, times something simpler, gives way to it."""
+
+
+def recommend(
+    trials: Sequence[Trial],
+    *,
+    scenario: Scenario,
+    slo: SloSpec | None = None,
+    search: SearchSummary | None = None,
+) -> Recommendation:
+    """Choose among the configurations measured, for the scenario's SLO or another one given later.
+
+    Raises:
+        NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
+        InconclusiveError: none is known to meet it, but too little was tried to say that none does.
+        TargetError: every trial failed.
+    """
+    promised = slo or scenario.slo
+    state = judged(trials, scenario=scenario, slo=promised)
+    account = _Capacities(state) if isinstance(state, CapacitySearch) else _FixedLoads(state)
+    chosen = account.chosen()
+    if chosen is None:
+        raise nothing_to_recommend(trials, scenario=scenario, slo=promised)
+    return _Answer(account, chosen, trials, scenario, promised, search).recommendation()
+
+
+def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Search:
+    """What a search knows after these trials, judged by the SLO."""
+    judged_by = scenario if slo is None else scenario.model_copy(update={"slo": slo})
+    state = search_of(judged_by, budget_s=math.inf)
+    state.observe(
+        trial for trial in without_superseded(trials) if trial.source not in ("variant", "load", "node")
+    )
+    state.name_points()
+    return state
+
+
+def capacity_of(
+    trials: Sequence[Trial], contender: Contender, *, scenario: Scenario, slo: SloSpec | None = None
+) -> Capacity | None:
+    """The capacity of a configuration under an SLO: the one function that every command reads it from."""
+    state = judged(trials, scenario=scenario.model_copy(update={"objective": "capacity"}), slo=slo)
+    known = state.contenders.find(contender.configuration)
+    if known is None or not isinstance(state, CapacitySearch):
+        return None
+    return _Capacities(state).capacity(known)
+
+
+class _Capacities:
+    """How contenders compare by the rates that they held."""
+
+    def __init__(self, search: CapacitySearch) -> None:
+        self.search = search
+
+    def value(self, contender: Contender) -> float:
+        """What is stated of it: of one that only closed loops kept, a share of what they answered."""
+        bracket = contender.bracket
+        return bracket.stated_rps or LOOP_SHARE * bracket.loop_rps
+
+    def chosen(self) -> Contender | None:
+        known = [c for c in self.search.contenders if self.value(c) > 0.0]
+        if not known:
+            return None
+        top = max(known, key=lambda c: (self.value(c), [-part for part in c.simplicity]))
+        simpler = [
+            c
+            for c in known
+            if c.simplicity < top.simplicity
+            and set(c.sources) & set(REFERENCES)
+            and c.bracket.confirmed_rps >= top.bracket.stated_rps / LEVEL
+            and c.bracket.confirmed_rps > 0.0
+        ]
+        return min(simpler, key=lambda c: c.simplicity, default=top)
+
+    def ends(self, contender: Contender) -> tuple[float, float]:
+        """What it holds at least and at most."""
+        return self.value(contender), max(self.search.upper(contender), self.value(contender))
+
+    def gain(self, ours: Contender, other: Contender) -> Estimate | None:
+        return _ratio(self.ends(ours), self.ends(other), same=ours is other)
+
+    def keeps(self, contender: Contender) -> bool:
+        return self.value(contender) > 0.0
+
+    def is_open(self, rival: Contender, top: Contender) -> bool:
+        return self.search.is_open(rival, top)
+
+    def behind(self, contender: Contender) -> tuple[list[Run], int]:
+        """The runs behind its figures, and how many of them are fresh."""
+        bracket = contender.bracket
+        if bracket.fresh:
+            return list(bracket.fresh), len(bracket.fresh)
+        held = [run for run in bracket.open_runs if run.held]
+        highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
+        runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]
+        runs = runs or [run for run in contender.runs if run.held] or list(contender.runs)
+        return runs, sum(run.fresh for run in runs)
+
+    def capacity(self, contender: Contender) -> Capacity | None:
+        bracket = contender.bracket
+        if not self.value(contender):
+            return None
+        stated = self.value(contender)
+        missed = bracket.stated_missed_rps if bracket.stated_rps else math.inf
+        confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
+        return Capacity(
+            held_rps=stated,
+            missed_rps=missed if math.isfinite(missed) else None,
+            held=bracket.held(stated, fresh=True),
+            missed=bracket.missed(stated, fresh=True),
+            confirmed=confirmed,
+        )
+
+    def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
+        bracket = chosen.bracket
+        stated = bracket.stated_rps
+        if not stated:
+            return [OpenQuestion(code="no_run")]
+        found = []
+        if bracket.confirmed_rps < stated:
+            fresh = [run for run in bracket.open_runs if run.fresh]
+            held = sum(run.held for run in fresh)
+            found.append(OpenQuestion(code="unconfirmed", held=held, missed=len(fresh) - held))
+        high = bracket.stated_missed_rps / stated
+        if high > WIDEST:
+            found.append(OpenQuestion(code="wide", high=high if math.isfinite(high) else None))
+        if rivals:
+            first = max(rivals, key=self.search.upper)
+            factor = self.search.upper(first) / stated
+            found.append(_rivals(first, rivals, factor))
+        return found
+
+    def spread(self) -> float:
+        return 0.0
+
+
+class _FixedLoads:
+    """How contenders compare under the scenario's own load."""
+
+    def __init__(self, search: Search) -> None:
+        if not isinstance(search, FixedLoadSearch):
+            raise TypeError(f"a fixed load is searched by {FixedLoadSearch.__name__}")
+        self.search = search
+
+    def chosen(self) -> Contender | None:
+        search = self.search
+        top = search.leader()
+        standing = search.standing(top)
+        if standing is None or not standing.keeps:
+            return None
+        simpler = [
+            c
+            for c in search.contenders
+            if c.simplicity < top.simplicity
+            and set(c.sources) & set(REFERENCES)
+            and (other := search.standing(c)) is not None
+            and other.keeps
+            and sum(run.fresh for run in c.runs) >= FRESH
+            and other.mean >= standing.mean - math.log(LEVEL)
+        ]
+        return min(simpler, key=lambda c: c.simplicity, default=top)
+
+    def ends(self, contender: Contender) -> tuple[float, float]:
+        standing = self.search.standing(contender)
+        if standing is None:
+            return 0.0, math.inf
+        return math.exp(standing.low), math.exp(standing.high)
+
+    def gain(self, ours: Contender, other: Contender) -> Estimate | None:
+        if self.search.standing(other) is None:
+            return None
+        return _ratio(self.ends(ours), self.ends(other), same=ours is other)
+
+    def keeps(self, contender: Contender) -> bool:
+        standing = self.search.standing(contender)
+        return standing is not None and standing.keeps
+
+    def is_open(self, rival: Contender, top: Contender) -> bool:
+        theirs, ours = self.search.standing(rival), self.search.standing(top)
+        return (
+            rival is not top
+            and theirs is not None
+            and ours is not None
+            and theirs.keeps
+            and theirs.high > ours.mean + math.log(OPEN)
+        )
+
+    def behind(self, contender: Contender) -> tuple[list[Run], int]:
+        runs = self.search.own_runs(contender)
+        fresh = [run for run in runs if run.fresh]
+        return (fresh, len(fresh)) if fresh else (runs, 0)
+
+    def capacity(self, _contender: Contender) -> Capacity | None:
+        return None
+
+    def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
+        fresh = [run for run in self.search.own_runs(chosen) if run.fresh]
+        held = sum(run.held for run in fresh)
+        missed = len(fresh) - held
+        found = []
+        if held < FRESH or missed > held / 3:
+            found.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
+        if rivals:
+            first = max(rivals, key=lambda c: self.ends(c)[1])
+            mean = self.search.standing(chosen)
+            factor = self.ends(first)[1] / math.exp(mean.mean) if mean is not None else math.inf
+            found.append(_rivals(first, rivals, factor))
+        return found
+
+    def spread(self) -> float:
+        return self.search.spread()
+
+
+class _Answer:
+    """Puts the recommendation together."""
+
+    def __init__(
+        self,
+        account: _Capacities | _FixedLoads,
+        chosen: Contender,
+        trials: Sequence[Trial],
+        scenario: Scenario,
+        slo: SloSpec,
+        search: SearchSummary | None,
+    ) -> None:
+        self._account, self._chosen, self._trials = account, chosen, trials
+        self._scenario, self._slo, self._search = scenario, slo, search
+        self._by_number = {trial.number: trial for trial in trials}
+        self._state: Search = account.search
+
+    def recommendation(self) -> Recommendation:
+        account, chosen, scenario = self._account, self._chosen, self._scenario
+        runs, fresh = account.behind(chosen)
+        measured = self._measured(runs)
+        contenders = [c for c in self._state.contenders if c.runs]
+        rivals = [c for c in contenders if account.is_open(c, chosen)]
+        questions = account.questions(chosen, rivals)
+        batched = [c for c in contenders if c.configuration.batching is not None]
+        best = max((c for c in batched if account.keeps(c)), key=lambda c: account.ends(c)[0], default=None)
+        if chosen.configuration.batching is not None:
+            best = chosen
+        unbatched = self._unbatched(best)
+        gain = None if best is None or unbatched is None else account.gain(best, unbatched)
+        unable = cannot_pay(self._trials)
+        helps = self._helps(chosen, best, batched, unbatched, gain, unable=unable is not None)
+        references = self._references()
+        others = [c for c in contenders if c is not chosen and c not in references.values()]
+        compared = tuple(self._compared(c) for c in sorted(others, key=lambda c: -account.ends(c)[0]))
+        named = tuple(self._compared(c, name) for name, c in references.items())
+        latency_s = self._latency(runs)
+        capacity = account.capacity(chosen)
+        last = self._by_number[runs[-1].trial]
+        throughput = range_of([run.answered_rps for run in runs])
+        return Recommendation(
+            configuration=chosen.configuration,
+            names=tuple(chosen.sources),
+            objective=scenario.objective,
+            throughput_rps=throughput,
+            throughput_rows_per_s=range_of([each.throughput_rows_per_s.value for each in measured]),
+            latency_s=latency_s,
+            slo={**self._slo.limits(), "errors": self._slo.error_ratio},
+            batching_helps=helps,
+            reason=explain_gain(
+                self._activity(best),
+                absence=absence_of_batching(batched, self._trials),
+                gain=gain,
+                unbatched_rows_per_s=self._unbatched_rows_per_s(unbatched),
+                missed=self._missed(unbatched),
+                configuration=chosen.configuration if best is None else best.configuration,
+            ),
+            trials=len(self._trials),
+            seconds=measuring_s(self._trials),
+            runs=len(runs),
+            confirmations=fresh,
+            rate_rps=last.rate_rps if capacity is None else capacity.held_rps,
+            concurrency=last.concurrency if capacity is None else None,
+            rows_per_request=scenario.request.rows_most,
+            interval="prediction" if len(runs) >= PREDICTION_RUNS else "range",
+            established=not questions,
+            open_questions=tuple(questions),
+            may_find_more=self._may_find_more(),
+            level_with=self._level_with(references),
+            capacity=capacity,
+            capacity_rps=None
+            if capacity is None
+            else Estimate(
+                value=capacity.held_rps,
+                low=capacity.held_rps,
+                high=math.nan if capacity.missed_rps is None else capacity.missed_rps,
+            ),
+            batching_gain=gain,
+            mean_batch_rows=_mean_batch_rows(measured),
+            promises=self._promises(runs),
+            cannot_pay=None if helps == "yes" else unable,
+            rule=None if self._state.rule is None else self._state.rule.explain(),
+            bottleneck=searched_bottleneck(
+                chosen.configuration,
+                measured,
+                tried=(c.configuration for c in contenders),
+                scenario=scenario,
+            ),
+            search=self._search,
+            references=named,
+            contenders=compared,
+            failed_references=self._failed_references(),
+            alternatives=()
+            if capacity is not None or "p95" not in latency_s
+            else trades(
+                chosen.configuration,
+                {"throughput_rps": throughput.value, "p95_s": latency_s["p95"].value},
+                (*named, *compared),
+                spread=account.spread(),
+            ),
+            caveats=_caveats(measured),
+            notes=(*self._notes(), *padding_note(self._runs_trials(runs), chosen.configuration, self._trials)),
+        )
+
+    # Who stands beside the answer.
+
+    def _references(self) -> dict[str, Contender]:
+        """Those that were run, in the order in which an answer names them; one that is the answer stays."""
+        named = ((name, self._state.contenders.of(name)) for name in REFERENCES)
+        return {name: c for name, c in named if c is not None and c.runs}
+
+    def _unbatched(self, best: Contender | None) -> Contender | None:
+        """No batching, with as many instances as what it is compared with where that was run."""
+        unbatched = self._state.contenders.of("no_batching")
+        if unbatched is None or best is None:
+            return unbatched if unbatched is not None and unbatched.runs else None
+        alike = self._state.contenders.find(same_instances(unbatched.configuration, best.configuration))
+        if alike is not None and alike.runs:
+            return alike
+        return unbatched if unbatched.runs else None
+
+    def _compared(self, contender: Contender, name: str | None = None) -> Compared:
+        account = self._account
+        runs, fresh = account.behind(contender)
+        measured = self._measured(runs)
+        names = tuple(contender.sources)
+        if name is not None:
+            names = (name, *(other for other in names if other != name))
+        return Compared(
+            names=names,
+            configuration=contender.configuration,
+            throughput_rps=range_of([run.answered_rps for run in runs]) if runs else None,
+            latency_s=self._latency(runs),
+            runs=len(contender.runs),
+            fresh=fresh,
+            keeps=account.keeps(contender),
+            open=account.is_open(contender, self._chosen),
+            capacity=account.capacity(contender) or _missed_capacity(account, contender),
+            gain=account.gain(self._chosen, contender),
+            mean_batch_rows=_mean_batch_rows(measured),
+            bottleneck=None
+            if name is None
+            else usual_bottleneck(contender.configuration, measured, scenario=self._scenario),
+            caveats=_caveats(measured),
+        )
+
+    def _level_with(self, references: dict[str, Contender]) -> str | None:
+        """The simplest reference over which the gain may be none."""
+        chosen = self._chosen
+        for name, reference in sorted(references.items(), key=lambda pair: pair[1].simplicity):
+            if reference is chosen or not self._account.keeps(reference):
+                continue
+            gain = self._account.gain(chosen, reference)
+            if gain is not None and gain.low <= 1.0 <= gain.high and math.isfinite(gain.high):
+                return name
+        return None
+
+    # Does batching help?
+
+    def _helps(
+        self,
+        chosen: Contender,
+        best: Contender | None,
+        batched: Sequence[Contender],
+        unbatched: Contender | None,
+        gain: Estimate | None,
+        *,
+        unable: bool,
+    ) -> Helps:
+        """By the ends of the brackets; a gain below LEVEL is none."""
+        if unbatched is None or unbatched.is_broken or not batched:
+            return "not distinguishable"
+        account = self._account
+        if best is None:
+            return "no" if account.keeps(unbatched) else "not distinguishable"
+        if gain is not None and gain.low > 1.0 and (gain.value >= LEVEL or not account.keeps(unbatched)):
+            return "yes"
+        most = max(account.ends(c)[1] for c in batched)
+        if most < LEVEL * account.ends(unbatched)[0] or (gain is not None and gain.high < LEVEL):
+            return "no"
+        alone = chosen.configuration.batching is None
+        return "no" if unable and alone and gain is not None and gain.low < 1.0 else "not distinguishable"
+
+    def _unbatched_rows_per_s(self, unbatched: Contender | None) -> float:
+        """What the server does without batching when it is kept busy; NaN: nobody kept it so."""
+        if unbatched is None:
+            return math.nan
+        rows = [
+            measured.throughput_rows_per_s.value
+            for run in unbatched.runs
+            if run.clients is not None and run.clients > 1
+            for measured in self._measured([run])
+        ]
+        return statistics.median(rows) if rows else math.nan
+
+    def _missed(self, unbatched: Contender | None) -> tuple[str, float, float] | None:
+        """The limit that no batching misses under the scenario's own load: quantile, seconds, limit."""
+        if unbatched is None or isinstance(self._account, _Capacities) or self._account.keeps(unbatched):
+            return None
+        latency_s = self._latency(self._account.behind(unbatched)[0])
+        for name, limit_s in self._slo.limits().items():
+            value = latency_s.get(name)
+            if value is not None and not value.value <= limit_s:
+                return name, value.value, limit_s
+        return None
+
+    def _activity(self, contender: Contender | None) -> Measurement | None:
+        if contender is None:
+            return None
+        measured = self._measured(self._account.behind(contender)[0])
+        return measured[-1] if measured else None
+
+    # Figures.
+
+    def _measured(self, runs: Iterable[Run]) -> list[Measurement]:
+        trials = (self._by_number.get(run.trial) for run in runs)
+        return [trial.measurement for trial in trials if trial is not None and trial.measurement is not None]
+
+    def _runs_trials(self, runs: Iterable[Run]) -> list[Trial]:
+        return [self._by_number[run.trial] for run in runs if run.trial in self._by_number]
+
+    def _latency(self, runs: Sequence[Run]) -> dict[str, Estimate]:
+        names = dict.fromkeys(name for run in runs for name in run.latency_s)
+        return {
+            name: range_of([run.latency_s[name] for run in runs if name in run.latency_s]) for name in names
+        }
+
+    def _promises(self, runs: Sequence[Run]) -> tuple[Promise, ...]:
+        found = []
+        for name, limit_s in self._slo.limits().items():
+            values = sorted(run.latency_s[name] for run in runs if name in run.latency_s)
+            if values:
+                found.append(
+                    Promise(
+                        name=name,
+                        limit_s=limit_s,
+                        value_s=statistics.median(values),
+                        worst_s=values[-1],
+                        kept=sum(value <= limit_s for value in values),
+                        runs=len(values),
+                    )
+                )
+        return tuple(found)
+
+    # What else is to be said.
+
+    def _may_find_more(self) -> bool:
+        """Whether neighbours of the answer were never run."""
+        chosen = self._chosen
+        if chosen.configuration.batching is None:
+            return False
+        return any(
+            not near.runs and near.eligible and not self._state.contenders.is_barred(near)
+            for near in self._state.contenders.neighbours(chosen)
+        )
+
+    def _failed_references(self) -> dict[str, str]:
+        """What ended those reference points that were tried and gave no figures."""
+        failed = {
+            name: [t for t in self._trials if t.configuration == c.configuration and t.state == "failed"]
+            for name in REFERENCES
+            if (c := self._state.contenders.of(name)) is not None and c.is_broken and c.runs
+        }
+        return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
+
+    def _notes(self) -> Iterable[str]:
+        if not can_be_off(self._scenario.target):
+            yield f"nothing was compared with no batching: {UNSAYABLE}"
+        if isinstance(self._account, _Capacities) and self._slo != self._scenario.slo:
+            yield "the capacity for an SLO that was not searched, read from the rates tried"
+        outside = [
+            c
+            for c in self._state.contenders.all()
+            if not c.eligible
+            and not c.is_broken
+            and c.runs
+            and self._account.ends(c)[0] > LEVEL * self._account.ends(self._chosen)[0]
+            and self._account.keeps(c)
+        ]
+        if outside:
+            best = max(outside, key=lambda c: self._account.ends(c)[0])
+            yield f"outside your space: {best.configuration.label()} is better"
+        if self._behave_alike():
+            yield (
+                "all sizes behave alike: the server's batches are as large with a small max_batch_size as with a large "
+                "one; see whether it applies what it is given"
+            )
+
+    def _behave_alike(self) -> bool:
+        """Whether batches are as large with max_batch_size 16 as with 64 or more: the server ignores what it is told."""
+        means: dict[int, list[float]] = {}
+        for trial in self._trials:
+            server = None if trial.measurement is None else trial.measurement.server
+            if trial.configuration.batching is None or server is None or server.mean_batch_rows is None:
+                continue
+            contender = self._state.contenders.find(trial.configuration)
+            if contender is not None:
+                means.setdefault(contender.rows, []).append(server.mean_batch_rows)
+        return any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1)
+
+
+def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool) -> Estimate | None:
+    """Of two brackets; high inf: the other never held. None: neither side says anything."""
+    if same:
+        return Estimate(value=1.0, low=1.0, high=1.0)
+    low = ours[0] / theirs[1] if theirs[1] > 0.0 else math.inf
+    high = ours[1] / theirs[0] if theirs[0] > 0.0 else math.inf
+    if not ours[0] > 0.0:
+        return None
+    if not low > 0.0 and not math.isfinite(high):
+        return None
+    if not math.isfinite(high):
+        return Estimate(value=low, low=low, high=math.inf)
+    value = math.sqrt(low * high) if low > 0.0 else ours[0] / theirs[0]
+    return Estimate(value=value, low=low, high=high)
+
+
+def _missed_capacity(account: _Capacities | _FixedLoads, contender: Contender) -> Capacity | None:
+    """Of one that held nothing, the lowest rate that it surely missed; None: not even that is known."""
+    if isinstance(account, _FixedLoads):
+        return None
+    bracket: Bracket = contender.bracket
+    upper = account.search.upper(contender)
+    if not math.isfinite(upper):
+        return None
+    return Capacity(held_rps=0.0, missed_rps=upper, held=0, missed=len(bracket.open_runs), confirmed=False)
+
+
+def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> OpenQuestion:
+    labels = [first.configuration.label(), *(c.configuration.label() for c in rivals if c is not first)]
+    return OpenQuestion(code="rivals", labels=tuple(labels), high=factor if math.isfinite(factor) else None)
+
+
+def _mean_batch_rows(measured: Sequence[Measurement]) -> float | None:
+    """Over the runs whose server tells; None: none does."""
+    known = [each.server.mean_batch_rows for each in measured if each.server is not None]
+    rows = [mean for mean in known if mean is not None]
+    return sum(rows) / len(rows) if rows else None
+
+
+def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
+    """One of each code that any of the runs has, as the last of these has it."""
+    return tuple({caveat.code: caveat for each in measured for caveat in each.caveats}.values())

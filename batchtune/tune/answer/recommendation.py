@@ -1,0 +1,251 @@
+"""Which configuration to deploy, what its runs gave, what it was compared with, and whether that is established.
+
+Every figure is of runs that were made: a capacity is the highest rate held and the lowest missed, anything else the
+median and the range of the runs behind it. Nothing is stated that no run says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from batchtune.batching.parameters import Configuration
+from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.measure.validity.caveats import Caveat
+from batchtune.plain_values import fields_to_plain, from_plain, to_plain
+from batchtune.scenario.units import counted, rounded, rounded_duration
+from batchtune.tune.answer.alternatives import Alternative
+from batchtune.tune.trials.search_summary import SearchSummary
+
+SCHEMA_VERSION = 3
+"""Of recommendation.json; an older one is made anew from the trials."""
+
+Helps = Literal["yes", "no", "not distinguishable"]
+
+Question = Literal["no_run", "unconfirmed", "wide", "rivals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The highest rate that held the SLO, in requests/s, and the lowest that missed it (None: none did).
+
+    `held`, `missed`: fresh runs at that rate or above it, and at that rate or below it. `confirmed`: three fresh runs
+    held it, and three times as many as missed it; else the search alone did, and less is stated than it held.
+    """
+
+    held_rps: float
+    missed_rps: float | None
+    held: int
+    missed: int
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A configuration that was tried, beside the recommended one.
+
+    `names`: who named it ("present", "no_batching", "defaults", "rule", "guide", …). Estimates are median and range of
+    `runs` runs, of which `fresh` were made after the choice; of a capacity those at the rate held. `gain` is that of
+    the recommended configuration over this one, as a ratio of brackets; `high` inf: this one never held. `open`: it
+    may still be better.
+    """
+
+    names: tuple[str, ...]
+    configuration: Configuration
+    throughput_rps: Estimate | None
+    latency_s: dict[str, Estimate]
+    runs: int
+    fresh: int
+    keeps: bool
+    open: bool = False
+    capacity: Capacity | None = None
+    gain: Estimate | None = None
+    mean_batch_rows: float | None = None
+    bottleneck: Bottleneck | None = None
+    caveats: tuple[Caveat, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """A limit of the SLO, and what the runs behind the answer did: the median and the worst of them, and how many kept
+    it."""
+
+    name: str
+    limit_s: float
+    value_s: float
+    worst_s: float
+    kept: int
+    runs: int
+
+    @property
+    def spare_ratio(self) -> float:
+        """How far the worst stays below the limit, as a share of it; negative: it missed."""
+        return 1.0 - self.worst_s / self.limit_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_to_plain(self), "spare_ratio": to_plain(self.spare_ratio)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Promise:
+        return from_plain(cls, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenQuestion:
+    """What keeps an answer from being established.
+
+    `no_run`: no run at one rate held, closed loops alone. `unconfirmed`: `held` fresh runs held and `missed` missed.
+    `wide`: the bracket ends at `high` (None: nowhere) times what is stated. `rivals`: these `labels` may be better by
+    more than a tenth, the first by up to `high` (None: without bound).
+    """
+
+    code: Question
+    held: int = 0
+    missed: int = 0
+    high: float | None = None
+    labels: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        match self.code:
+            case "no_run":
+                return "no run at a fixed rate kept the SLO, only closed loops did"
+            case "unconfirmed":
+                if not self.held + self.missed:
+                    return "no fresh run confirms it"
+                return f"{self.held} of {counted(self.held + self.missed, 'fresh run')} kept the SLO"
+            case "wide":
+                upper = "no rate was surely missed" if self.high is None else f"it may be ×{rounded(self.high)}"
+                return f"how much more it holds is not known: {upper}"
+            case "rivals":
+                more = f" and {len(self.labels) - 1} more" if len(self.labels) > 1 else ""
+                far = "without a known bound" if self.high is None else f"by up to ×{rounded(self.high)}"
+                return f"{self.labels[0]}{more} may be better, {far}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answer. As JSON every field stands under its own name, estimates as `{value, low, high}`.
+
+    `configuration`, `names`, `objective`: what to deploy, who named it, and what was asked to be best.
+    `capacity`: for that objective; `capacity_rps` is the same as an estimate, from the rate held to the rate missed.
+    `throughput_rps`, `throughput_rows_per_s`, `latency_s` (by quantile): median and range of the `runs` behind them, in
+    seconds and per second; `interval` "prediction": there are five or more, and the ends hold 95 % of further runs.
+    `slo`: the limits by quantile, and the share of requests that may fail as "errors". `promises`: what became of them.
+    `references`: what runs now ("present"), no batching, the server's defaults, as far as they were tried; `contenders`
+    everything else that was. `failed_references`: why one has no figures.
+    `batching_gain`: of the best configuration with batching over none, at equal instances. `batching_helps`, `reason`,
+    `cannot_pay`: whether it does, why, and the finding that no batch can pay.
+    `level_with`: the simplest reference that does as well, as far as was measured; None: it is better than all.
+    `established`; else `open_questions`. `may_find_more`: untried neighbours are left.
+    `rule`: the throughput × interval rule's arithmetic. `bottleneck`: what limits it now, by the runs behind the figures.
+    `trials`, `seconds`: all that were run. `confirmations`: fresh runs behind the figures; 0: those of the search.
+    `rate_rps`, `concurrency`, `rows_per_request`: the load. `alternatives`: trades of throughput against p95.
+    `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer.
+    """
+
+    configuration: Configuration
+    names: tuple[str, ...]
+    objective: str
+    throughput_rps: Estimate
+    throughput_rows_per_s: Estimate
+    latency_s: dict[str, Estimate]
+    slo: dict[str, float]
+    batching_helps: Helps
+    reason: str
+    trials: int
+    seconds: float
+    runs: int
+    confirmations: int
+    rate_rps: float | None
+    concurrency: int | None
+    rows_per_request: int
+    interval: Literal["range", "prediction"] = "range"
+    established: bool = False
+    open_questions: tuple[OpenQuestion, ...] = ()
+    may_find_more: bool = False
+    level_with: str | None = None
+    capacity: Capacity | None = None
+    capacity_rps: Estimate | None = None
+    batching_gain: Estimate | None = None
+    mean_batch_rows: float | None = None
+    promises: tuple[Promise, ...] = ()
+    cannot_pay: str | None = None
+    rule: str | None = None
+    bottleneck: Bottleneck | None = None
+    search: SearchSummary | None = None
+    references: tuple[Compared, ...] = ()
+    contenders: tuple[Compared, ...] = ()
+    failed_references: Mapping[str, str] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gains(self) -> dict[str, Estimate | None]:
+        """Over each reference, by its name."""
+        return {reference.name: reference.gain for reference in self.references}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, safe for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "label": self.configuration.label(),
+            **fields_to_plain(self),
+            "gain_over_present": to_plain(self.gains.get("present")),
+            "gain_over_no_batching": to_plain(self.gains.get("no_batching")),
+            "gain_over_defaults": to_plain(self.gains.get("defaults")),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another schema version.
+            KeyError, TypeError: not a recommendation.
+        """
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
+            )
+        return from_plain(cls, values)
+
+
+def range_of(values: Sequence[float]) -> Estimate:
+    """Median, least and most of these; with five or more the ends of a 95 % prediction interval, on a log scale.
+
+    Source of the interval: mean ± t(n-1) · s · sqrt(1 + 1/n) of the logarithms.
+    """
+    known = sorted(value for value in values if not math.isnan(value))
+    if not known:
+        return Estimate(value=math.nan, low=math.nan, high=math.nan)
+    middle = len(known) // 2
+    median = known[middle] if len(known) % 2 else 0.5 * (known[middle - 1] + known[middle])
+    if len(known) < PREDICTION_RUNS or not (known[0] > 0.0 and math.isfinite(known[-1])):
+        return Estimate(value=median, low=known[0], high=known[-1])
+    from scipy.special import stdtrit
+
+    logs = [math.log(value) for value in known]
+    mean = math.fsum(logs) / len(logs)
+    sd = math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
+    half = float(stdtrit(len(logs) - 1, 0.975)) * sd * math.sqrt(1.0 + 1.0 / len(logs))
+    return Estimate(
+        value=median, low=min(math.exp(mean - half), median), high=max(math.exp(mean + half), median)
+    )
+
+
+PREDICTION_RUNS = 5
+"""Fresh runs from which a prediction interval is stated."""
+
+
+def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
+    """`p95 ≤ 20 ms, errors ≤ 0.01`."""
+    wanted = [f"{name} ≤ {rounded_duration(limit)}" for name, limit in limits.items()]
+    return ", ".join([*wanted, f"errors ≤ {rounded(error_ratio)}"])

@@ -1,0 +1,225 @@
+"""Brackets what a configuration gives under an SLO: what its runs held, and what they missed.
+
+A run at one rate holds the SLO or misses it. On a noisy host one run is one vote: a rate is held where more runs held
+it (or more) than missed it (or less), and missed by two misses, or by one that is far. Nothing here weighs, fits or
+assumes: a bracket is a pure function of the runs, and a looser SLO never gives a lower one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
+from batchtune.tune.trials.space import clients_to_fill
+from batchtune.tune.trials.trial import Trial
+
+FAR_ANSWERED = 0.8
+"""A run that answers less than this share of the rate missed by far: once is enough (noisy.py, host harsh)."""
+
+ANSWERED = 0.97
+"""Share of the requests that must be answered in time for a rate to be held, less a Poisson count's own noise."""
+
+FRESH = 3
+"""Fresh runs that must hold, and three times as many as miss: fewer, and stated rates are 2-50 % too high."""
+
+BACK = 0.85
+"""Of the lowest missed rate: what is believed where runs held, but no rate won its vote."""
+
+UNCONFIRMED = 0.9
+"""Of a rate that the search held, what is stated before fresh runs held it: the best of many is too good."""
+
+WIDTH, UNSTEADY = 1.14, 1.25
+"""No stated bracket is narrower; nor than the second where a fresh run near the claim missed: runs differ."""
+
+SATURATED = 1.3
+"""Times what a closed loop that fills every batch answered: no rate above that is believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One load of one configuration, judged by an SLO.
+
+    `rate_rps`: that of an open loop; None: a closed loop of `clients`. `full`: its clients fill every batch, so that
+    `answered_rps` is what the configuration can answer at most. `far`: missed by so much that one run is enough.
+    `fresh`: made after the choice, under a seed of its own.
+    """
+
+    trial: int
+    rate_rps: float | None
+    clients: int | None
+    answered_rps: float
+    latency_s: dict[str, float]
+    error_ratio: float
+    held: bool
+    far: bool
+    fresh: bool = False
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The capacity of one configuration: the highest rate held, and the lowest missed; requests/s."""
+
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def open_runs(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.rate_rps is not None)
+
+    def held(self, rate_rps: float, *, fresh: bool = False) -> int:
+        """Runs that held this rate or a higher one."""
+        return sum(
+            run.held and _rate(run) >= 0.999 * rate_rps and run.fresh >= fresh for run in self.open_runs
+        )
+
+    def missed(self, rate_rps: float, *, fresh: bool = False) -> int:
+        """Runs that missed this rate or a lower one."""
+        return sum(
+            not run.held and _rate(run) <= 1.001 * rate_rps and run.fresh >= fresh for run in self.open_runs
+        )
+
+    @cached_property
+    def held_rps(self) -> float:
+        """The highest rate with more holds at or above it than misses at or below it.
+
+        0: no run held. Where runs held, but no rate won its vote, a little below the lowest that was missed.
+        """
+        held = [_rate(run) for run in self.open_runs if run.held]
+        won = [rate for rate in held if self.held(rate) > self.missed(rate)]
+        if won or not held:
+            return max(won, default=0.0)
+        return BACK * min(_rate(run) for run in self.open_runs if not run.held)
+
+    @cached_property
+    def missed_rps(self) -> float:
+        """The lowest rate above `held_rps` that is surely missed; inf: none, and nothing saturated it."""
+        return self.missed_above(self.held_rps)
+
+    def missed_above(self, rate_rps: float) -> float:
+        """The lowest rate above this one missed by far, or twice and more often than held; else saturation."""
+        votes = 0
+        missed = [run for run in self.open_runs if not run.held and _rate(run) > rate_rps]
+        for run in sorted(missed, key=_rate):
+            votes += 2 if run.far else 1
+            if votes >= 2 and votes > self.held(_rate(run)):
+                return max(min(self.saturated_rps, _rate(run)), rate_rps)
+        return max(self.saturated_rps, rate_rps)
+
+    @cached_property
+    def saturated_rps(self) -> float:
+        """What it cannot answer, by closed loops that fill every batch; inf: none did."""
+        full = [run.answered_rps for run in self.runs if run.full]
+        return SATURATED * max(full) if full else math.inf
+
+    @cached_property
+    def loop_rps(self) -> float:
+        """The most that a closed loop answered within the SLO: about as much holds; 0: none kept it."""
+        return max((run.answered_rps for run in self.runs if run.rate_rps is None and run.held), default=0.0)
+
+    @cached_property
+    def confirmed_rps(self) -> float:
+        """The highest rate that FRESH fresh runs held, and three times as many as missed it; 0: none."""
+        return max(
+            (
+                _rate(run)
+                for run in self.open_runs
+                if run.fresh
+                and run.held
+                and self.held(_rate(run), fresh=True)
+                >= max(FRESH, 3 * self.missed(_rate(run), fresh=True))
+            ),
+            default=0.0,
+        )
+
+    @cached_property
+    def stated_rps(self) -> float:
+        """What is stated: the confirmed rate, or less than what the search held."""
+        return max(self.confirmed_rps, UNCONFIRMED * self.held_rps)
+
+    @cached_property
+    def stated_missed_rps(self) -> float:
+        """The upper end of what is stated; no closer than runs of one configuration differ."""
+        stated = self.stated_rps
+        width = UNSTEADY if self.missed(1.1 * stated, fresh=True) else WIDTH
+        held = (_rate(run) for run in self.open_runs if run.held)
+        return max(self.missed_above(stated), width * stated, *held, 0.0)
+
+    @property
+    def fresh(self) -> tuple[Run, ...]:
+        """Fresh runs at the rate stated."""
+        return tuple(
+            run for run in self.open_runs if run.fresh and math.isclose(_rate(run), self.confirmed_rps, rel_tol=1e-3)
+        )
+
+
+def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[Run]:
+    """Every load of these trials, judged by this SLO: each rate of an older search for a capacity too.
+
+    A trial that failed is a miss by far at the rate that was asked.
+    """
+    runs: list[Run] = []
+    for trial in trials:
+        if trial.probes:
+            runs += [
+                Run(
+                    trial=trial.number,
+                    rate_rps=probe.rate_rps,
+                    clients=None,
+                    answered_rps=probe.rate_rps if probe.met else 0.0,
+                    latency_s=probe.latency_s,
+                    error_ratio=probe.error_ratio,
+                    held=keeps(slo, probe.latency_s, probe.error_ratio),
+                    far=False,
+                )
+                for probe in trial.probes
+            ]
+        else:
+            runs.append(_run_of(trial, slo, scenario))
+    return runs
+
+
+def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
+    """Whether these figures keep every limit; a quantile that is undefined or was not measured keeps none."""
+    return error_ratio <= slo.error_ratio and all(
+        latency_s.get(name, math.nan) <= limit_s for name, limit_s in slo.limits().items()
+    )
+
+
+def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
+    measured = trial.measurement
+    rate_rps = trial.asked_rate_rps if trial.asked_concurrency is None else None
+    if rate_rps is None and trial.asked_concurrency is None and trial.concurrency is None:
+        rate_rps = trial.rate_rps
+    clients = trial.asked_concurrency or (trial.concurrency if rate_rps is None else None)
+    if measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value):
+        latency_s: dict[str, float] = {}
+        answered_rps, error_ratio, held, far = 0.0, 1.0, False, True
+    else:
+        latency_s = {name: quantile.value for name, quantile in measured.latency_s.items()}
+        answered_rps, error_ratio = measured.throughput_rps.value, measured.error_ratio
+        held, far = keeps(slo, latency_s, error_ratio), False
+        if rate_rps is not None:
+            # A short run of Poisson arrivals has fewer of them now and then: that is no miss.
+            spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
+            held = held and answered_rps >= ANSWERED * rate_rps - spare
+            far = not held and answered_rps < FAR_ANSWERED * rate_rps - spare
+    return Run(
+        trial=trial.number,
+        rate_rps=rate_rps,
+        clients=clients,
+        answered_rps=answered_rps,
+        latency_s=latency_s,
+        error_ratio=error_ratio,
+        held=held,
+        far=far,
+        fresh=trial.source == "confirm",
+        full=clients is not None and clients >= clients_to_fill(trial.configuration, scenario),
+    )
+
+
+def _rate(run: Run) -> float:
+    return run.rate_rps or 0.0

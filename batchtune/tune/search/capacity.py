@@ -1,0 +1,461 @@
+"""Searches the configuration that holds the highest rate within the SLO.
+
+1. Scout: short closed loops that fill every batch tell the time of a batch by its rows.
+2. Compare: runs at one rate close the brackets, the best hope first: a rival must beat the leader inside its own
+   bracket; the leader climbs, by bisection once it missed; then its neighbours, and whom Optuna names, at a rate just
+   above the leader's.
+3. Confirm: longer runs of the leader under fresh seeds, at a little less than what was found, stepping down until
+   three held and three times as many as missed.
+4. Settle: with the time left, who may still hold a tenth more? The leader, its rivals, its neighbours; a new leader is
+   confirmed.
+
+The answer, at any time, is the contender with the highest rate held.
+"""
+
+from __future__ import annotations
+
+import math
+
+from batchtune.tune.evidence.bracket import BACK, Bracket
+from batchtune.tune.search.contenders import Contender
+from batchtune.tune.search.search import CLIENTS_MAX, COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
+from batchtune.tune.trials.trial import Ask
+
+CLOSED = 1.10
+"""Missed over held rate of a leader that is known well enough to go on."""
+
+WIDEST = 1.15
+"""Missed over held rate of an answer that is established."""
+
+RIVAL = 1.03
+"""What a rival must hope for, times the leader's, to be tried before the leader's bracket is closed."""
+
+OPEN = 1.10
+"""A rival whose upper end lies this far above the answer is open."""
+
+NEIGHBOUR = 1.03
+"""The rate, times what the leader held, at which one that the curve does not favour must prove itself: what is missed there
+is no open rival once SAFE of the leader's is stated."""
+
+BEAT = 1.095
+"""The rate, times what is stated, at which a rival that is open must prove itself."""
+
+SAME = 0.03
+"""Hopes that differ by less (in logs) are level."""
+
+AGREE, AGREED = 1.03, 1.05
+"""Closed loops that fill every batch and answer within this factor of each other agree; then no rate above the second
+factor is believed."""
+
+UNLIKELY = 0.7
+"""Of the leader's, a hope below which nobody is tried while the curve is trusted."""
+
+CLIMB = 2.0
+"""The next rate of a leader that held more than was hoped: by the room that its latency leaves, at most so much."""
+
+LEVEL = 1.05
+"""What holds no more than this, times another, changes nothing for the user."""
+
+SAFE = 0.94
+"""The first fresh runs are at this share of what the search found."""
+
+STEP_DOWN = 0.95
+"""The next rate of a leader that failed its fresh runs."""
+
+LEADS = 0.93
+"""Of a rate that was held, but not by enough fresh runs, this share counts when it is asked who leads."""
+
+FRESH_RUNS = 3.3
+"""Fresh runs of the leader for which time is set aside."""
+
+BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
+FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
+"""A run lasts so many batches or requests, or so long, whichever is longest, within its share of the budget."""
+
+RUN_BATCHES_MIN = 6
+"""Batches that a run holds whatever its share of the budget: fewer show no queue."""
+
+UNBATCHED_SHARE = 0.9
+"""Of what a closed loop answers without batching, what is hoped that open arrivals may be."""
+
+LOOP_SHARE = 0.8
+"""Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
+
+GROWS_MAX = 8
+"""Doublings of the largest size before anything was run there."""
+
+
+class CapacitySearch(Search):
+    """Brackets decide, the curve hopes; see the module."""
+
+    # Who leads, and who may still win.
+
+    def worth(self, contender: Contender) -> float:
+        bracket = contender.bracket
+        return max(bracket.confirmed_rps, LEADS * bracket.held_rps)
+
+    def leader(self) -> Contender:
+        """The highest rate held, else the best hope; of equals the simplest."""
+        return max(
+            self.contenders,
+            key=lambda c: (self.worth(c), *_level(self._humbled(c), c)),
+        )
+
+    def upper(self, contender: Contender) -> float:
+        """The upper end of its bracket; closer by its closed loop, where two of the fastest loops agree."""
+        bracket = contender.bracket
+        full = [run.answered_rps for run in contender.runs if run.full]
+        if full and self._loops_agree():
+            return max(min(bracket.missed_rps, AGREED * max(full)), bracket.held_rps)
+        return bracket.missed_rps
+
+    def _loops_agree(self) -> bool:
+        """Whether the two fastest of the loops that fill every batch answer the same: then neither was disturbed."""
+        full = sorted(run.answered_rps for c in self.contenders for run in c.runs if run.full)
+        return len(full) > 1 and full[-1] <= AGREE * full[-2]
+
+    def is_open(self, rival: Contender, top: Contender) -> bool:
+        """Whether it was tried, and may hold a tenth more than is stated and more than the leader ever held."""
+        upper = self.upper(rival)
+        return (
+            rival is not top
+            and bool(rival.runs)
+            and upper > OPEN * top.bracket.stated_rps
+            and upper > LEVEL * top.bracket.held_rps
+        )
+
+    def _belief(self, contender: Contender) -> float:
+        """The hope, inside the bracket."""
+        return min(max(contender.hope, contender.bracket.held_rps), self.upper(contender))
+
+    def _humbled(self, contender: Contender) -> float:
+        """The hope, less for each run that missed."""
+        misses = sum(not run.held for run in contender.bracket.open_runs)
+        return (self._belief(contender) or contender.bracket.loop_rps) * BACK**misses
+
+    # 1. Scouts.
+
+    def _scout(self, left_s: float) -> Ask | None:
+        if (lone := self.lone_probe()) is not None:
+            return lone
+        self.name_points()
+        unbatched = self.unbatched()
+        if (ask := self.unbatched_loop()) is not None:
+            return ask
+        self.name_rule(self._loop_rps(unbatched))
+        if self.spent_s(left_s) > SCOUT_SHARE * self.budget_s and len(self.curve.rows_read) > 1:
+            self._ask_curve()
+            return None
+        for contender in self._corners():
+            if (ask := self.full_loop(contender)) is not None:
+                return ask
+        if (ask := self._defaults()) is not None:
+            return ask
+        return self._unknown_size()
+
+    def _loop_rps(self, contender: Contender) -> float:
+        return max((run.answered_rps for run in contender.runs if run.clients is not None), default=0.0)
+
+    def _corners(self) -> list[Contender]:
+        """A middle size with one and two threads, then a large one: of those whose batches end within the limit."""
+        grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
+        if not grid:
+            return []
+        fewest = min(c.threads for c in grid)
+        more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
+        one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
+        sizes = sorted({c.rows for c in one})
+        middle = min(sizes, key=lambda rows: abs(math.log(rows / (16 * self._rows))))
+        useful = [rows for rows in sizes if rows <= 128 * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s]
+        large = max(useful, default=middle)
+        wanted = [(middle, fewest), (middle, more), (large, fewest)]
+        found = (
+            next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
+        )
+        return [c for c in found if c is not None]
+
+    def _defaults(self) -> Ask | None:
+        """The defaults, by as many clients as can be answered in time."""
+        defaults = self.contenders.of("defaults")
+        if defaults is None or not defaults.eligible:
+            return None
+        most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
+        finite = self._limit_s if math.isfinite(self._limit_s) else 1.0
+        clients = int(min(max(0.75 * most * finite, 16), CLIENTS_MAX))
+        return self.loop(defaults, clients, "the server's own defaults under many clients")
+
+    def _unknown_size(self) -> Ask | None:
+        """A size that the curve likes and does not know: growth, or a peak between those known."""
+        for _ in range(GROWS_MAX):
+            self._ask_curve()
+            top = max(self.contenders, key=lambda c: _level(c.model_says, c))
+            if not self.contenders.grow_sizes(top):
+                break
+            self.contenders.grid()
+            self._asked_model = None
+        if top.configuration.batching is None or len(self._full_loops()) >= 6:
+            return None
+        fewest = min((c.threads for c in self.contenders if c.point is not None), default=1)
+        useful = [
+            c
+            for c in self.contenders
+            if c.point is not None
+            and c.threads == fewest
+            and c.rows <= top.rows
+            and self.batch_s(c.rows) <= self._limit_s
+        ]
+        best = max(useful, key=lambda c: c.rows, default=None)
+        if best is None or best.rows in self.curve.rows_read:
+            return None
+        return self.full_loop(best)
+
+    def _full_loops(self) -> list[Contender]:
+        return [
+            c
+            for c in self.contenders
+            if c.configuration.batching is not None and any(run.full for run in c.runs)
+        ]
+
+    # 2. Hopes.
+
+    def _ask_curve(self) -> None:
+        known = len(list(self.contenders)), sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders)
+        if self._asked_model != known:
+            for contender in self.contenders:
+                if contender.configuration.batching is None:
+                    contender.model_says = UNBATCHED_SHARE * self._loop_rps(contender)
+                elif self.curve.is_known:
+                    contender.model_says = self.curve.capacity_rps(contender.configuration)
+            self._asked_model = len(list(self.contenders)), known[1]
+        self.correct_hopes(
+            [
+                (c, min(max(c.model_says, c.bracket.held_rps), c.bracket.missed_rps))
+                for c in self.contenders
+                if c.bracket.open_runs
+                and c.model_says > 0.0
+                and (c.bracket.held_rps > 0.0 or math.isfinite(c.bracket.missed_rps))
+            ]
+        )
+        for contender in self.contenders:
+            contender.hope = max(contender.hope, LOOP_SHARE * contender.bracket.loop_rps)
+
+    # 3. and 4. Brackets, fresh runs, what is left to be settled.
+
+    def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+        self._ask_curve()
+        top = self.leader()
+        begun = any(c.bracket.open_runs and any(run.fresh for run in c.runs) for c in self.contenders)
+        if not begun and self.spent_s(left_s) < COMPARE_SHARE * self.budget_s:
+            reserve_s = FRESH_RUNS * self._cost_s(top, self._belief(top) or 1.0, fresh=True)
+            reserve_s = min(reserve_s, (1.0 - COMPARE_SHARE) * self.budget_s)
+            ask = self._affordable(self._next_probe(top, taken), left_s=left_s, reserve_s=reserve_s)
+            if ask is not None:
+                return ask
+        ask = self._fresh(top, left_s)
+        if ask is not None:
+            return ask
+        probe = self._open_question(top, taken)
+        # Whom nobody tried is tried only where there is time to confirm it: else a sure answer becomes unsure.
+        reserve_s = 0.0
+        if probe is not None and not probe[0].bracket.open_runs:
+            reserve_s = self._cost_s(*probe[:2]) + FRESH_RUNS * self._cost_s(*probe[:2], fresh=True)
+        return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
+
+    def _affordable(
+        self, probe: tuple[Contender, float, str] | None, *, left_s: float, reserve_s: float
+    ) -> Ask | None:
+        if probe is None:
+            return None
+        contender, rate_rps, why = probe
+        if left_s < reserve_s + self._cost_s(contender, rate_rps):
+            return None
+        seconds = self._seconds(contender, rate_rps)
+        return self.ask(contender, None, why, rate_rps=rate_rps, duration_s=seconds)
+
+    def _next_probe(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
+        """Who is loaded next, at which rate; None where nothing is open."""
+        bracket = top.bracket
+        lo = bracket.held_rps
+        if not lo:
+            if top in taken:
+                return None
+            return top, 0.92 * self._first_rate(top), "the best hope"
+        rivals = [
+            c
+            for c in self.contenders
+            if c is not top
+            and c not in taken
+            and self.upper(c) > LEVEL * lo
+            and self._belief(c) > RIVAL * self._belief(top)
+        ]
+        if rivals:
+            rival = max(rivals, key=lambda c: _level(self._belief(c), c))
+            held = rival.bracket.held_rps
+            hoped = math.sqrt(held * self._belief(rival)) if held else 0.95 * self._belief(rival)
+            return rival, max(1.03 * lo, hoped), "it is hoped to hold more than the leader"
+        if top not in taken and bracket.missed_rps > CLOSED * lo and not bracket.confirmed_rps:
+            return top, self._next_rate(bracket, self._belief(top)), "how much more the leader holds"
+        near = self._untried_near(top, taken, widely=False)
+        if near is None:
+            return None
+        return near, NEIGHBOUR * lo, "whether it holds more than the leader"
+
+    def _first_rate(self, top: Contender) -> float:
+        most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
+        return self._humbled(top) or most or 1.0
+
+    def _next_rate(self, bracket: Bracket, belief: float) -> float:
+        lo, hi = bracket.held_rps, bracket.missed_rps
+        once = [
+            run.rate_rps
+            for run in bracket.open_runs
+            if not run.held and run.rate_rps is not None and lo < run.rate_rps < 0.999 * hi
+        ]
+        if once:  # missed, but not surely
+            lowest = min(once)
+            return lowest if lowest < WIDEST * lo else math.sqrt(lo * lowest)
+        if belief > RIVAL * lo:
+            climbed = max(0.98 * belief, 1.06 * lo)
+        else:
+            climbed = lo * min(max(self._room(bracket, lo), 1.06), CLIMB)
+        return min(climbed, math.sqrt(lo * hi) if math.isfinite(hi) else math.inf)
+
+    def _room(self, bracket: Bracket, rate_rps: float) -> float:
+        """How far the latency at this rate stays below the limit, as a factor: of the limit that is nearest."""
+        limits = self.scenario.slo.limits()
+        rooms = [
+            min(limit_s / run.latency_s[name] for name, limit_s in limits.items() if name in run.latency_s)
+            for run in bracket.open_runs
+            if run.held and run.rate_rps is not None and run.rate_rps >= 0.999 * rate_rps and run.latency_s
+        ]
+        return max(rooms, default=1.0)
+
+    def _untried_near(self, top: Contender, taken: set[Contender], *, widely: bool) -> Contender | None:
+        """Who was not tried and may hold more, the curve being wrong: a step in size or threads, the defaults.
+
+        `widely`: a step of any knob, the rule's and the guide's points, and whom Optuna names, too.
+        """
+        lo = top.bracket.held_rps
+        named = ("present", "defaults", "no_batching", "rule", "guide") if widely else ("present", "defaults")
+        standing = [c for source in named if (c := self.contenders.of(source)) is not None]
+        steps = [
+            c
+            for c in self.contenders.neighbours(top)
+            if widely or (c.rows, c.threads) != (top.rows, top.threads)
+        ]
+        near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
+        self._ask_curve()
+        near = [c for c in near if not self._is_unlikely(c, top)]
+        if near:
+            return max(near, key=lambda c: _level(self._belief(c), c))
+        return self._named_by_optuna(top, taken) if widely else None
+
+    def _is_untried(self, contender: Contender, lo: float, taken: set[Contender]) -> bool:
+        return (
+            contender not in taken
+            and contender.eligible
+            and not contender.is_broken
+            and not self.contenders.is_barred(contender)
+            and not contender.bracket.open_runs
+            and self.upper(contender) > LEVEL * lo
+        )
+
+    def _is_unlikely(self, contender: Contender, top: Contender) -> bool:
+        """Whether a curve that is trusted says that it holds far less, or that its larger batches are never filled."""
+        if not self.trusts_curve or not contender.model_says:
+            return False
+        never_filled = (
+            contender.rows > top.rows
+            and contender.threads == top.threads
+            and contender.model_says == top.model_says
+        )
+        return never_filled or self._belief(contender) < UNLIKELY * self._belief(top)
+
+    def _named_by_optuna(self, top: Contender, taken: set[Contender]) -> Contender | None:
+        """In spaces where neighbours alone are blind: three knobs or more, or values without an order."""
+        if not self._is_wide():
+            return None
+        known = [(c, self.worth(c) or 0.5 * self._belief(c)) for c in self.contenders if c.bracket.open_runs]
+        for _ in range(5):
+            named = self.optuna_contender(known)
+            if named is None:
+                return None
+            self._ask_curve()
+            if self._is_untried(named, top.bracket.held_rps, taken) and not self._is_unlikely(named, top):
+                return named
+        return None
+
+    def _is_wide(self) -> bool:
+        knobs = [values for values in self.contenders.values.values() if len(values) > 1]
+        return len(knobs) >= 3 or any(isinstance(value, str | bool) for values in knobs for value in values)
+
+    def _fresh(self, top: Contender, left_s: float) -> Ask | None:
+        """The next fresh run of the leader; None: it is confirmed, or there is no time."""
+        bracket = top.bracket
+        if bracket.confirmed_rps and bracket.confirmed_rps >= 0.999 * self.worth(top):
+            return None
+        rate = self._fresh_rate(top)
+        if not rate or left_s < self._cost_s(top, rate, fresh=True):
+            return None
+        seconds = self._seconds(top, rate, fresh=True)
+        return self.ask(top, "confirm", "a fresh run of the leader", rate_rps=rate, duration_s=seconds)
+
+    def _fresh_rate(self, top: Contender) -> float:
+        """A little less than what was found; lower where fresh runs failed."""
+        bracket = top.bracket
+        found = bracket.held_rps or self._humbled(top)
+        rate = SAFE * min(found, max(self._belief(top), 0.9 * found))
+        tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
+        for _ in range(60):
+            near = [known for known in tried if abs(math.log(known / rate)) < 0.03] if rate else []
+            rate = near[0] if near else rate
+            missed = bracket.missed(rate, fresh=True)
+            if missed < 2 or missed <= bracket.held(rate, fresh=True) / 3:
+                break
+            rate *= STEP_DOWN
+        return rate
+
+    def _open_question(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
+        """After the fresh runs: who may still hold a tenth more than is stated?"""
+        bracket = top.bracket
+        stated = bracket.stated_rps
+        if not stated:
+            return self._next_probe(top, taken)
+        if top not in taken and bracket.missed_above(stated) > WIDEST * stated:
+            return top, 1.14 * stated, "how much more the leader holds"
+        rivals = [c for c in self.contenders if c not in taken and self.is_open(c, top)]
+        if rivals:
+            rival = max(rivals, key=lambda c: _level(self._belief(c), c))
+            return rival, max(BEAT * stated, NEIGHBOUR * bracket.held_rps), "whether it holds a tenth more than the answer"
+        near = self._untried_near(top, taken, widely=True)
+        return None if near is None else (near, BEAT * stated, "whether it holds a tenth more than the answer")
+
+    # What a run costs.
+
+    def _run_batch_s(self, contender: Contender, rate_rps: float) -> float:
+        finite = self._limit_s if math.isfinite(self._limit_s) else 1.0
+        rows = max(1.0, min(contender.rows, rate_rps * self._rows * finite / 2))
+        return self.batch_s(rows)
+
+    def _seconds(self, contender: Contender, rate_rps: float, *, fresh: bool = False) -> float:
+        """Long enough for some dozen batches and a thousand requests, within a share of the budget."""
+        batch_s = self._run_batch_s(contender, rate_rps)
+        if fresh:
+            wanted = max(FRESH_BATCHES * batch_s, FRESH_REQUESTS / rate_rps, FRESH_S)
+        else:
+            wanted = max(BATCHES * batch_s, REQUESTS / rate_rps, RUN_S)
+        load = self.scenario.load
+        if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
+            wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
+        share = FRESH_SHARE if fresh else RUN_SHARE
+        return min(wanted, max(share * self.budget_s, RUN_BATCHES_MIN * batch_s))
+
+    def _cost_s(self, contender: Contender, rate_rps: float, *, fresh: bool = False) -> float:
+        drained_s = 3 * self._run_batch_s(contender, rate_rps)
+        return self._seconds(contender, rate_rps, fresh=fresh) + self.overhead_s() + drained_s
+
+
+def _level(rate_rps: float, contender: Contender) -> tuple[int, list[int]]:
+    """To compare hopes by: what differs by less than nobody can tell is level, and then the simplest comes first."""
+    step = math.floor(math.log(rate_rps) / SAME) if rate_rps > 0.0 else -(10**9)
+    return step, [-part for part in contender.simplicity]

@@ -1,0 +1,333 @@
+"""Who may be the answer: what runs now, no batching, the defaults, the rule's and the guide's points, the space.
+
+All are contenders alike; a configuration that several name is one contender with several names. A space that batchtune
+guessed itself (`search.grow`) ends nowhere: it grows by a step where the best lies on its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from typing import Any, Final
+
+from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, Configuration
+from batchtune.batching.triton_config import configuration_as_found
+from batchtune.batching.triton_words import INSTANCES
+from batchtune.cpus import usable_threads
+from batchtune.errors import BatchingParametersError
+from batchtune.scenario.spec.batching_off import can_be_off
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.evidence.bracket import Bracket, Run
+from batchtune.tune.trials.space import UNBATCHED_CLIENTS, Space, in_force, lies_inside
+from batchtune.tune.trials.trial import Source
+
+REFERENCES: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults")
+"""What every answer is compared with, the first of them first."""
+
+_SIZE: Final = "max_batch_size"
+_THREADS: Final = "num_batch_threads"
+_TIMEOUT: Final = "batch_timeout_micros"
+_QUEUE: Final = "max_enqueued_batches"
+
+GRID_MAX: Final = 64
+"""Points whose hope is asked from the beginning: sizes times threads, times more knobs while they are few."""
+
+GROWS: Final[Mapping[str, int]] = {_SIZE: 4096, _THREADS: 64, _TIMEOUT: 1_000_000, _QUEUE: 10_000}
+"""Knobs whose guessed values grow, and how far."""
+
+
+@dataclass(eq=False, slots=True)
+class Contender:
+    """A configuration that may be the answer, who named it, and what its runs say.
+
+    `point`: of the space, or of what it grew to; None: it lies outside. `model_says`: what the service-time curve says
+    of it, in the unit of the objective; `hope`: corrected by what the sweep's own runs held.
+    """
+
+    configuration: Configuration
+    sources: list[Source]
+    point: dict[str, Any] | None
+    rows: int
+    threads: int
+    eligible: bool = True
+    failures: int = 0
+    runs: list[Run] = field(default_factory=list)
+    model_says: float = 0.0
+    hope: float = 0.0
+    _bracket: Bracket | None = None
+
+    def add(self, run: Run) -> None:
+        self.runs.append(run)
+        self._bracket = None
+
+    @property
+    def bracket(self) -> Bracket:
+        if self._bracket is None:
+            self._bracket = Bracket(tuple(self.runs))
+        return self._bracket
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the server refuses it or dies of it: it failed, and as often as it worked."""
+        return 2 * self.failures >= max(len(self.runs), 1)
+
+    @property
+    def source(self) -> Source:
+        return self.sources[0]
+
+    @property
+    def simplicity(self) -> tuple[int, int, int]:
+        """Rises with what has to be deployed: no batching, the defaults, then rows and threads."""
+        kind = 0 if self.configuration.batching is None else 1 if "defaults" in self.sources else 2
+        return kind, self.rows, self.threads
+
+
+class Contenders:
+    """All of them, in the order in which they were named."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._space = Space(scenario)
+        self.values: dict[str, list[Any]] = {
+            name: list(knob.values) for name, knob in scenario.search.space.items()
+        }
+        self._by_configuration: dict[Configuration, Contender] = {}
+        self.ceiling_rows = float("inf")
+        """Batches of so many rows or more run out of memory."""
+        for source, configuration in reference_configurations(scenario).items():
+            self.add(configuration, source)
+
+    def __iter__(self) -> Iterator[Contender]:
+        """Those that may be the answer, and whose batches fit into memory."""
+        return (
+            contender
+            for contender in tuple(self._by_configuration.values())
+            if contender.eligible and not contender.is_broken and not self.is_barred(contender)
+        )
+
+    def all(self) -> tuple[Contender, ...]:
+        """Those outside a space that the user wrote, too."""
+        return tuple(self._by_configuration.values())
+
+    def is_barred(self, contender: Contender) -> bool:
+        return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
+
+    def of(self, source: Source) -> Contender | None:
+        return next((c for c in self._by_configuration.values() if source in c.sources), None)
+
+    def find(self, configuration: Configuration) -> Contender | None:
+        return self._by_configuration.get(self._key(configuration))
+
+    def add(
+        self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None = None
+    ) -> Contender:
+        """The contender of this configuration, with one name more."""
+        key = self._key(configuration)
+        known = self._by_configuration.get(key)
+        if known is None:
+            located = dict(point) if point is not None else self._space.locate(configuration)
+            known = Contender(
+                configuration=configuration,
+                sources=[],
+                point=located,
+                rows=self._rows(configuration),
+                threads=self._threads(configuration),
+                eligible=self._is_eligible(configuration, source, located),
+            )
+            self._by_configuration[key] = known
+        if source not in known.sources:
+            known.sources.append(source)
+        return known
+
+    def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
+        """The contender of a point; None where no server accepts it or it cannot hold a request."""
+        configuration = self._configuration(point)
+        return None if configuration is None else self.add(configuration, source, point)
+
+    def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
+        """What somebody names by some of the parameters; the space's and the fixed values stand for the rest."""
+        base = {**self.base(), **wanted}
+        point = {name: value for name, value in base.items() if name not in self._scenario.fixed}
+        try:
+            configuration = self._scenario.configuration(point)
+        except BatchingParametersError:
+            return None
+        if in_force(configuration, _SIZE) < self._scenario.request.rows_most:
+            return None
+        return self.add(configuration, source)
+
+    def base(self) -> dict[str, Any]:
+        """The point in which a batch waits for no time and everything else is as the server has it."""
+        base = self._space.nearest({_TIMEOUT: 0})
+        return {name: base[name] for name in self.values}
+
+    def grid(self) -> list[Contender]:
+        """Sizes times threads, times more knobs while they are few; the rest at its base."""
+        base = self.base()
+        names = [name for name in (_SIZE, _THREADS) if name in self.values]
+        count = 1
+        for name in names:
+            count *= len(self.values[name])
+        for name, values in self.values.items():
+            if name not in names and count * len(values) <= GRID_MAX:
+                names.append(name)
+                count *= len(values)
+        points = product(*(self.values[name] for name in names))
+        named = (self.at({**base, **dict(zip(names, point, strict=True))}, "grid") for point in points)
+        return _unique(named)
+
+    def whole(self, most: int) -> list[Contender]:
+        """Every point, in the order of the space; at most so many."""
+        names = list(self.values)
+        points = (dict(zip(names, point, strict=True)) for point in product(*self.values.values()))
+        return _unique(self.at(point, "grid") for point in islice(points, most))
+
+    def neighbours(self, contender: Contender) -> list[Contender]:
+        """A step of one knob each, also beyond the edge of a space that grows."""
+        point = self.point_of(contender)
+        if point is None:
+            return []
+        found = []
+        for name in self.values:
+            self._grow(name, point[name])
+            values = self.values[name]
+            at = values.index(point[name])
+            beside = values if isinstance(point[name], str | bool | tuple) else values[max(at - 1, 0) : at + 2]
+            found += [self.at({**point, name: value}, "neighbour") for value in beside if value != point[name]]
+        return [other for other in _unique(found) if other is not contender]
+
+    def grow_sizes(self, contender: Contender) -> bool:
+        """Whether a larger size was named, because this one is as large as any."""
+        sizes = self.values.get(_SIZE, [])
+        before = len(sizes)
+        if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
+            self._grow(_SIZE, sizes[-1])
+        return len(sizes) > before
+
+    def point_of(self, contender: Contender) -> dict[str, Any] | None:
+        """The point of a contender; of one outside, such as the defaults, the nearest. None without batching."""
+        if contender.point is not None:
+            return contender.point
+        if contender.configuration.batching is None:
+            return None
+        wanted = {
+            name: in_force(contender.configuration, name, cpus=self._scenario.target.cpus)
+            for name in self.values
+        }
+        return self._space.nearest(wanted)
+
+    def _grow(self, name: str, value: Any) -> None:
+        """One step outward, where the space is our own guess and the value lies on its upper edge."""
+        values = self.values[name]
+        if not self._scenario.search.grow or name not in GROWS or value != values[-1]:
+            return
+        step = max(2 * value, 1)
+        limit = GROWS[name]
+        if name == _THREADS:
+            limit = 2 * usable_threads(self._scenario.target.cpus)
+        clients = self._scenario.load.concurrency
+        if name == _SIZE and clients is not None:
+            limit = min(limit, clients * self._scenario.request.rows_most)
+        if step <= limit:
+            values.append(step)
+
+    def _configuration(self, point: Mapping[str, Any]) -> Configuration | None:
+        try:
+            configuration = self._scenario.configuration(dict(point))
+        except BatchingParametersError:
+            return None
+        fits = in_force(configuration, _SIZE) >= self._scenario.request.rows_most
+        return configuration if fits else None
+
+    def _key(self, configuration: Configuration) -> Configuration:
+        return self._space.filled(configuration)
+
+    def _rows(self, configuration: Configuration) -> int:
+        if configuration.batching is None:
+            return self._scenario.request.rows_most
+        return int(in_force(configuration, _SIZE))
+
+    def _threads(self, configuration: Configuration) -> int:
+        if configuration.batching is None:
+            return UNBATCHED_CLIENTS // 2
+        return int(in_force(configuration, _THREADS, cpus=self._scenario.target.cpus) or 1)
+
+    def _is_eligible(
+        self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None
+    ) -> bool:
+        """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing."""
+        return (
+            self._scenario.search.grow
+            or source == "present"
+            or configuration.batching is None
+            or point is not None
+            or lies_inside(configuration, self._scenario)
+        )
+
+
+def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
+    """What runs now, no batching where the server can be told so, and the server's own defaults.
+
+    Each with the scenario's fixed server flags. What runs now is an attached server's own configuration, else that of
+    `fixed` where that names a size, a timeout or threads. Of a Triton the defaults are what the model's configuration says, with
+    `dynamic_batching { }` where it has none.
+    """
+    flags = scenario.fixed_flags
+    original = scenario.target.found
+    if original is not None:
+        unbatched = replace(original, dynamic_batching=False)
+        found: dict[Source, Configuration] = {
+            "no_batching": configuration_as_found(unbatched, flags=flags, batching=False),
+            "defaults": configuration_as_found(original, flags=flags),
+        }
+        present: Source = "present"
+        return {present: found["defaults" if original.dynamic_batching else "no_batching"], **found}
+    references: dict[Source, Configuration] = {}
+    if {_SIZE, _TIMEOUT, _THREADS} & scenario.fixed.keys():
+        try:
+            references["present"] = scenario.configuration({})
+        except BatchingParametersError:
+            pass
+    if can_be_off(scenario.target):
+        references["no_batching"] = Configuration(batching=None, flags=flags)
+    references["defaults"] = Configuration(batching=BatchingParameters(), flags=flags)
+    return references
+
+
+def one_by_one(scenario: Scenario) -> Configuration:
+    """No batching; where the server cannot be told so, batches of one request that wait for no other."""
+    alone = reference_configurations(scenario).get("no_batching")
+    if alone is not None:
+        return alone
+    batching = BatchingParameters(
+        max_batch_size=scenario.request.rows_most,
+        batch_timeout_micros=0,
+        max_enqueued_batches=UNBATCHED_CLIENTS,
+    )
+    return Configuration(batching=batching, flags=scenario.fixed_flags)
+
+
+def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Where TensorFlow Serving's tuning guide begins: as many threads as cores, a large batch, no timeout.
+
+    Source: tensorflow_serving/batching/README.md, "Performance Tuning".
+    """
+    sizes = [value for value in values.get(_SIZE, ()) if isinstance(value, int)]
+    wanted: dict[str, Any] = {_TIMEOUT: 0, _SIZE: max(sizes, default=DEFAULT_MAX_BATCH_SIZE)}
+    if scenario.dialect != "triton":
+        wanted[_THREADS] = usable_threads(scenario.target.cpus)
+    return wanted
+
+
+def same_instances(unbatched: Configuration, batched: Configuration) -> Configuration:
+    """No batching with as many of Triton's instances as another configuration has."""
+    if batched.dialect != "triton":
+        return unbatched
+    count = str(in_force(batched, _THREADS) or 1)
+    flags = tuple(sorted({**dict(unbatched.flags), INSTANCES: count}.items()))
+    return replace(unbatched, flags=flags)
+
+
+def _unique(contenders: Iterable[Contender | None]) -> list[Contender]:
+    return list(dict.fromkeys(contender for contender in contenders if contender is not None))

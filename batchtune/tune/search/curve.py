@@ -1,0 +1,200 @@
+"""The service time of a batch by its rows, read from a few closed loops, and what each configuration would give by it.
+
+A hope, no more: it says who is tried next and at which rate. Brackets decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import Configuration
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.twin.simulator.replica import Batcher, Device, batcher_of
+from batchtune.twin.simulator.simulate import closed_summary, open_summary
+
+PARALLEL = 1.25
+"""A second thread that answers less than this factor more shares the device with the first."""
+
+STRAIGHT = 0.2
+"""A line τ = a + c·b that misses a size by more than this (in logs) is no line: from size to size, then."""
+
+ROW_GUESS = 0.125
+"""What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only."""
+
+DELAY_S = 0.0003
+"""From the client to the queue and back."""
+
+_ROWS_MAX = 4096
+_ARRIVALS = 5000, 80_000
+_BATCHES = 60
+"""Requests of a simulated run, at least and at most: so many full batches between."""
+
+_CLOSED_REQUESTS = 3000
+_BISECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A device that was kept busy: rows of its batches, threads that ran them (0: no batching), rows/s."""
+
+    rows: float
+    threads: int
+    rows_per_s: float
+
+
+class Curve:
+    """τ(b) of the server under test; every reading moves it."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._limit_s = min(scenario.slo.limits().values(), default=math.inf)
+        self._error_ratio = scenario.slo.error_ratio
+        self._rows = scenario.request.rows_most
+        self._cpus: Collection[int] | None = scenario.target.cpus
+        self._readings: list[_Reading] = []
+        self._arrivals = np.cumsum(np.random.default_rng(7).exponential(1.0, _ARRIVALS[1]))
+        self._cache: dict[tuple[Batcher, float, int], float] = {}
+        self.tau_s: NDArray[np.float64] = np.zeros(_ROWS_MAX + 1)
+        self.gain = 1.0
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._readings) and self.tau_s[-1] > 0.0
+
+    @property
+    def rows_read(self) -> set[float]:
+        return {reading.rows for reading in self._readings}
+
+    def readings(self) -> dict[int, float]:
+        """Seconds of a batch at each size that was read."""
+        return {int(rows): self.batch_s(rows) for rows in sorted(self.rows_read)}
+
+    def batch_s(self, rows: float) -> float:
+        """Time of a batch of so many rows; 0 while nothing is known."""
+        return float(self.tau_s[min(max(round(rows), 1), _ROWS_MAX)])
+
+    def learn(self, configuration: Configuration, *, rows: float, rows_per_s: float) -> None:
+        """Take in a load under which the device was never idle, with batches of so many rows."""
+        if not rows_per_s > 0.0:
+            return
+        threads = 0
+        if configuration.batching is not None:
+            threads = batcher_of(configuration, cpus=self._cpus).batch_threads
+        self._readings.append(_Reading(rows, threads, rows_per_s))
+        self._fit()
+
+    def capacity_rps(self, configuration: Configuration) -> float:
+        """The highest rate of Poisson arrivals within the limit, by simulation."""
+        batcher = self._batcher(configuration)
+        size = batcher.max_batch_size or self._rows
+        rows = np.arange(1, min(size, _ROWS_MAX) + 1)
+        most = float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
+        return self._cached(batcher, most, 0, self._highest)
+
+    def loop_rps(self, configuration: Configuration, clients: int) -> tuple[float, float]:
+        """Requests/s and p95 in seconds of so many clients in a closed loop, by simulation."""
+        summary = closed_summary(
+            clients,
+            max(_CLOSED_REQUESTS, 20 * clients),
+            self._rows,
+            self._batcher(configuration),
+            [self._device()],
+            warm_up_s=0.0,
+            quantiles=(0.95,),
+        )
+        return float(summary.throughput_rps[0]), float(summary.latency_s[0, 0])
+
+    def open_p95_s(self, configuration: Configuration, rate_rps: float) -> float:
+        """p95 in seconds of Poisson arrivals at this rate, by simulation; inf: too many are refused."""
+        p95_s, errors, _ = self._open(self._batcher(configuration), rate_rps)
+        return p95_s if errors <= max(self._error_ratio, 0.01) else math.inf
+
+    def _cached(self, batcher: Batcher, most: float, kind: int, ask) -> float:  # type: ignore[no-untyped-def]
+        key = (batcher, round(most, 6), kind)
+        if key not in self._cache:
+            self._cache[key] = ask(batcher, most)
+        return self._cache[key]
+
+    def _highest(self, batcher: Batcher, most_rps: float) -> float:
+        low, high = 0.0, most_rps
+        for _ in range(_BISECTIONS):
+            rate = 0.5 * (low + high)
+            p95_s, errors, answered_rps = self._open(batcher, rate)
+            kept = p95_s <= self._limit_s and errors <= max(self._error_ratio, 0.01) and answered_rps >= 0.97 * rate
+            low, high = (rate, high) if kept else (low, rate)
+        return low
+
+    def _open(self, batcher: Batcher, rate_rps: float) -> tuple[float, float, float]:
+        requests = _BATCHES * (batcher.max_batch_size or 1) // self._rows
+        arrivals = self._arrivals[: min(max(requests, _ARRIVALS[0]), _ARRIVALS[1])]
+        summary = open_summary(
+            arrivals / rate_rps,
+            self._rows,
+            batcher,
+            [self._device()],
+            warm_up_s=0.1 * len(arrivals) / rate_rps,
+            quantiles=(0.95,),
+        )
+        return float(summary.latency_s[0, 0]), float(summary.error_ratio[0]), float(summary.throughput_rps[0])
+
+    def _batcher(self, configuration: Configuration) -> Batcher:
+        batcher = batcher_of(configuration, cpus=self._cpus)
+        return replace(batcher, length_buckets=(), early_s=None)
+
+    def _device(self) -> Device:
+        if self.gain == 1.0:
+            return Device(tau_s=self.tau_s, serial=True, delay_s=DELAY_S)
+        return Device(tau_s=self.tau_s, contention=max(0.0, 2.0 / self.gain - 1.0), delay_s=DELAY_S)
+
+    def _gain_of(self, threads: int) -> float:
+        """What so many threads answer, of one; by what two do."""
+        if self.gain == 1.0 or threads < 2:
+            return 1.0
+        contention = max(0.0, 2.0 / self.gain - 1.0)
+        return threads / (1.0 + contention * (threads - 1))
+
+    def _fit(self) -> None:
+        self._cache.clear()
+        by_threads: dict[int, dict[float, float]] = {}
+        for reading in self._readings:
+            by_threads.setdefault(reading.threads, {})[reading.rows] = reading.rows_per_s
+        one, two = by_threads.get(1, {}), by_threads.get(2, {})
+        gains = [two[rows] / one[rows] for rows in one if rows in two]
+        gain = float(np.median(gains)) if gains else 1.0
+        self.gain = gain if gain >= PARALLEL else 1.0
+        times: dict[float, list[float]] = {}
+        for reading in self._readings:
+            # How many run at once without batching is not known where threads gain: then it tells nothing.
+            if reading.threads or self.gain == 1.0:
+                seconds = reading.rows * self._gain_of(reading.threads) / reading.rows_per_s
+                times.setdefault(reading.rows, []).append(seconds)
+        if times:
+            rows = np.array(sorted(times), dtype=np.float64)
+            seconds = np.array([np.median(times[size]) for size in sorted(times)])
+            self.tau_s = np.concatenate(([1.0], curve_through(rows, seconds)))
+
+
+def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """τ at 1 to 4,096 rows, through [n] sizes read: a line with no negative part, else from size to size."""
+    every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
+    if len(rows) < 2:
+        return tau_s[0] * (1.0 + ROW_GUESS * np.maximum(every / rows[0] - 1.0, 0.0))
+    fixed_s, per_row_s = np.linalg.lstsq(
+        np.column_stack([1.0 / tau_s, rows / tau_s]), np.ones(len(rows)), rcond=None
+    )[0]
+    if fixed_s < 0.0:
+        fixed_s, per_row_s = 0.0, float(np.sum(rows / tau_s) / np.sum((rows / tau_s) ** 2))
+    if per_row_s < 0.0:
+        fixed_s, per_row_s = float(np.sum(1.0 / tau_s) / np.sum(1.0 / tau_s**2)), 0.0
+    line = fixed_s + per_row_s * every
+    misses = np.abs(np.log((fixed_s + per_row_s * rows) / tau_s))
+    if np.max(misses) < STRAIGHT:
+        return line
+    tau_s = np.maximum.accumulate(tau_s)
+    slope = (tau_s[-1] - tau_s[-2]) / (rows[-1] - rows[-2])
+    beyond = tau_s[-1] + slope * (every - rows[-1])
+    return np.where(every <= rows[-1], np.interp(every, rows, tau_s), beyond)

@@ -1,0 +1,350 @@
+"""Searches the configuration that serves the scenario's own load best: most requests/s, or the lowest p95.
+
+Every run is of that load, so every run counts. A contender's bracket is the mean of its runs, wider by what runs of one
+configuration differ and narrower with each run. First the references and a few corners, then whom the service-time
+curve hopes best of, the leader's neighbours, whom Optuna names; who cannot be told from the leader runs again beside it;
+fresh runs confirm.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.evidence.bracket import FRESH, Run
+from batchtune.tune.search.contenders import Contender
+from batchtune.tune.search.search import COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
+from batchtune.tune.trials.trial import Ask, Trial
+
+SPREAD, SPREAD_LEAST = 0.05, 0.015
+"""Between runs of one configuration, in logs: until some were repeated, and at least."""
+
+TRUSTED_SPREAD = 4
+"""Repeats (degrees of freedom) from which their own spread counts alone."""
+
+LATENCY_FACTOR = 1.5
+"""A quantile differs from run to run by so much more than a rate."""
+
+SURE = 2.0
+"""Standard errors from the mean to the end of a bracket."""
+
+WORTH = 1.02
+"""What a contender must be hoped to give, times the leader's, to be tried."""
+
+RIVAL = 1.03
+"""A rival whose upper end lies this far above the leader's mean runs again."""
+
+RUNS_MAX = 3
+"""Search runs of one contender: more are fresh runs' work."""
+
+FRESH_RUNS = 3.3
+"""Fresh runs of the leader for which time is set aside."""
+
+HOPES_MAX = 400
+"""Points of which the curve is asked."""
+
+BATCHES, REQUESTS, RUN_S = 20, 300, 1.0
+FRESH_FACTOR = 2.0
+"""A run lasts so many batches or requests, or so long, whichever is longest; a fresh run twice as long."""
+
+RUN_BATCHES_MIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A contender under the scenario's load: mean and ends of its merit (log of requests/s, or -log of p95)."""
+
+    mean: float
+    low: float
+    high: float
+    runs: int
+    keeps: bool
+
+
+class FixedLoadSearch(Search):
+    """See the module; merits are logs, higher is better."""
+
+    def __init__(self, scenario: Scenario, *, budget_s: float) -> None:
+        super().__init__(scenario, budget_s=budget_s)
+        self._is_latency = scenario.objective == "latency"
+        self._clients = None if scenario.load.open_loop else scenario.load.concurrency
+
+    # What runs say.
+
+    def merit(self, run: Run) -> float:
+        """NaN where it has none."""
+        value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
+        if not (math.isfinite(value) and value > 0.0):
+            return math.nan
+        return -math.log(value) if self._is_latency else math.log(value)
+
+    def own_runs(self, contender: Contender) -> list[Run]:
+        """Those of the scenario's own load."""
+        return [run for run in contender.runs if run.trial not in self._foreign]
+
+    @property
+    def _foreign(self) -> set[int]:
+        return {
+            trial.number
+            for trial in self.trials
+            if trial.source in ("probe", "node")
+            or (trial.source == "calibration" and (self._clients is None or trial.asked_concurrency not in (None, self._clients)))
+        }
+
+    def standing(self, contender: Contender) -> Standing | None:
+        """None without a run that can be compared. Fresh runs count alone, once there are FRESH of them."""
+        runs = self.own_runs(contender)
+        fresh = [run for run in runs if run.fresh]
+        counted = fresh if len(fresh) >= FRESH else runs
+        merits = [merit for run in counted if math.isfinite(merit := self.merit(run))]
+        if not merits:
+            return None
+        mean = statistics.fmean(merits)
+        half = SURE * self.spread() / math.sqrt(len(merits))
+        held = sum(run.held for run in runs)
+        return Standing(mean, mean - half, mean + half, len(merits), keeps=2 * held > len(runs))
+
+    def spread(self) -> float:
+        """Standard deviation between runs of one configuration, in logs; assumed while few were repeated."""
+        degrees, squares = 0, 0.0
+        for contender in self.contenders.all():
+            merits = [m for run in self.own_runs(contender) if math.isfinite(m := self.merit(run))]
+            if len(merits) > 1:
+                mean = statistics.fmean(merits)
+                degrees += len(merits) - 1
+                squares += sum((merit - mean) ** 2 for merit in merits)
+        assumed = SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
+        weight = min(degrees / TRUSTED_SPREAD, 1.0)
+        measured = math.sqrt(squares / degrees) if degrees else assumed
+        return max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
+
+    def leader(self) -> Contender:
+        """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope."""
+        return max(self.contenders, key=self._rank)
+
+    def _rank(self, contender: Contender) -> tuple[bool, float, float, list[int]]:
+        standing = self.standing(contender)
+        keeps = standing is not None and standing.keeps
+        value = -math.inf if standing is None else standing.mean if keeps else -self._violation(contender)
+        return keeps, value, contender.hope, [-part for part in contender.simplicity]
+
+    def _violation(self, contender: Contender) -> float:
+        limits = self.scenario.slo.limits()
+        worst = [
+            max((run.latency_s.get(name, math.inf) / limit for name, limit in limits.items()), default=1.0)
+            + run.error_ratio
+            for run in self.own_runs(contender)
+        ]
+        return min(worst, default=math.inf)
+
+    # What is asked next.
+
+    def _scout(self, left_s: float) -> Ask | None:
+        """A lone client; one by one; in an open loop what full batches answer."""
+        if (lone := self.lone_probe()) is not None:
+            return lone
+        self.name_points()
+        unbatched = self.unbatched()
+        if self._clients is None:
+            if (ask := self.unbatched_loop()) is not None:
+                return ask
+            self.name_rule(max((r.answered_rps for r in unbatched.runs if r.clients is not None), default=0.0))
+            if self.spent_s(left_s) < SCOUT_SHARE * self.budget_s or len(self.curve.rows_read) < 2:
+                for contender in self._sizes():
+                    if (ask := self.full_loop(contender)) is not None:
+                        return ask
+        else:
+            if not self.own_runs(unbatched):
+                return self._own_run(unbatched, "no batching")
+            self.name_rule(max((run.answered_rps for run in unbatched.runs), default=0.0))
+        return None
+
+    def _sizes(self) -> list[Contender]:
+        grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
+        fewest = min((c.threads for c in grid), default=1)
+        one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
+        return list(dict.fromkeys([*one[:1], *one[len(one) // 2 : len(one) // 2 + 1], *one[-1:]]))
+
+    def _first(self) -> Iterator[Contender]:
+        """Who runs whatever is hoped of it."""
+        for source in ("present", "no_batching", "defaults", "rule", "guide"):
+            named = self.contenders.of(source)  # type: ignore[arg-type]
+            if named is not None and not named.is_broken and not self.contenders.is_barred(named):
+                yield named
+        yield from self._sizes()
+
+    def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+        left_s -= sum(self._cost_s(contender) for contender in taken)
+        ask = None
+        if self.spent_s(left_s) < COMPARE_SHARE * self.budget_s:
+            reserve_s = FRESH_RUNS * self._cost_s(self.leader(), fresh=True)
+            ask = self._compared(left_s - reserve_s, taken)
+        return ask or self._fresh(left_s, taken)
+
+    def _compared(self, left_s: float, taken: set[Contender]) -> Ask | None:
+        if self.scenario.search.strategy == "grid":
+            return next(
+                (
+                    self._own_run(c, "a point of the grid")
+                    for c in self.contenders
+                    if c not in taken and not self.own_runs(c) and self._cost_s(c) <= left_s
+                ),
+                None,
+            )
+        for contender in self._first():
+            if contender not in taken and not self.own_runs(contender) and self._cost_s(contender) <= left_s:
+                return self._own_run(contender, "a first look")
+        self._ask_curve()
+        named = self._hoped(taken) or self._rival(taken) or self._near(taken)
+        if named is None or self._cost_s(named[0]) > left_s:
+            return None
+        return self._own_run(*named)
+
+    def _hoped(self, taken: set[Contender]) -> tuple[Contender, str] | None:
+        """The best hope of those that never ran, where it is above the leader's mean."""
+        top = self.standing(self.leader())
+        bar = -math.inf if top is None or not top.keeps else top.mean + math.log(WORTH)
+        untried = [
+            c for c in self.contenders if c not in taken and not self.own_runs(c) and c.hope > bar and c.model_says
+        ]
+        best = max(untried, key=lambda c: (round(c.hope, 3), [-part for part in c.simplicity]), default=None)
+        return None if best is None else (best, "it is hoped to be better than the leader")
+
+    def _rival(self, taken: set[Contender]) -> tuple[Contender, str] | None:
+        """Who cannot be told from the leader, or the leader itself, whichever ran less."""
+        leader = self.leader()
+        top = self.standing(leader)
+        if top is None:
+            return None
+        level = [
+            (standing.runs, -standing.mean, at, c)
+            for at, c in enumerate(self.contenders)
+            if c not in taken
+            and (standing := self.standing(c)) is not None
+            and standing.runs < RUNS_MAX
+            and (standing.keeps or not top.keeps or len(self.own_runs(c)) == 1)
+            and (c is leader or standing.high > top.low + math.log(RIVAL))
+        ]
+        if not level or (len(level) == 1 and level[0][3] is leader and top.runs > 1):
+            return None
+        return min(level)[3], "it cannot be told from the leader"
+
+    def _near(self, taken: set[Contender]) -> tuple[Contender, str] | None:
+        """The leader's neighbours, and whom Optuna names."""
+        leader = self.leader()
+        near = [
+            c
+            for c in self.contenders.neighbours(leader)
+            if c not in taken and c.eligible and not self.contenders.is_barred(c) and not self.own_runs(c)
+        ]
+        if near:
+            self._ask_curve()
+            return max(near, key=lambda c: (c.hope, [-part for part in c.simplicity])), "beside the leader"
+        known = [
+            (c, standing.mean - (0.0 if standing.keeps else 1.0))
+            for c in self.contenders
+            if (standing := self.standing(c)) is not None
+        ]
+        for _ in range(5):
+            named = self.optuna_contender(known)
+            if named is not None and named not in taken and not self.own_runs(named) and named.eligible:
+                return named, "named by Optuna"
+        return None
+
+    def _fresh(self, left_s: float, taken: set[Contender]) -> Ask | None:
+        """Fresh runs: the leader's, then beside it those of whoever may be better, then of the references."""
+        leader = self.leader()
+        top = self.standing(leader)
+        if top is None:
+            return None
+        for contender in (leader, *self._open_rivals(leader, top), *self._compared_with()):
+            fresh = sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
+            if fresh < self._fresh_wanted(contender, leader) and self._cost_s(contender, fresh=True) <= left_s:
+                return self._own_run(contender, "a fresh run", fresh=True)
+        return None
+
+    def _fresh_wanted(self, contender: Contender, leader: Contender) -> int:
+        """Of a leader that missed one, more, so that three times as many held."""
+        missed = sum(run.fresh and not run.held for run in contender.runs)
+        return max(FRESH, 4 * missed) if contender is leader and missed <= 1 else FRESH
+
+    def _open_rivals(self, leader: Contender, top: Standing) -> list[Contender]:
+        rivals = [
+            (standing.high, at, c)
+            for at, c in enumerate(self.contenders)
+            if c is not leader
+            and (standing := self.standing(c)) is not None
+            and standing.keeps
+            and standing.high > top.low + math.log(1.0 + 0.10)
+        ]
+        return [c for _, _, c in sorted(rivals, reverse=True)]
+
+    def _compared_with(self) -> list[Contender]:
+        named = (self.contenders.of(source) for source in ("present", "no_batching", "defaults"))
+        return [c for c in named if c is not None and not c.is_broken and self.own_runs(c)]
+
+    # Hopes.
+
+    def _learn(self, contender: Contender, run: Run, trial: Trial) -> None:
+        """A closed loop keeps the device busy: what its batches held, and how many rows were done, are a reading."""
+        super()._learn(contender, run, trial)
+        if run.full or run.clients is None or trial.measurement is None or run.error_ratio > 0.1:
+            return
+        server = trial.measurement.server
+        rows = None if server is None else server.mean_batch_rows
+        if rows and contender.configuration.batching is not None and run.clients >= 4:
+            self.curve.learn(contender.configuration, rows=rows, rows_per_s=run.answered_rps * self._rows)
+
+    def _ask_curve(self) -> None:
+        if not self.curve.is_known or len(self.curve.rows_read) < 2:
+            return
+        contenders = list(self.contenders)[:HOPES_MAX]
+        known = len(contenders), len(self.trials)
+        if self._asked_model != known:
+            for contender in contenders:
+                contender.model_says = self._predicted(contender)
+            self._asked_model = known
+        self.correct_hopes(
+            [(c, math.exp(s.mean)) for c in contenders if (s := self.standing(c)) is not None and c.model_says > 0.0]
+        )
+        for contender in contenders:
+            contender.hope = math.log(contender.hope) if contender.hope > 0.0 else -math.inf
+
+    def _predicted(self, contender: Contender) -> float:
+        """In the unit of the merit's exponential: requests/s, or 1/p95; 0: it would not keep the SLO."""
+        if self._clients is not None:
+            rate, p95_s = self.curve.loop_rps(contender.configuration, self._clients)
+            value = 1.0 / p95_s if self._is_latency else rate
+        else:
+            p95_s = self.curve.open_p95_s(contender.configuration, self.scenario.load.rate_rps or 1.0)
+            value = 1.0 / p95_s
+        return value if p95_s <= 1.2 * self._limit_s else 0.0
+
+    # What a run is, and costs.
+
+    def _own_run(self, contender: Contender, why: str, *, fresh: bool = False) -> Ask:
+        seconds = self._seconds(contender, fresh=fresh)
+        return self.ask(contender, "confirm" if fresh else None, why, duration_s=seconds)
+
+    def _seconds(self, contender: Contender, *, fresh: bool = False) -> float | None:
+        """None: as long as the scenario says, because its load has a shape or a number of requests."""
+        load = self.scenario.load
+        if load.requests is not None or load.arrivals in ("ramp", "steps", "trace"):
+            return None
+        rows = contender.rows if self._clients is None else min(contender.rows, self._clients * self._rows)
+        batch_s = self.batch_s(rows)
+        rate = load.rate_rps or 1e9
+        factor = FRESH_FACTOR if fresh else 1.0
+        wanted = factor * max(BATCHES * batch_s, REQUESTS / rate if self._clients is None else 0.0, RUN_S)
+        if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
+            wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
+        share = FRESH_SHARE if fresh else RUN_SHARE
+        return min(wanted, max(share * self.budget_s, RUN_BATCHES_MIN * batch_s))
+
+    def _cost_s(self, contender: Contender, *, fresh: bool = False) -> float:
+        load = self.scenario.load
+        seconds = self._seconds(contender, fresh=fresh)
+        return (load.duration_s + load.warm_up_s if seconds is None else seconds) + self.overhead_s()

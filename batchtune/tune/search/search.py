@@ -1,0 +1,298 @@
+"""Searches a space: who is loaded next, how, and why.
+
+The ledger is the only state: a search asked twice after the same runs answers the same, so that a sweep that was killed
+goes on where it stood. What is common to all objectives stands here: contenders, the service-time curve, what a run
+costs, the phases. `capacity` and `fixed_load` say what is asked next.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.units import rounded_duration
+from batchtune.tune.evidence.bracket import Run, runs_of
+from batchtune.tune.search.contenders import Contender, Contenders, guide_point, one_by_one
+from batchtune.tune.search.curve import Curve
+from batchtune.tune.search.optuna_proposals import proposed_point
+from batchtune.tune.search.rule_formula import RuleAnswer, throughput_interval_rule
+from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
+from batchtune.tune.trials.pace import Pace
+from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
+from batchtune.tune.trials.trial import Ask, Source, Trial
+
+SCOUT_SHARE = 0.2
+"""Of the budget, for scouting at most; two scouts are made in any case."""
+
+COMPARE_SHARE = 0.7
+"""Of the budget, for scouting and comparing; what is left confirms."""
+
+RUN_SHARE, FRESH_SHARE = 0.055, 0.08
+"""Of the budget, that one run and one fresh run may last."""
+
+SPARE_CLIENTS = 64
+"""Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way."""
+
+WAY_S = 0.005
+"""No answer is on its way for longer than this."""
+
+CLIENTS_MAX = 2000
+
+_PACED = tuple(1 << power for power in range(12))
+"""Rows at which a run is told how long a batch takes."""
+
+LONE_S, SCOUT_S = 0.5, 0.7
+"""Lengths of the probe of a lone client and of a scout, at least."""
+
+OVERHEAD_S = 0.4
+"""What a run takes beside its length, until some were made."""
+
+MISLEADING = 0.2
+"""Where the shift between the curve's word and the brackets differs by more between contenders (standard deviation, in
+logs), the curve is left aside: a wrong model costs more than none."""
+
+TRUSTED_FROM = 3
+"""Contenders that must contradict each other before that is believed."""
+
+
+class Search(ABC):
+    """One search; `observe` what was measured, `next_asks` what to measure next."""
+
+    def __init__(self, scenario: Scenario, *, budget_s: float) -> None:
+        self.scenario = scenario
+        self.budget_s = budget_s
+        self.contenders = Contenders(scenario)
+        self.curve = Curve(scenario)
+        self.trials: list[Trial] = []
+        self.lone_s = math.nan
+        self.rule: RuleAnswer | None = None
+        self._lone = one_by_one(scenario)
+        self._rows = scenario.request.rows_most
+        self._limit_s = min(scenario.slo.limits().values(), default=math.inf)
+        self._asked_model: tuple[int, int] | None = None
+        self.trusts_curve = True
+        self._named = False
+
+    # What was measured.
+
+    def observe(self, trials: Iterable[Trial]) -> None:
+        """Take in trials that ended."""
+        for trial in trials:
+            self.trials.append(trial)
+            self._take(trial)
+        self.contenders.ceiling_rows = memory_ceiling_rows(self.trials)
+
+    def _take(self, trial: Trial) -> None:
+        if trial.source in ("probe", "node", "variant", "load"):
+            if trial.asked_concurrency == 1 and trial.measurement is not None:
+                self.lone_s = trial.measurement.latency_s["p50"].value
+            if trial.source != "probe" or trial.asked_concurrency == 1:
+                return
+        contender = self.contenders.find(trial.configuration)
+        if contender is None or _proposer(trial.source) != "grid":
+            contender = self.contenders.add(trial.configuration, _proposer(trial.source), trial.point)
+        contender.failures += trial.state == "failed"
+        for run in runs_of([trial], self.scenario.slo, self.scenario):
+            contender.add(run)
+            self._learn(contender, run, trial)
+
+    def _learn(self, contender: Contender, run: Run, trial: Trial) -> None:
+        """A loop in which every batch is full teaches the curve, and no other: what rows the others had is not known."""
+        busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
+        if busy and run.error_ratio <= 0.1:
+            self.curve.learn(
+                contender.configuration, rows=contender.rows, rows_per_s=run.answered_rps * self._rows
+            )
+
+    # What is asked next.
+
+    def next_asks(self, count: int, *, left_s: float) -> list[Ask]:
+        """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done."""
+        asks: list[Ask] = []
+        taken: set[Contender] = set()
+        while len(asks) < count:
+            ask = self._next(left_s=left_s, taken=taken)
+            if ask is None:
+                break
+            asks.append(ask)
+            contender = self.contenders.find(ask.configuration)
+            if contender is not None:
+                taken.add(contender)
+        return asks
+
+    def _next(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+        if not taken and (ask := self._scout(left_s)) is not None:
+            return ask
+        return self._question(left_s=left_s, taken=taken)
+
+    @abstractmethod
+    def _scout(self, left_s: float) -> Ask | None:
+        """The next short load that tells who is worth a longer one; None: scouting is over."""
+
+    @abstractmethod
+    def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+        """The next run that may change the answer or confirms it; None: none that there is time for."""
+
+    @abstractmethod
+    def leader(self) -> Contender:
+        """Who would be the answer now."""
+
+    def spent_s(self, left_s: float) -> float:
+        return self.budget_s - left_s
+
+    def plan_text(self) -> str:
+        """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
+        scout_s = SCOUT_SHARE * self.budget_s
+        compare_s = COMPARE_SHARE * self.budget_s - scout_s
+        confirm_s = self.budget_s - scout_s - compare_s
+        parts = f"{scout_s:.0f} to scout, {compare_s:.0f} to compare, {confirm_s:.0f} to confirm"
+        return f"{rounded_duration(self.budget_s)}: {parts}"
+
+    # The contenders that are named once something is known.
+
+    def name_points(self) -> None:
+        """The rule's and the guide's points, and the grid's, as soon as a lone request was answered."""
+        if self._named:
+            return
+        strategy = self.scenario.search.strategy
+        if strategy != "rule":
+            self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
+        if strategy == "grid":
+            self.contenders.whole(self.scenario.search.trials or 10_000)
+        elif strategy == "guided":
+            self.contenders.grid()
+        self._named = True
+
+    def name_rule(self, unbatched_rps: float) -> None:
+        """The throughput × interval rule's point, from what is answered one by one."""
+        if self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
+            return
+        self.rule = throughput_interval_rule(
+            rows_per_s=unbatched_rps * self._rows,
+            lone_latency_s=self.lone_s,
+            limits=self.scenario.slo.limits(),
+            rows_per_request=self._rows,
+        )
+        self.contenders.overlaid(self.rule.point, "rule")
+
+    def optuna_contender(self, worth: Sequence[tuple[Contender, float]]) -> Contender | None:
+        """Whom Optuna's sampler names by what the others gave; None: nobody new."""
+        point = proposed_point(
+            self.contenders.values,
+            [(contender.point, value) for contender, value in worth if contender.point is not None],
+            seed=self.scenario.search.seed + len(self.trials),
+        )
+        return None if point is None else self.contenders.at(point, "sampler")
+
+    def best_trial(self) -> Trial | None:
+        """The last run of whoever leads; None: nobody ran."""
+        if not any(contender.runs for contender in self.contenders):
+            return None
+        runs = self.leader().runs
+        by_number = {trial.number: trial for trial in self.trials}
+        return by_number[runs[-1].trial] if runs else None
+
+    # What a run costs.
+
+    def overhead_s(self) -> float:
+        """What runs took beside their length: applying, warming up, draining."""
+        beside = [
+            trial.seconds - trial.asked_duration_s
+            for trial in self.trials[-8:]
+            if trial.asked_duration_s is not None and trial.state == "complete"
+        ]
+        return max(statistics.median(beside), 0.1) if len(beside) >= 3 else OVERHEAD_S
+
+    def pace(self) -> Pace:
+        """What is known of the server's speed, for warm-up and patience."""
+        known = {rows: self.curve.batch_s(rows) for rows in _PACED} if self.curve.is_known else {}
+        return Pace(lone_s=self.lone_s, lone_rows=self._rows, batch_s_by_rows=known)
+
+    def batch_s(self, rows: float) -> float:
+        if self.curve.is_known:
+            return self.curve.batch_s(rows)
+        return self.lone_s if self.lone_s > 0.0 else 0.0
+
+    def ask(self, contender: Contender, source: Source | None, reason: str, **load: float | int | None) -> Ask:
+        return Ask(
+            configuration=contender.configuration,
+            source=source or contender.source,
+            reason=reason,
+            point=contender.point,
+            **load,  # type: ignore[arg-type]
+        )
+
+    # Scouts of an open loop, and of the rule.
+
+    def lone_probe(self) -> Ask | None:
+        """One client, one by one: the latency that no configuration beats."""
+        if any(trial.asked_concurrency == 1 for trial in self.trials):
+            return None
+        return Ask(
+            configuration=self._lone,
+            source="probe",
+            reason="the latency of a lone request",
+            concurrency=1,
+            duration_s=LONE_S,
+        )
+
+    def loop(self, contender: Contender, clients: int, why: str) -> Ask | None:
+        """A closed loop of a contender, unless one was made."""
+        if any(run.clients is not None and run.rate_rps is None for run in contender.runs):
+            return None
+        turn_s = self.batch_s(min(contender.rows, clients * self._rows))
+        seconds = min(max(SCOUT_S, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
+        return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
+
+    def full_loop(self, contender: Contender) -> Ask | None:
+        """A closed loop that fills every batch of a contender."""
+        clients = clients_to_fill(contender.configuration, self.scenario)
+        batch_s = self.batch_s(contender.rows)
+        if contender.configuration.batching is not None and batch_s > 0.0:
+            clients += int(min(max(WAY_S * contender.rows / self._rows / batch_s, 4), SPARE_CLIENTS))
+        return self.loop(contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer")
+
+    def unbatched_loop(self) -> Ask | None:
+        """What is answered one by one: by fewer clients where the last of them would wait for long."""
+        patient_s = max(RUN_SHARE * self.budget_s, 1.0)
+        clients = int(min(max(patient_s / self.lone_s, 2), UNBATCHED_CLIENTS)) if self.lone_s > 0.0 else 2
+        return self.loop(self.unbatched(), clients, "what is answered one by one")
+
+    def unbatched(self) -> Contender:
+        """Whom the rule's throughput is read from."""
+        return self.contenders.of("no_batching") or self.contenders.add(self._lone, "probe")
+
+    def correct_hopes(self, known: Sequence[tuple[Contender, float]]) -> None:
+        """What the curve says, moved by as much as this sweep's own runs moved it.
+
+        `known`: what the runs of a contender say, in the unit of `model_says`. Where they contradict the curve each in
+        a way of its own it is left aside: the hope is then what the nearest contender gave.
+        """
+        shifts = [
+            math.log(value / contender.model_says)
+            for contender, value in known
+            if value > 0.0 and contender.model_says > 0.0
+        ]
+        shift = statistics.median(shifts) if shifts else 0.0
+        self.trusts_curve = not (len(shifts) >= TRUSTED_FROM and statistics.pstdev(shifts) > MISLEADING)
+        for contender in self.contenders:
+            if self.trusts_curve or not known:
+                contender.hope = contender.model_says * math.exp(shift)
+            else:
+                near = min(known, key=lambda pair: _distance(pair[0], contender))
+                contender.hope = near[1]
+
+
+def _distance(one: Contender, other: Contender) -> float:
+    """Doublings of rows and threads between two contenders; none is as far from batching as can be."""
+    if (one.configuration.batching is None) != (other.configuration.batching is None):
+        return 100.0
+    return abs(math.log2(one.rows / other.rows)) + abs(math.log2(one.threads / other.threads))
+
+
+def _proposer(source: Source) -> Source:
+    """Of a trial whose source says what it was for, not who named it."""
+    return "grid" if source in ("calibration", "confirm", "race", "probe") else source

@@ -1,4 +1,4 @@
-"""Is this file a scenario we can run, and if not, which lines say what instead of what?"""
+"""Reads and writes scenario files; says of a wrong one which line has what instead of what."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
 from batchtune.scenario.examples import example_names
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search import REMOVED, REMOVED_STRATEGIES
 from batchtune.scenario.yaml_document import Document, overridden, parse_yaml
 
 _MODELINE = "# yaml-language-server: $schema=scenario.schema.json\n"
@@ -67,13 +68,12 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
 
 
 def read_kept_scenario(path: Path) -> Scenario:
-    """The scenario that a run keeps; the files that it names need not be there any more.
+    """The scenario that a run keeps: files that it names may be gone, and removed keys of `search` are dropped.
 
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = parse_yaml(scenario_text(path).text, source=str(path))
-    return _validated(document, path.parent, files_exist=False)
+    return _validated(_kept(path), path.parent, files_exist=False)
 
 
 def read_kept_variants(path: Path) -> dict[str, Scenario]:
@@ -82,7 +82,7 @@ def read_kept_variants(path: Path) -> dict[str, Scenario]:
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    document = parse_yaml(scenario_text(path).text, source=str(path))
+    document = _kept(path)
     return _variants(
         document, _validated(document, path.parent, files_exist=False), path.parent, files_exist=False
     )
@@ -175,6 +175,18 @@ def _instead_of(path: Path) -> str:
     return f"`batchtune init --example NAME` writes an example here, one of: {', '.join(names)}"
 
 
+def _kept(path: Path) -> Document:
+    """The document of a run, without keys of `search` that no longer exist."""
+    document = parse_yaml(scenario_text(path).text, source=str(path))
+    search = document.data.get("search")
+    if not isinstance(search, dict):
+        return document
+    left = {key: value for key, value in search.items() if key not in REMOVED}
+    if left.get("strategy") in REMOVED_STRATEGIES:
+        left["strategy"] = "guided"
+    return Document(data={**document.data, "search": left}, places=document.places)
+
+
 def _compared(document: Document) -> Document:
     """Without what is searched, and without variants of its own."""
     left = {key: value for key, value in document.data.items() if key != "search"}
@@ -235,12 +247,16 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
     match error["type"]:
         case "problem":
             return context.get("what", error["msg"]), context.get("hint", "")
+        case "extra_forbidden" if path[:-1] == ("search",) and path[-1] in REMOVED:
+            return "this key no longer exists", REMOVED[str(path[-1])]
         case "extra_forbidden":
             known = _known_keys(path[:-1])
             near = get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
             return "unknown key", f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
         case "missing":
             return f"missing ({_description(path)})", ""
+        case "literal_error" if path == ("search", "strategy") and str(given) in REMOVED_STRATEGIES:
+            return f"this strategy no longer exists; was {given!r}", REMOVED_STRATEGIES[str(given)]
         case "literal_error":
             choices = [
                 choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")

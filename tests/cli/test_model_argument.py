@@ -194,8 +194,7 @@ def test_a_budget_too_short_for_so_slow_a_model_is_said_before_it_is_spent() -> 
         shortage_of(scenario_of(**asked, search={"space": space, "budget": {"time": budget}}), tries)
         for budget in ("35s", "10m")
     )
-    assert "35s are enough for about" in (short or "")
-    assert "for a sure answer give" in (short or "")
+    assert short == "a request takes 302 ms: 35 s hold few runs; for a sure answer give --budget 182s"
     assert enough is None
 
 

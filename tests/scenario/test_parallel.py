@@ -38,8 +38,6 @@ def test_what_each_needs_is_said_by_a_mapping_and_the_number_replaced_beside_it(
 @pytest.mark.parametrize(
     ("value", "strategy", "overrides", "message"),
     [
-        ("2", "rule", (), "strategy rule tries one after another"),
-        ("2", "guide", (), "strategy guide tries one after another"),
         (
             "2",
             "guided",

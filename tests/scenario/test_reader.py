@@ -310,6 +310,28 @@ def test_several_mistakes_are_reported_at_once_in_the_order_of_lines() -> None:
     ]
 
 
+def test_keys_of_before_are_refused_with_what_takes_their_place(tmp_path: Path) -> None:
+    old = changed(
+        SMALL, ("search:\n", "search:\n  strategy: guide\n  sampler: tpe\n  mode: bulk\n  repeats: 3\n")
+    )
+    lines = refused(old).message.splitlines()
+    assert lines[0].startswith(
+        "s.yaml:8: search.strategy: this strategy no longer exists; was 'guide' (set guided"
+    )
+    assert [line.partition(" (")[0] for line in lines[1:]] == [
+        f"s.yaml:{line}: search.{key}: this key no longer exists"
+        for line, key in ((9, "sampler"), (10, "mode"), (11, "repeats"))
+    ]
+    assert "take it out: what cannot be told apart is run again" in lines[3]
+    override = refused(SMALL, ("search.sampler=gp",))
+    assert override.message == "--set search.sampler=gp: search.sampler: this key no longer exists"
+    path = tmp_path / "scenario.yaml"
+    path.write_text(old)
+    kept = read_kept_scenario(path)
+    assert kept.search.strategy == "guided"
+    assert kept == parse_scenario(SMALL)
+
+
 def test_names_of_attributes_are_no_keys() -> None:
     error = refused(changed(OPEN, ("p95: 20ms", "p95_s: 20ms")))
     assert error.message == "s.yaml:6: slo.p95_s: unknown key"

@@ -107,7 +107,7 @@ RunArgument = Annotated[
     Path | None,
     typer.Argument(metavar="RUN", help="A run's directory. Default: the latest sweep under --results."),
 ]
-Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
+Strategy = Literal["guided", "rule", "grid", "optuna"]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]

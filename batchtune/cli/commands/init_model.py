@@ -49,6 +49,7 @@ _COMMENTS: Final[Mapping[str, str]] = {
     "load.warm_up": "of a trial: sent, and not counted",
     "load.duration": "of a trial: counted; longer ones are surer, and fewer",
     "search.budget": "for everything, the fresh runs that confirm the choice included",
+    "search.grow": "the space is a guess: where the best lies on its edge, the next step outward is tried",
     "search.space.max_batch_size": "rows in a batch at most; 1 runs every request by itself",
     "search.space.batch_timeout_micros": "how long the first request of a batch may wait for company",
     "search.space.num_batch_threads": "batches that run at the same time",

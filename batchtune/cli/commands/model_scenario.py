@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -17,6 +18,7 @@ from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import ScenarioText, parse_scenario, unchecked_scenario
 from batchtune.scenario.spec.request import Protocol, RandomRange, transport_of
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
 from batchtune.scenario.tensor_shapes import check_names
 from batchtune.scenario.units import counted, format_duration, rounded_duration
 from batchtune.target.address import Address
@@ -24,7 +26,7 @@ from batchtune.target.choice import target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
 from batchtune.tune.sweep.proposal import pace_of, proposed
-from batchtune.tune.sweep.time_budget import plan_text
+from batchtune.tune.sweep.sweep import usual_budget_s
 from batchtune.tune.trials.pace import Pace
 from batchtune.wire.signature import Signature, TensorSpec
 
@@ -158,9 +160,15 @@ def wants_of(scenario: Scenario) -> str:
 
 
 def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
-    """What the budget that was given can do on so slow a model, before it is spent; None: it is enough."""
-    plan = plan_text(scenario, _pace(scenario, tries))
-    return plan if "for a sure answer" in plan else None
+    """That the budget is less than half of what a sure answer takes on so slow a model; None: it is not."""
+    given_s, sure_s = scenario.search.time_budget_s, usual_budget_s(tries.lone_s)
+    if given_s is None or given_s >= 0.5 * sure_s or sure_s == DEFAULT_TIME_BUDGET_S:
+        return None
+    needed = format_duration(math.ceil(sure_s))
+    return (
+        f"a request takes {rounded_duration(tries.lone_s)}: {rounded_duration(given_s)} hold few runs; "
+        f"for a sure answer give --budget {needed}"
+    )
 
 
 def _pace(scenario: Scenario, tries: FirstTries) -> Pace:

@@ -1,11 +1,11 @@
-"""Which configurations may the search try, and for how long?"""
+"""The part of a scenario that says which configurations are searched, by whom, and for how long."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     BeforeValidator,
@@ -21,9 +21,16 @@ from batchtune.scenario.spec.section import ClusterAddress, Spec
 from batchtune.scenario.units import Count, PositiveSeconds, Whole, problem
 
 KnobValue: TypeAlias = bool | int | float | str | tuple[int, ...]
-Strategy = Literal["guided", "rule", "guide", "grid", "optuna"]
-SamplerKind = Literal["tpe", "gp", "qmc", "random", "nsga2"]
-ServingMode = Literal["online", "bulk"]
+Strategy = Literal["guided", "rule", "grid", "optuna"]
+
+REMOVED: Final[Mapping[str, str]] = {
+    "sampler": "take it out: the sampler is the one that did best; strategy: optuna names configurations by it alone",
+    "mode": "take it out: the objective decides between latency and throughput; the guide's point is tried by guided",
+    "repeats": "take it out: what cannot be told apart is run again, and fresh runs confirm the answer",
+}
+"""Keys of `search` that scenarios of before may have, each with what takes its place."""
+
+REMOVED_STRATEGIES: Final[Mapping[str, str]] = {"guide": "set guided: it tries the tuning guide's point too"}
 
 DEFAULT_TIME_BUDGET_S = 120.0
 _RANGE_VALUES_MAX = 100_000
@@ -204,7 +211,7 @@ class BudgetSpec(Spec):
     )
     trials: Count | None = Field(
         default=None,
-        description="configurations tried; probes, calibration, repeats and fresh runs come on top",
+        description="configurations tried; scouts and fresh runs come on top",
     )
 
     @model_validator(mode="after")
@@ -219,20 +226,10 @@ class SearchSpec(Spec):
 
     strategy: Strategy = Field(
         default="guided",
-        description="guided: a calibrated model of the server leads the search, few trials; optuna: a sampler alone; "
-        "rule: throughput × interval; guide: TensorFlow Serving's own steps; grid: every point, in random order",
-    )
-    sampler: SamplerKind = Field(
-        default="tpe",
-        description="Optuna's part of guided and optuna. tpe; gp: Gaussian process (needs torch); qmc: Sobol; random; "
-        "nsga2: for the Pareto front of the objective and p95",
-    )
-    mode: ServingMode = Field(
-        default="online",
-        description="for guide. online: tail latency counts, a short queue; bulk: throughput counts, a long one",
-    )
-    repeats: Count = Field(
-        default=3, description="for grid: times that every point is measured, a whole pass after another"
+        description="who may be the answer, beside no batching and the defaults. guided: the throughput × interval "
+        "rule's point, the tuning guide's, the space as far as a service-time curve hopes of it, the leader's "
+        "neighbours, and whom Optuna names; rule: the rule's point alone; grid: every point; optuna: whom Optuna's "
+        "sampler names. Runs decide: scouts, a comparison, fresh runs",
     )
     budget: BudgetSpec = Field(default_factory=BudgetSpec)
     parallel: Annotated[
@@ -241,7 +238,7 @@ class SearchSpec(Spec):
         WithJsonSchema(
             {
                 "anyOf": [{"type": "integer", "minimum": 1}, ParallelSpec.model_json_schema()],
-                "description": "servers under test at once, on a Ray cluster (guided, optuna, grid): so many, or more",
+                "description": "servers under test at once, on a Ray cluster: so many, or more",
                 "examples": [4, {"servers": 4, "ray": "ray://head.example:10001", "gpus_per_server": 1}],
             }
         ),
@@ -277,12 +274,7 @@ class SearchSpec(Spec):
         path, wrong = ("search", "parallel"), None
         if self.parallel.servers == 1:
             return
-        if self.strategy in ("rule", "guide"):
-            wrong = (
-                f"strategy {self.strategy} tries one after another",
-                "set search.strategy to guided, optuna or grid",
-            )
-        elif not launches:
+        if not launches:
             wrong = (
                 "each server is launched on its node: target.kind tfserving, or triton without rest_url, of one model",
                 "take search.parallel out, or launch the server: target: {kind: triton, model: …}",
@@ -304,7 +296,7 @@ class SearchSpec(Spec):
 
     @property
     def trials(self) -> int | None:
-        """How many trials the search may run, confirmation runs not counted; None: only time ends it."""
+        """How many configurations the search may try; None: only time ends it."""
         return self.budget.trials
 
     @property

@@ -1,4 +1,4 @@
-"""Which space, how long a trial and which budget suit a model of this speed, where nobody says?"""
+"""Proposes a space, a length of trials and a budget for a model of this speed, where the scenario leaves them open."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Final
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import format_duration
-from batchtune.tune import policy
-from batchtune.tune.sweep.time_budget import budget_s
+from batchtune.tune.sweep.sweep import usual_budget_s
 from batchtune.tune.trials.pace import Pace
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -21,6 +20,9 @@ QUICK_BUDGET_S: Final = 90.0
 """Of a model so quick that two seconds are a trial; of a slower one it is what a sure answer takes."""
 _QUICK_TIMES: Final = {"warm_up": "500ms", "duration": "2s"}
 """Of such a trial; of a slower model they follow from its speed."""
+_QUICK_BATCHES: Final = 5
+_QUICK_REQUESTS: Final = 100
+"""Batches of the largest size, and requests, that two seconds must hold."""
 
 _TIMEOUTS_MOST: Final = 6
 _FEW_SIZES: Final = 4
@@ -42,8 +44,9 @@ def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}
     if not scenario.search.budget_is_given:
-        search["budget"] = {"time": _whole(QUICK_BUDGET_S if quick else budget_s(scenario, pace))}
+        search["budget"] = {"time": _whole(QUICK_BUDGET_S if quick else usual_budget_s(pace.lone_s))}
     if "space" not in scenario.search.model_fields_set:
+        search["grow"] = True
         search["space"] = {name: values for name, values in space.items() if name not in scenario.fixed}
     load: dict[str, Any] = {}
     if quick and not {"warm_up_s", "duration_s"} & scenario.load.model_fields_set:
@@ -91,7 +94,7 @@ def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) ->
     """Whether two seconds hold batches and requests enough for a trial."""
     batch_s = pace.batch_s(space["max_batch_size"][-1])
     rate_rps = scenario.load.rate_rps or math.inf
-    return max(policy.RUN_BATCHES * batch_s, policy.RUN_REQUESTS / rate_rps) <= 2.0
+    return max(_QUICK_BATCHES * batch_s, _QUICK_REQUESTS / rate_rps) <= 2.0
 
 
 def _whole(seconds: float) -> str:

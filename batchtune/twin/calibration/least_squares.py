@@ -1,14 +1,14 @@
-"""Which parameters make the simulated server show what was measured?
+"""Fits the parameters of the simulated server to what was measured, by least squares with a prior.
 
-Damped least squares (Levenberg, Marquardt) on logarithms, with priors; derivatives by differences of simulations with
-common random numbers. Other readings that fit about as well come from the curvature at the solution.
+Derivatives are differences of simulations with common random numbers. Other readings that fit about as well come from
+the curvature at the solution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,16 @@ from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.twin import FitError
 from batchtune.twin.simulator.summary import Summary
 
-STEPS: Final = 8
-DAMPING: Final = 0.02
+EVALUATIONS: Final = 9
+EVALUATIONS_AGAIN: Final = 3
+"""Points at which the sum of squares is computed, at most: of a fit, and of one that starts at the solution of all."""
+
 CONVERGED: Final = 0.003
+"""A step that gains less than this share of the sum of squares is the last."""
+
+SOFTENED_SD: Final = 1.5
+"""Standard deviations from which a residual's square grows more like its size (`loss="soft_l1"`)."""
+
 FIT_REQUESTS: Final = (2_000, 8_000)
 """Fewest and most requests of a simulation within the fit."""
 
@@ -36,7 +43,7 @@ _QUANTILES: Final = {"p50": 0.5, "p95": 0.95}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A law with the vector that fits best, `misfit` (sum of squares, priors included) and its covariance.
+    """A law with the vector that fits best, `misfit` (sum of softened squares, priors included) and its covariance.
 
     `scale`: by how much the squares exceed what was expected of them, at least 1; it is in the covariance.
     `slopes`: of the residuals of each measurement, (targets, parameters).
@@ -67,30 +74,23 @@ def laws_to_try(runs: Sequence[FitRun]) -> list[Solution]:
 
 def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
     """Least squares from the law's own start."""
-    theta = law.start
-    residuals, slopes = _linearised(law, theta, runs)
-    misfit, damping = _misfit(law, theta, residuals), DAMPING
-    for _ in range(STEPS):
-        tried = theta + _step(law, theta, residuals, np.concatenate(slopes), damping)
-        tried_misfit = _misfit(law, tried, _residuals(law, tried, runs))
-        if tried_misfit >= misfit:
-            damping *= 6.0
-            continue
-        gained = misfit - tried_misfit
-        theta, misfit, damping = tried, tried_misfit, damping / 4.0
-        residuals, slopes = _linearised(law, theta, runs)
-        if gained < CONVERGED * misfit:
-            break
-    together = np.concatenate(slopes)
-    spare = max(len(residuals) - len(theta), 0.5 * len(residuals))
-    curvature = together.T @ together + np.diag(1.0 / law.sd**2)
-    scale = max(1.0, misfit / spare)
+    slopes: list[NDArray[np.float64]] = []
+
+    def slopes_at(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        slopes[:] = _slopes(law, theta, runs)
+        return np.concatenate(slopes)
+
+    fitted = _least_squares(law, runs, law.start, slopes_at, evaluations=EVALUATIONS)
+    misfit = 2.0 * float(fitted.cost)
+    targets = len(fitted.fun) - len(law.start)
+    scale = max(1.0, misfit / max(targets - len(law.start), 0.5 * targets))
+    together = np.vstack([*slopes, np.diag(1.0 / law.sd)])
     return Solution(
         law=law,
-        theta=theta,
+        theta=_theta(law, fitted.x),
         misfit=misfit,
         scale=scale,
-        covariance=np.asarray(np.linalg.inv(curvature), dtype=np.float64) * scale,
+        covariance=np.linalg.inv(together.T @ together) * scale,
         slopes=tuple(slopes),
     )
 
@@ -98,11 +98,36 @@ def solve(law: Law, runs: Sequence[FitRun]) -> Solution:
 def solve_again(
     law: Law, runs: Sequence[FitRun], near: Solution, slopes: Sequence[NDArray[np.float64]]
 ) -> Fitted:
-    """Least squares of fewer measurements from the solution of all, with its slopes: two steps."""
-    theta, together = near.theta, np.concatenate(slopes)
-    for _ in range(2):
-        theta = theta + _step(law, theta, _residuals(law, theta, runs), together, DAMPING)
-    return law.reading(theta)
+    """Least squares of fewer measurements from the solution of all, with its slopes."""
+    together = np.concatenate(slopes)
+    fitted = _least_squares(law, runs, near.theta, lambda _: together, evaluations=EVALUATIONS_AGAIN)
+    return law.reading(_theta(law, fitted.x))
+
+
+def _least_squares(
+    law: Law,
+    runs: Sequence[FitRun],
+    start: NDArray[np.float64],
+    slopes_at: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    *,
+    evaluations: int,
+) -> Any:
+    """By the law's own deviations from its start, so that the prior of each parameter weighs one."""
+    from scipy.optimize import least_squares
+
+    return least_squares(
+        lambda moved: np.concatenate([_residuals(law, _theta(law, moved), runs), moved]),
+        (start - law.start) / law.sd,
+        jac=lambda moved: np.vstack([slopes_at(_theta(law, moved)) * law.sd, np.eye(len(moved))]),
+        loss="soft_l1",
+        f_scale=SOFTENED_SD,
+        ftol=CONVERGED,
+        max_nfev=evaluations,
+    )
+
+
+def _theta(law: Law, moved: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(law.start + moved * law.sd)
 
 
 def draws_around(
@@ -173,57 +198,25 @@ def _residuals(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> 
     return np.concatenate([_of_run(run, simulated(run, [reading]))[0] for run in runs])
 
 
-def _linearised(
-    law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]
-) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-    """Residuals (n,) and the slopes of each measurement's, (targets, parameters)."""
+def _slopes(law: Law, theta: NDArray[np.float64], runs: Sequence[FitRun]) -> list[NDArray[np.float64]]:
+    """Of the residuals of each measurement, (targets, parameters)."""
     sizes = np.where(np.arange(len(theta)) < SCALARS, _STEP, _FACTOR_STEP)
     readings = [law.reading(theta)]
     for at in range(len(theta)):
         moved = theta.copy()
         moved[at] += sizes[at]
         readings.append(law.reading(moved))
-    residuals, slopes = [], []
+    slopes = []
     for run in runs:
         together = [reading for at, reading in enumerate(readings) if at != WAKE + 1]
         rows = _of_run(run, simulated(run, together))
         woken = _of_run(run, simulated(run, [readings[WAKE + 1]]))
         rows = np.insert(rows, WAKE + 1, woken[0], axis=0)
-        residuals.append(rows[0])
         slopes.append(((rows[1:] - rows[0]) / sizes[:, None]).T)
-    return np.concatenate(residuals), slopes
+    return slopes
 
 
 def _of_run(run: FitRun, shown: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """Standardised residuals, shape (readings, targets)."""
     columns = [(shown[name] - target) / run.sds[name] for name, target in run.targets.items()]
     return np.clip(np.stack(columns, axis=1), -40.0, 40.0)
-
-
-def _misfit(law: Law, theta: NDArray[np.float64], residuals: NDArray[np.float64]) -> float:
-    prior = (theta - law.start) / law.sd
-    return float(np.sum(_softened(residuals) ** 2) + prior @ prior)
-
-
-def _softened(residuals: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Huber's weight: beyond 3 standard deviations the square grows no more than linearly."""
-    return residuals * np.sqrt(_weights(residuals))
-
-
-def _weights(residuals: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.minimum(1.0, 3.0 / np.maximum(np.abs(residuals), 1e-9))
-
-
-def _step(
-    law: Law,
-    theta: NDArray[np.float64],
-    residuals: NDArray[np.float64],
-    slopes: NDArray[np.float64],
-    damping: float,
-) -> NDArray[np.float64]:
-    precision = 1.0 / law.sd**2
-    weighted = slopes * _weights(residuals)[:, None]
-    curvature = slopes.T @ weighted + np.diag(precision)
-    gradient = weighted.T @ residuals + precision * (theta - law.start)
-    step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
-    return np.asarray(np.clip(-step, -1.0, 1.0), dtype=np.float64)

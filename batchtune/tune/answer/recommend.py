@@ -222,7 +222,7 @@ class _FixedLoads:
             rival is not top
             and theirs is not None
             and ours is not None
-            and theirs.keeps
+            and not theirs.misses
             and theirs.high > ours.mean + math.log(OPEN)
         )
 
@@ -427,6 +427,8 @@ class _Answer:
         account = self._account
         if best is None:
             return "no" if account.keeps(unbatched) else "not distinguishable"
+        if isinstance(account, _FixedLoads) and not account.keeps(unbatched):
+            return "yes"
         if gain is not None and gain.low > 1.0 and (gain.value >= LEVEL or not account.keeps(unbatched)):
             return "yes"
         most = max(account.ends(c)[1] for c in batched)

@@ -14,7 +14,7 @@ WIDE_SIZES = 4
 PAYS_FROM = 1.1
 """A row that gets cheaper by less than this factor pays for no batching."""
 
-SEEN_BATCHES_MIN = 20
+SEEN_BATCHES_MIN = 5
 """Batches of a size whose mean time counts."""
 
 

@@ -47,6 +47,9 @@ AGREE, AGREED = 1.03, 1.05
 """Closed loops that fill every batch and answer within this factor of each other agree; then no rate above the second
 factor is believed."""
 
+HOPELESS = 0.5
+"""The same of a neighbour in size or threads, which is there because the curve may be wrong."""
+
 UNLIKELY = 0.7
 """Of the leader's, a hope below which nobody is tried while the curve is trusted."""
 
@@ -146,7 +149,7 @@ class CapacitySearch(Search):
         if self.spent_s(left_s) > SCOUT_SHARE * self.budget_s and len(self.curve.rows_read) > 1:
             self._ask_curve()
             return None
-        for contender in self._corners():
+        for contender in self.corners():
             if (ask := self.full_loop(contender)) is not None:
                 return ask
         if (ask := self._defaults()) is not None:
@@ -155,24 +158,6 @@ class CapacitySearch(Search):
 
     def _loop_rps(self, contender: Contender) -> float:
         return max((run.answered_rps for run in contender.runs if run.clients is not None), default=0.0)
-
-    def _corners(self) -> list[Contender]:
-        """A middle size with one and two threads, then a large one: of those whose batches end within the limit."""
-        grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
-        if not grid:
-            return []
-        fewest = min(c.threads for c in grid)
-        more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
-        one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
-        sizes = sorted({c.rows for c in one})
-        middle = min(sizes, key=lambda rows: abs(math.log(rows / (16 * self._rows))))
-        useful = [rows for rows in sizes if rows <= 128 * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s]
-        large = max(useful, default=middle)
-        wanted = [(middle, fewest), (middle, more), (large, fewest)]
-        found = (
-            next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
-        )
-        return [c for c in found if c is not None]
 
     def _defaults(self) -> Ask | None:
         """The defaults, by as many clients as can be answered in time."""
@@ -345,7 +330,7 @@ class CapacitySearch(Search):
         ]
         near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
         self._ask_curve()
-        near = [c for c in near if not self._is_unlikely(c, top)]
+        near = [c for c in near if not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)]
         if near:
             return max(near, key=lambda c: _level(self._belief(c), c))
         return self._named_by_optuna(top, taken) if widely else None
@@ -360,7 +345,7 @@ class CapacitySearch(Search):
             and self.upper(contender) > LEVEL * lo
         )
 
-    def _is_unlikely(self, contender: Contender, top: Contender) -> bool:
+    def _is_unlikely(self, contender: Contender, top: Contender, *, least: float = UNLIKELY) -> bool:
         """Whether a curve that is trusted says that it holds far less, or that its larger batches are never filled."""
         if not self.trusts_curve or not contender.model_says:
             return False
@@ -369,7 +354,7 @@ class CapacitySearch(Search):
             and contender.threads == top.threads
             and contender.model_says == top.model_says
         )
-        return never_filled or self._belief(contender) < UNLIKELY * self._belief(top)
+        return never_filled or self._belief(contender) < least * self._belief(top)
 
     def _named_by_optuna(self, top: Contender, taken: set[Contender]) -> Contender | None:
         """In spaces where neighbours alone are blind: three knobs or more, or values without an order."""

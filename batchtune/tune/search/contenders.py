@@ -126,6 +126,7 @@ class Contenders:
         key = self._key(configuration)
         known = self._by_configuration.get(key)
         if known is None:
+            self._widen(point)
             located = dict(point) if point is not None else self._space.locate(configuration)
             known = Contender(
                 configuration=configuration,
@@ -231,6 +232,14 @@ class Contenders:
             limit = min(limit, clients * self._scenario.request.rows_most)
         if step <= limit:
             values.append(step)
+
+    def _widen(self, point: Mapping[str, Any] | None) -> None:
+        """Take in values that an interrupted sweep's space had grown to."""
+        for name, value in (point or {}).items():
+            values = self.values.get(name)
+            if values is not None and name in GROWS and value not in values:
+                values.append(value)
+                values.sort()
 
     def _configuration(self, point: Mapping[str, Any]) -> Configuration | None:
         try:

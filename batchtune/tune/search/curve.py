@@ -59,11 +59,17 @@ class Curve:
         self._arrivals = np.cumsum(np.random.default_rng(7).exponential(1.0, _ARRIVALS[1]))
         self._cache: dict[tuple[Batcher, float, int], float] = {}
         self.tau_s: NDArray[np.float64] = np.zeros(_ROWS_MAX + 1)
-        self.gain = 1.0
+        self.contention: float | None = None
 
     @property
     def is_known(self) -> bool:
         return bool(self._readings) and self.tau_s[-1] > 0.0
+
+    @property
+    def knows_threads(self) -> bool:
+        """Whether one thread and several were seen, so that what a further one gains is known."""
+        threads = {reading.threads for reading in self._readings}
+        return 1 in threads and max(threads) > 1
 
     @property
     def rows_read(self) -> set[float]:
@@ -146,36 +152,59 @@ class Curve:
         return replace(batcher, length_buckets=(), early_s=None)
 
     def _device(self) -> Device:
-        if self.gain == 1.0:
+        if self.contention is None:
             return Device(tau_s=self.tau_s, serial=True, delay_s=DELAY_S)
-        return Device(tau_s=self.tau_s, contention=max(0.0, 2.0 / self.gain - 1.0), delay_s=DELAY_S)
+        return Device(tau_s=self.tau_s, contention=self.contention, delay_s=DELAY_S)
 
     def _gain_of(self, threads: int) -> float:
-        """What so many threads answer, of one; by what two do."""
-        if self.gain == 1.0 or threads < 2:
+        """What so many threads answer, of one."""
+        if self.contention is None or threads < 2:
             return 1.0
-        contention = max(0.0, 2.0 / self.gain - 1.0)
-        return threads / (1.0 + contention * (threads - 1))
+        return threads / (1.0 + self.contention * (threads - 1))
 
     def _fit(self) -> None:
         self._cache.clear()
-        by_threads: dict[int, dict[float, float]] = {}
-        for reading in self._readings:
-            by_threads.setdefault(reading.threads, {})[reading.rows] = reading.rows_per_s
-        one, two = by_threads.get(1, {}), by_threads.get(2, {})
-        gains = [two[rows] / one[rows] for rows in one if rows in two]
-        gain = float(np.median(gains)) if gains else 1.0
-        self.gain = gain if gain >= PARALLEL else 1.0
-        times: dict[float, list[float]] = {}
-        for reading in self._readings:
+        self.contention = self._contended()
+        readings = [
+            (reading.rows, reading.rows * self._gain_of(reading.threads) / reading.rows_per_s)
+            for reading in self._readings
             # How many run at once without batching is not known where threads gain: then it tells nothing.
-            if reading.threads or self.gain == 1.0:
-                seconds = reading.rows * self._gain_of(reading.threads) / reading.rows_per_s
-                times.setdefault(reading.rows, []).append(seconds)
-        if times:
-            rows = np.array(sorted(times), dtype=np.float64)
-            seconds = np.array([np.median(times[size]) for size in sorted(times)])
-            self.tau_s = np.concatenate(([1.0], curve_through(rows, seconds)))
+            if reading.threads or self.contention is None
+        ]
+        if readings:
+            self.tau_s = np.concatenate(([1.0], curve_through(*_medians(readings))))
+
+    def _contended(self) -> float | None:
+        """How far batches that run at once slow each other down, by readings of several threads beside those of one.
+
+        0: not at all. None: a second thread gains too little; they share the device.
+        """
+        one = [(r.rows, r.rows / r.rows_per_s) for r in self._readings if r.threads == 1]
+        if not one:
+            return None
+        rows, seconds = _medians(one)
+        tau_s = np.concatenate(([1.0], curve_through(rows, seconds)))
+        found = []
+        for reading in self._readings:
+            beside = np.min(np.abs(np.log(rows / reading.rows)))
+            if reading.threads > 1 and (beside < 0.1 or len(rows) > 1):
+                alone_s = float(tau_s[min(max(round(reading.rows), 1), _ROWS_MAX)])
+                gain = reading.rows_per_s * alone_s / reading.rows
+                found.append((reading.threads / gain - 1.0) / (reading.threads - 1))
+        contention = max(float(np.median(found)), 0.0) if found else math.inf
+        return contention if 2.0 / (1.0 + contention) >= PARALLEL else None
+
+
+def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rising sizes, and the median time of each; sizes within a tenth of each other count as one."""
+    groups: list[list[tuple[float, float]]] = []
+    for rows, seconds in sorted(readings):
+        if groups and rows <= 1.1 * groups[-1][0][0]:
+            groups[-1].append((rows, seconds))
+        else:
+            groups.append([(rows, seconds)])
+    sizes = [float(np.median([rows for rows, _ in group])) for group in groups]
+    return np.array(sizes), np.array([float(np.median([seconds for _, seconds in group])) for group in groups])
 
 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:

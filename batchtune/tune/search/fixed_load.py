@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search import COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
-from batchtune.tune.trials.trial import Ask, Trial
+from batchtune.tune.trials.trial import Ask, Source, Trial
 
 SPREAD, SPREAD_LEAST = 0.05, 0.015
 """Between runs of one configuration, in logs: until some were repeated, and at least."""
+
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal spread over its median deviation."""
 
 TRUSTED_SPREAD = 4
 """Repeats (degrees of freedom) from which their own spread counts alone."""
@@ -37,11 +40,23 @@ WORTH = 1.02
 RIVAL = 1.03
 """A rival whose upper end lies this far above the leader's mean runs again."""
 
+OPEN = 1.10
+"""A rival whose upper end lies this far above the leader's mean is open."""
+
 RUNS_MAX = 3
 """Search runs of one contender: more are fresh runs' work."""
 
 FRESH_RUNS = 3.3
 """Fresh runs of the leader for which time is set aside."""
+
+UNLIKELY = 0.8
+"""Of the leader's, a hope below which nobody is tried while the curve is trusted."""
+
+GAIN_KNOWN = 0.15
+"""A gain over a reference known this well (in logs), and other than none, needs no more runs."""
+
+HOPELESS = 0.5
+"""Of the best hope, what a reference must be hoped to give to run before others."""
 
 HOPES_MAX = 400
 """Points of which the curve is asked."""
@@ -52,16 +67,22 @@ FRESH_FACTOR = 2.0
 
 RUN_BATCHES_MIN = 3
 
+_NAMED: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults", "rule", "guide")
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A contender under the scenario's load: mean and ends of its merit (log of requests/s, or -log of p95)."""
+    """A contender under the scenario's load: mean and ends of its merit (log of requests/s, or -log of p95).
+
+    `keeps`: more of its runs held the SLO than missed it. `misses`: two missed it, and fewer held; else one more tells.
+    """
 
     mean: float
     low: float
     high: float
     runs: int
     keeps: bool
+    misses: bool
 
 
 class FixedLoadSearch(Search):
@@ -102,28 +123,48 @@ class FixedLoadSearch(Search):
         merits = [merit for run in counted if math.isfinite(merit := self.merit(run))]
         if not merits:
             return None
-        mean = statistics.fmean(merits)
+        mean = statistics.median(merits)
         half = SURE * self.spread() / math.sqrt(len(merits))
         held = sum(run.held for run in runs)
-        return Standing(mean, mean - half, mean + half, len(merits), keeps=2 * held > len(runs))
+        missed = len(runs) - held
+        return Standing(
+            mean, mean - half, mean + half, len(merits), keeps=held > missed, misses=missed > max(held, 1)
+        )
 
     def spread(self) -> float:
-        """Standard deviation between runs of one configuration, in logs; assumed while few were repeated."""
-        degrees, squares = 0, 0.0
+        """Standard deviation between runs of one configuration, in logs, by the median of what they differ by: a run
+        that was disturbed is one of many. Assumed while few were repeated."""
+        differ: list[float] = []
+        degrees = 0
         for contender in self.contenders.all():
             merits = [m for run in self.own_runs(contender) if math.isfinite(m := self.merit(run))]
             if len(merits) > 1:
-                mean = statistics.fmean(merits)
+                middle, widened = statistics.median(merits), math.sqrt(len(merits) / (len(merits) - 1))
                 degrees += len(merits) - 1
-                squares += sum((merit - mean) ** 2 for merit in merits)
+                differ += [widened * abs(merit - middle) for merit in merits]
         assumed = SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
         weight = min(degrees / TRUSTED_SPREAD, 1.0)
-        measured = math.sqrt(squares / degrees) if degrees else assumed
+        measured = NORMAL_MAD * statistics.median(differ) if differ else assumed
         return max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
 
     def leader(self) -> Contender:
-        """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope."""
-        return max(self.contenders, key=self._rank)
+        """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope.
+
+        Who has fresh runs already gives way only to who is better beyond what runs differ by.
+        """
+        best = max(self.contenders, key=self._rank)
+        top = self.standing(best)
+        if top is None or not top.keeps:
+            return best
+        level = [
+            (sum(run.fresh for run in c.runs), self._rank(c), at, c)
+            for at, c in enumerate(self.contenders)
+            if any(run.fresh for run in c.runs)
+            and (standing := self.standing(c)) is not None
+            and standing.keeps
+            and max(standing.high, standing.mean + math.log(RIVAL)) >= top.mean
+        ]
+        return max(level)[3] if level else best
 
     def _rank(self, contender: Contender) -> tuple[bool, float, float, list[int]]:
         standing = self.standing(contender)
@@ -153,7 +194,7 @@ class FixedLoadSearch(Search):
                 return ask
             self.name_rule(max((r.answered_rps for r in unbatched.runs if r.clients is not None), default=0.0))
             if self.spent_s(left_s) < SCOUT_SHARE * self.budget_s or len(self.curve.rows_read) < 2:
-                for contender in self._sizes():
+                for contender in self.corners():
                     if (ask := self.full_loop(contender)) is not None:
                         return ask
         else:
@@ -166,15 +207,19 @@ class FixedLoadSearch(Search):
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         fewest = min((c.threads for c in grid), default=1)
         one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
-        return list(dict.fromkeys([*one[:1], *one[len(one) // 2 : len(one) // 2 + 1], *one[-1:]]))
+        return list(dict.fromkeys([*one[len(one) // 2 : len(one) // 2 + 1], *one[-1:], *one[:1]]))
 
-    def _first(self) -> Iterator[Contender]:
-        """Who runs whatever is hoped of it."""
-        for source in ("present", "no_batching", "defaults", "rule", "guide"):
-            named = self.contenders.of(source)  # type: ignore[arg-type]
-            if named is not None and not named.is_broken and not self.contenders.is_barred(named):
-                yield named
-        yield from self._sizes()
+    def _first(self) -> list[Contender]:
+        """Who runs whatever is hoped of it, the best hope first: not who the curve says gives less than half the most."""
+        named = [self.contenders.of(source) for source in _NAMED]
+        first = [c for c in named if c is not None and not c.is_broken and not self.contenders.is_barred(c)]
+        one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
+        if len(self.curve.rows_read) < 2 or not (self.curve.knows_threads or one_thread):
+            return [*first, *self._sizes()]
+        self._ask_curve()
+        most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)
+        likely = [c for c in first if not (self.trusts_curve and c.hope < most + math.log(HOPELESS))]
+        return sorted(likely, key=lambda c: -c.hope)
 
     def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
         left_s -= sum(self._cost_s(contender) for contender in taken)
@@ -194,11 +239,15 @@ class FixedLoadSearch(Search):
                 ),
                 None,
             )
-        for contender in self._first():
+        first = self._first()
+        hoped = self._hoped(taken) if len(self.curve.rows_read) > 1 and self.curve.knows_threads else None
+        if hoped is not None and self._cost_s(hoped[0]) <= left_s:
+            return self._own_run(*hoped)
+        for contender in first:
             if contender not in taken and not self.own_runs(contender) and self._cost_s(contender) <= left_s:
                 return self._own_run(contender, "a first look")
         self._ask_curve()
-        named = self._hoped(taken) or self._rival(taken) or self._near(taken)
+        named = self._rival(taken) or self._near(taken)
         if named is None or self._cost_s(named[0]) > left_s:
             return None
         return self._own_run(*named)
@@ -225,8 +274,8 @@ class FixedLoadSearch(Search):
             if c not in taken
             and (standing := self.standing(c)) is not None
             and standing.runs < RUNS_MAX
-            and (standing.keeps or not top.keeps or len(self.own_runs(c)) == 1)
-            and (c is leader or standing.high > top.low + math.log(RIVAL))
+            and not standing.misses
+            and (c is leader or standing.high > top.mean + math.log(RIVAL))
         ]
         if not level or (len(level) == 1 and level[0][3] is leader and top.runs > 1):
             return None
@@ -240,8 +289,9 @@ class FixedLoadSearch(Search):
             for c in self.contenders.neighbours(leader)
             if c not in taken and c.eligible and not self.contenders.is_barred(c) and not self.own_runs(c)
         ]
+        self._ask_curve()
+        near = [c for c in near if _is_step(c, leader) or not self._is_unlikely(c, leader)]
         if near:
-            self._ask_curve()
             return max(near, key=lambda c: (c.hope, [-part for part in c.simplicity])), "beside the leader"
         known = [
             (c, standing.mean - (0.0 if standing.keeps else 1.0))
@@ -250,9 +300,22 @@ class FixedLoadSearch(Search):
         ]
         for _ in range(5):
             named = self.optuna_contender(known)
-            if named is not None and named not in taken and not self.own_runs(named) and named.eligible:
+            if named is None:
+                return None
+            self._ask_curve()
+            untried = named not in taken and named.eligible and not self.own_runs(named)
+            if untried and not self._is_unlikely(named, leader):
                 return named, "named by Optuna"
         return None
+
+    def _is_unlikely(self, contender: Contender, leader: Contender) -> bool:
+        """Whether a curve that is trusted says that it gives far less than the leader."""
+        top = self.standing(leader)
+        if top is None or not top.keeps or not (self.trusts_curve and len(self.curve.rows_read) > 1):
+            return False
+        if contender.threads != leader.threads and not self.curve.knows_threads:
+            return False
+        return contender.hope < top.mean + math.log(UNLIKELY)
 
     def _fresh(self, left_s: float, taken: set[Contender]) -> Ask | None:
         """Fresh runs: the leader's, then beside it those of whoever may be better, then of the references."""
@@ -260,7 +323,7 @@ class FixedLoadSearch(Search):
         top = self.standing(leader)
         if top is None:
             return None
-        for contender in (leader, *self._open_rivals(leader, top), *self._compared_with()):
+        for contender in (leader, *self._open_rivals(leader, top), *self._compared_with(top)):
             fresh = sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
             if fresh < self._fresh_wanted(contender, leader) and self._cost_s(contender, fresh=True) <= left_s:
                 return self._own_run(contender, "a fresh run", fresh=True)
@@ -277,14 +340,22 @@ class FixedLoadSearch(Search):
             for at, c in enumerate(self.contenders)
             if c is not leader
             and (standing := self.standing(c)) is not None
-            and standing.keeps
-            and standing.high > top.low + math.log(1.0 + 0.10)
+            and not standing.misses
+            and standing.high > top.mean + math.log(OPEN)
         ]
         return [c for _, _, c in sorted(rivals, reverse=True)]
 
-    def _compared_with(self) -> list[Contender]:
+    def _compared_with(self, top: Standing) -> list[Contender]:
+        """The references over which the gain is not well known."""
         named = (self.contenders.of(source) for source in ("present", "no_batching", "defaults"))
-        return [c for c in named if c is not None and not c.is_broken and self.own_runs(c)]
+        return [c for c in named if c is not None and not c.is_broken and not self._is_gain_known(c, top)]
+
+    def _is_gain_known(self, reference: Contender, top: Standing) -> bool:
+        standing = self.standing(reference)
+        if standing is None or not standing.keeps:
+            return bool(self.own_runs(reference))
+        half = math.hypot(top.high - top.mean, standing.high - standing.mean)
+        return half < GAIN_KNOWN and not abs(top.mean - standing.mean) < half
 
     # Hopes.
 
@@ -334,9 +405,10 @@ class FixedLoadSearch(Search):
         load = self.scenario.load
         if load.requests is not None or load.arrivals in ("ramp", "steps", "trace"):
             return None
-        rows = contender.rows if self._clients is None else min(contender.rows, self._clients * self._rows)
-        batch_s = self.batch_s(rows)
         rate = load.rate_rps or 1e9
+        finite_s = self._limit_s if math.isfinite(self._limit_s) else 1.0
+        under_way = rate * finite_s / 2 if self._clients is None else self._clients
+        batch_s = self.batch_s(min(contender.rows, max(under_way, 1.0) * self._rows))
         factor = FRESH_FACTOR if fresh else 1.0
         wanted = factor * max(BATCHES * batch_s, REQUESTS / rate if self._clients is None else 0.0, RUN_S)
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
@@ -348,3 +420,8 @@ class FixedLoadSearch(Search):
         load = self.scenario.load
         seconds = self._seconds(contender, fresh=fresh)
         return (load.duration_s + load.warm_up_s if seconds is None else seconds) + self.overhead_s()
+
+
+def _is_step(contender: Contender, leader: Contender) -> bool:
+    """In size or threads: tried whatever the curve says, which may be wrong."""
+    return (contender.rows, contender.threads) != (leader.rows, leader.threads)

@@ -255,6 +255,24 @@ class Search(ABC):
             clients += int(min(max(WAY_S * contender.rows / self._rows / batch_s, 4), SPARE_CLIENTS))
         return self.loop(contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer")
 
+    def corners(self) -> list[Contender]:
+        """A middle size with one and two threads, then a large one: of those whose batches end within the limit."""
+        grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
+        if not grid:
+            return []
+        fewest = min(c.threads for c in grid)
+        more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
+        one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
+        sizes = sorted({c.rows for c in one})
+        middle = min(sizes, key=lambda rows: abs(math.log(rows / (16 * self._rows))))
+        useful = [rows for rows in sizes if rows <= 128 * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s]
+        large = max(useful, default=middle)
+        wanted = [(middle, fewest), (middle, more), (large, fewest)]
+        found = (
+            next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
+        )
+        return [c for c in found if c is not None]
+
     def unbatched_loop(self) -> Ask | None:
         """What is answered one by one: by fewer clients where the last of them would wait for long."""
         patient_s = max(RUN_SHARE * self.budget_s, 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -18,8 +17,6 @@ TOLD_APART: Final = 1.2
 
 FEWEST_BATCHES: Final = 10
 OCTAVES: Final = 13
-
-_TERMS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +65,9 @@ def fit_length_cost(servers: Sequence[ServerActivity], traffic: Traffic) -> Leng
         return None
     design = np.stack([np.ones_like(rows), rows, elements], axis=1)
     weights = np.sqrt(batches) / seconds
-    solved = _not_negative(design * weights[:, np.newaxis], seconds * weights)
-    fixed_s, per_row_s, per_element_s = solved.tolist()
+    from scipy.optimize import nnls
+
+    fixed_s, per_row_s, per_element_s = nnls(design * weights[:, np.newaxis], seconds * weights)[0].tolist()
     return LengthCost(
         fixed_s=fixed_s,
         per_row_s=per_row_s,
@@ -91,16 +89,3 @@ def _told(server: ServerActivity) -> list[tuple[float, ...]]:
             whole = (rows, sent + padding, sent, micros / 1e6)
             points.append((*(value / batches for value in whole), float(batches)))
     return points
-
-
-def _not_negative(design: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with no term below 0: the best of all choices of terms, of which there are seven."""
-    best, least = np.zeros(_TERMS), float(wanted @ wanted)
-    for count in range(1, _TERMS + 1):
-        for terms in combinations(range(_TERMS), count):
-            solved = np.linalg.lstsq(design[:, terms], wanted, rcond=None)[0]
-            off = wanted - design[:, terms] @ solved
-            if np.all(solved >= 0.0) and float(off @ off) < least:
-                best, least = np.zeros(_TERMS), float(off @ off)
-                best[list(terms)] = solved
-    return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -14,7 +15,6 @@ from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.simulator.replica import Batcher, Device
 
 CROWDED_MOST: Final = 0.3
-_ROUNDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,7 @@ class Fitted:
             tau_s *= self.length.slower(rows, traffic.mean_longest(batcher.length_buckets, rows))
         threads = 1 if self.serial else batcher.batch_threads
         alone = threads / (1.0 + self.contention * (threads - 1)) * rows / tau_s / traffic.mean_rows
-        crowded = alone
-        for _ in range(_ROUNDS):
-            crowded = alone / crowding(self.crowding_s, crowded)
+        crowded = _crowded_rps(alone, self.crowding_s)
         return min(crowded, 1.0 / self.front_end_s) if self.front_end_s > 0.0 else crowded
 
 
@@ -68,6 +66,13 @@ def crowding(crowding_s: float, rate_rps: float) -> float:
     """
     share = crowding_s * rate_rps
     return 1.0 + share / (1.0 + share / CROWDED_MOST)
+
+
+def _crowded_rps(alone_rps: float, crowding_s: float) -> float:
+    """The rate x at which x · crowding(x) is what batches alone would give: the root of a quadratic equation."""
+    a = crowding_s * (1.0 + 1.0 / CROWDED_MOST)
+    b = 1.0 - alone_rps * crowding_s / CROWDED_MOST
+    return 2.0 * alone_rps / (b + math.sqrt(b * b + 4.0 * a * alone_rps))
 
 
 def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:

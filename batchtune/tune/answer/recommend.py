@@ -25,11 +25,12 @@ from batchtune.tune.answer.recommendation import (
     Recommendation,
     range_of,
 )
+from batchtune.tune.answer.stated_capacity import stated_capacity
 from batchtune.tune.answer.worth import cannot_pay
 from batchtune.tune.evidence.bottleneck_of import searched_bottleneck, usual_bottleneck
-from batchtune.tune.evidence.bracket import FRESH, Bracket, Run
+from batchtune.tune.evidence.bracket import FRESH, Run
 from batchtune.tune.evidence.ledger import measuring_s, without_superseded
-from batchtune.tune.search.capacity import LOOP_SHARE, OPEN, WIDEST, CapacitySearch
+from batchtune.tune.search.capacity import OPEN, WIDEST, CapacitySearch
 from batchtune.tune.search.choice import search_of
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch
@@ -76,17 +77,6 @@ def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None =
     return state
 
 
-def capacity_of(
-    trials: Sequence[Trial], contender: Contender, *, scenario: Scenario, slo: SloSpec | None = None
-) -> Capacity | None:
-    """The capacity of a configuration under an SLO: the one function that every command reads it from."""
-    state = judged(trials, scenario=scenario.model_copy(update={"objective": "capacity"}), slo=slo)
-    known = state.contenders.find(contender.configuration)
-    if known is None or not isinstance(state, CapacitySearch):
-        return None
-    return _Capacities(state).capacity(known)
-
-
 class _Capacities:
     """How contenders compare by the rates that they held."""
 
@@ -94,9 +84,9 @@ class _Capacities:
         self.search = search
 
     def value(self, contender: Contender) -> float:
-        """What is stated of it: of one that only closed loops kept, a share of what they answered."""
-        bracket = contender.bracket
-        return bracket.stated_rps or LOOP_SHARE * bracket.loop_rps
+        """What is stated of it; 0: nothing."""
+        capacity = self.capacity(contender)
+        return 0.0 if capacity is None else capacity.held_rps
 
     def chosen(self) -> Contender | None:
         known = [c for c in self.search.contenders if self.value(c) > 0.0]
@@ -138,19 +128,7 @@ class _Capacities:
         return runs, sum(run.fresh for run in runs)
 
     def capacity(self, contender: Contender) -> Capacity | None:
-        bracket = contender.bracket
-        if not self.value(contender):
-            return None
-        stated = self.value(contender)
-        missed = bracket.stated_missed_rps if bracket.stated_rps else math.inf
-        confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
-        return Capacity(
-            held_rps=stated,
-            missed_rps=missed if math.isfinite(missed) else None,
-            held=bracket.held(stated, fresh=True),
-            missed=bracket.missed(stated, fresh=True),
-            confirmed=confirmed,
-        )
+        return stated_capacity(contender.bracket)
 
     def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
         bracket = chosen.bracket
@@ -389,7 +367,7 @@ class _Answer:
             fresh=fresh,
             keeps=account.keeps(contender),
             open=account.is_open(contender, self._chosen),
-            capacity=account.capacity(contender) or _missed_capacity(account, contender),
+            capacity=account.capacity(contender),
             gain=account.gain(self._chosen, contender),
             mean_batch_rows=_mean_batch_rows(measured),
             bottleneck=None
@@ -569,17 +547,6 @@ def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool
         return Estimate(value=low, low=low, high=math.inf)
     value = math.sqrt(low * high) if low > 0.0 else ours[0] / theirs[0]
     return Estimate(value=value, low=low, high=high)
-
-
-def _missed_capacity(account: _Capacities | _FixedLoads, contender: Contender) -> Capacity | None:
-    """Of one that held nothing, the lowest rate that it surely missed; None: not even that is known."""
-    if isinstance(account, _FixedLoads):
-        return None
-    bracket: Bracket = contender.bracket
-    upper = account.search.upper(contender)
-    if not math.isfinite(upper):
-        return None
-    return Capacity(held_rps=0.0, missed_rps=upper, held=0, missed=len(bracket.open_runs), confirmed=False)
 
 
 def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> OpenQuestion:

@@ -34,6 +34,7 @@ class Capacity:
 
     `held`, `missed`: fresh runs at that rate or above it, and at that rate or below it. `confirmed`: three fresh runs
     held it, and three times as many as missed it; else the search alone did, and less is stated than it held.
+    `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered.
     """
 
     held_rps: float
@@ -41,6 +42,7 @@ class Capacity:
     held: int
     missed: int
     confirmed: bool
+    by_loops: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

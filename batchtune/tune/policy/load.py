@@ -59,12 +59,6 @@ confirmation are a dozen runs."""
 RUN_REQUESTS = 100
 """Requests of a trial of an open loop, at least: 72 independent ones bound p95."""
 
-RUNG_REQUESTS = 40
-"""Requests of a run at one rate of a search for a capacity, at least: below, p95 is the slowest one or two."""
-
-RATE_REQUESTS_MIN = 4
-"""Requests of a run at one rate, at least: a lower rate is not tried in the time there is."""
-
 TIMEOUT_TURNS = 3.0
 """Where the scenario says nothing, a request may take as many times as long as the last in the queue should,"""
 

@@ -1,4 +1,4 @@
-"""How long must a load last on a server as slow, or as fast, as this one?
+"""What is known of a server's speed, and how long a load of it must therefore last.
 
 Read from the trials so far: the latency of a lone request, then the time of a batch by its rows. Until a batch was
 seen, rows are taken to cost what a lone request costs each, which no server exceeds by much.
@@ -15,7 +15,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
 from batchtune.tune.trials.space import in_force
-from batchtune.tune.trials.trial import RULE_PROBES, Ask, Trial
+from batchtune.tune.trials.trial import RULE_PROBES, Trial
 
 _LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
 
@@ -30,11 +30,6 @@ class Pace:
     lone_rows: int = 1
     batch_s_by_rows: Mapping[int, float] = field(default_factory=dict)
     full_rps: float = math.nan
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a batch of more than one request was seen."""
-        return any(rows > self.lone_rows for rows in self.batch_s_by_rows)
 
     def batch_s(self, rows: float) -> float:
         """Time of a batch: between the sizes seen, beyond them on the last slope; 0 while nothing is known."""
@@ -154,135 +149,6 @@ def times_of(
     return Times(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )
-
-
-def run_s(self) -> float:
-        """What such a run takes in all, the last answers included."""
-        return self.warm_up_s + self.duration_s + self.turn_s
-
-
-def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
-    """What these trials tell of the server's speed; of each size the shortest mean: more threads share the device."""
-    lone_s = math.nan
-    shortest_s: dict[int, float] = {}
-    for trial in trials:
-        measured = trial.measurement
-        if measured is None:
-            continue
-        if trial.source in RULE_PROBES and trial.asked_concurrency == 1:
-            lone_s = measured.latency_s["p50"].value
-        if measured.server is None or trial.configuration.batching is None:
-            continue
-        times_s = measured.server.execution_s_by_rows
-        if not times_s and trial.source == "calibration" and measured.throughput_rows_per_s.value > 0.0:
-            size = in_force(trial.configuration, "max_batch_size")
-            times_s = {size: size / measured.throughput_rows_per_s.value}
-        for rows, seconds in times_s.items():
-            shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
-    return Pace(
-        lone_s=lone_s if math.isfinite(lone_s) else math.nan,
-        lone_rows=scenario.request.rows_most,
-        batch_s_by_rows=_alone_on_the_device(shortest_s),
-    )
-
-
-def _alone_on_the_device(batch_s_by_rows: Mapping[int, float]) -> dict[int, float]:
-    """No batch takes longer than one of more rows: where it seems to, other threads had the device meanwhile."""
-    least_s = math.inf
-    alone_s: dict[int, float] = {}
-    for rows in sorted(batch_s_by_rows, reverse=True):
-        least_s = alone_s[rows] = min(least_s, batch_s_by_rows[rows])
-    return dict(sorted(alone_s.items()))
-
-
-def times_of(
-    pace: Pace,
-    scenario: Scenario,
-    configuration: Configuration,
-    *,
-    clients: int | None = None,
-    rate_rps: float | None = None,
-    short_s: float | None = None,
-) -> Times:
-    """How long to load this configuration, by so many clients or at this rate; None: the scenario's.
-
-    `short_s` is the measured part of a run, longer where few batches would fit, and its warm-up is short. Times that
-    the scenario sets itself stay, but where `short_s` is given.
-    """
-    load = scenario.load
-    closed = clients if clients is not None or load.open_loop else load.concurrency
-    rate_rps = None if closed is not None else rate_rps or load.rate_rps
-    rows = _batch_rows(scenario, configuration, clients=closed, rate_rps=rate_rps)
-    batch_s = pace.batch_s(rows)
-    warm_up_s = load.warm_up_s
-    if short_s is not None:
-        warm_up_s = min(warm_up_s, policy.PROBE_WARM_UP_S)
-    if short_s is not None or "warm_up_s" not in load.model_fields_set:
-        warm_up_s = max(warm_up_s, policy.WARM_UP_BATCHES * batch_s)
-    if short_s is not None:
-        duration_s = short_s if closed is None else max(short_s, policy.PROBE_BATCHES * batch_s)
-    else:
-        duration_s = load.duration_s
-        if "duration_s" not in load.model_fields_set and load.arrivals not in _LASTING_AS_LONG_AS_ASKED:
-            requests_s = policy.RUN_REQUESTS / rate_rps if rate_rps else 0.0
-            wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
-            duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
-    in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
-    turn_s = pace.turn_s(in_flight, rows)
-    timeout_s = scenario.request.timeout_s
-    if "timeout_s" not in scenario.request.model_fields_set:
-        patience_s = policy.TIMEOUT_TURNS * turn_s
-        if math.isnan(pace.lone_s):
-            patience_s = policy.LONE_TIMEOUT_S
-        timeout_s = max(timeout_s, min(patience_s, policy.TIMEOUT_MAX_S))
-    return Times(
-        warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
-    )
-
-
-def rung_load(
-    pace: Pace, scenario: Scenario, configuration: Configuration, rate_rps: float
-) -> tuple[float, float]:
-    """Rate and measured seconds of a run at one rate of a search for a capacity: enough for a verdict.
-
-    Where the scenario's own duration holds fewer than RATE_REQUESTS_MIN requests the rate is raised to so many.
-    """
-    usual_s = min(scenario.load.duration_s, policy.RUNG_S)
-    rows = _batch_rows(scenario, configuration, clients=None, rate_rps=rate_rps)
-    enough_s = max(policy.RUNG_REQUESTS / rate_rps, policy.PROBE_BATCHES * pace.batch_s(rows))
-    enough_s = min(enough_s, _most_s(scenario))
-    if "duration_s" in scenario.load.model_fields_set:
-        enough_s = min(enough_s, scenario.load.duration_s)
-    duration_s = max(usual_s, enough_s)
-    return max(rate_rps, policy.RATE_REQUESTS_MIN / duration_s), duration_s
-
-
-def run_s(ask: Ask, pace: Pace, scenario: Scenario) -> float:
-    """What the run of an ask takes on a server of this pace, in seconds."""
-    times = times_of(
-        pace,
-        scenario,
-        ask.configuration,
-        clients=ask.concurrency,
-        rate_rps=ask.rate_rps,
-        short_s=ask.duration_s,
-    )
-    return times.run_s
-
-
-def full_rows(scenario: Scenario, largest: int, pace: Pace) -> int:
-    """Rows of the largest batch that the scenario's traffic can fill, of sizes up to `largest`."""
-    load, limit = scenario.load, primary_limit(scenario.slo)
-    rows = scenario.request.rows_most
-    if load.concurrency is not None:
-        return max(min(largest, load.concurrency * rows), rows)
-    known = [size for size in pace.batch_s_by_rows if size <= largest]
-    if limit is None or not known:
-        return max(known, default=largest)
-    if pace.batch_s(largest) <= limit.seconds:
-        return largest
-    kept = [size for size in known if pace.batch_s(size) <= limit.seconds]
-    return max(kept, default=min(known))
 
 
 def most_budget_s(scenario: Scenario) -> float:

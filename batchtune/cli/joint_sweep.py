@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from batchtune.archive.joint import deployable, files_beside, write_files, write_joint
 from batchtune.archive.run import SERVER_LOG, Run, open_run
-from batchtune.cli.arguments.kept_run import asked_run
+from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.attached import beginning
-from batchtune.cli.commands.recommend import kept_trials
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.deployment import joint_deployment
 from batchtune.cli.kept_sweep import Fault, ended_early, exit_code_of, held, keep_trials, require_same
@@ -25,7 +24,6 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.load.fleet import LoadFleet
-from batchtune.tune.joint.answer import recommend_joint
 from batchtune.report.live import live_line, sweep_view
 from batchtune.report.several_models import load_line, print_joint
 from batchtune.scenario.placement import placed, placed_as
@@ -34,6 +32,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, percentage
 from batchtune.target.launch.demand import demand_of
 from batchtune.target.tfserving import TfServingTarget
+from batchtune.tune.joint.answer import recommend_joint
 from batchtune.tune.joint.bench import JointBench
 from batchtune.tune.joint.load import loads_of, next_load
 from batchtune.tune.joint.space import JointSpace

@@ -1,4 +1,4 @@
-"""How do the twin's answers read: what if, how many replicas, at which hour, and what if some die?"""
+"""Prints what the twin says: of other parameters and loads, of replicas, of each hour, and of replicas that die."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from batchtune.twin.model.exact import ExactFigures
     from batchtune.twin.model.failures import Failure
     from batchtune.twin.model.hours import DayPlan
+    from batchtune.twin.model.measured_rates import MeasuredRates
     from batchtune.twin.model.replicas import ReplicaPlan
     from batchtune.twin.model.twin import Prediction, Twin
 
@@ -33,6 +34,9 @@ LINE_EVERY_S: Final = 3.0
 ROWS_MOST: Final = 48
 """A longer profile is summed up; `--json` lists it."""
 
+MEASURED_MOST: Final = 8
+"""Configurations of which the measured rates stand below the table; `--json` has them all."""
+
 _ROUTES: Final = {
     "round_robin": "in turn (round robin)",
     "random": "at random",
@@ -42,11 +46,16 @@ _ROUTES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """One configuration under one load, and what the twin expects of it."""
+    """One configuration under one load, and what the twin expects of it.
+
+    `measured`: the rates that it held and missed, to which the twin was held; `twin_rps`: what the twin says itself.
+    """
 
     configuration: Configuration
     traffic: Traffic
     prediction: Prediction
+    measured: MeasuredRates | None = None
+    twin_rps: float | None = None
 
 
 @contextmanager
@@ -104,6 +113,9 @@ def print_simulations(
     lines += [f"How sure: {twin.accuracy()}.", *notes]
     reasons = dict.fromkeys(reason for point in points for reason in point.prediction.extrapolations)
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
+    known = {point.configuration: point for point in points if point.measured is not None}
+    for point in list(known.values())[:MEASURED_MOST]:
+        lines.append(f"{point.configuration.label()}: {_measured_text(point.measured, point.twin_rps)}.")
     width = text_width(stream)
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
@@ -163,6 +175,7 @@ def print_plan(
             f"Then: {latencies}; mean batch {number(plan.mean_batch_rows)} rows; devices "
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
+        *([] if plan.measured is None else [f"One replica: {_measured_text(plan.measured, plan.twin_rps)}."]),
         *([] if plan.failure is None else _failure_lines(plan, plan.failure)),
         *([] if plan.exact is None else [_exact_line(plan, plan.exact)]),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
@@ -172,6 +185,23 @@ def print_plan(
     ]
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
+
+
+def _measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
+    """`measured 9,340 requests/s held, 11,200 missed`, and what the twin says instead where that lies outside."""
+    if measured is None or twin_rps is None:
+        return "not measured"
+    held = f"{number(measured.held_rps)} requests/s held" if measured.held_rps else "no rate held"
+    missed = "none missed" if measured.missed_rps is None else f"{number(measured.missed_rps)} missed"
+    text = f"measured {held}, {missed}"
+    if measured.hold(twin_rps):
+        return text
+    ends = [number(end) for end in (measured.held_rps, measured.missed_rps) if end]
+    between = (
+        "-".join(ends) if len(ends) == 2 else f"{'up to' if measured.missed_rps else 'at least'} {ends[0]}"
+    )
+    says = f"the twin says {number(twin_rps)}/s, outside the measured {between}/s: the measured rate counts"
+    return f"{text}; {says}"
 
 
 def _left(plan: ReplicaPlan) -> int:

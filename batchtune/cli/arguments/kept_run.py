@@ -1,4 +1,4 @@
-"""Which run does a command read, and is that said where nobody named it?"""
+"""Opens the run that a command reads, and reads its trials."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from batchtune.archive.listing import swept_scenarios
 from batchtune.archive.run import Run, open_run
+from batchtune.tune.trials.trial import Trial
 
 
 def asked_run(path: Path | None, *, results: Path) -> Run:
@@ -29,3 +30,11 @@ def asked_run(path: Path | None, *, results: Path) -> Run:
                 file=sys.stderr,
             )
     return run
+
+
+def kept_trials(run: Run) -> list[Trial]:
+    """The trials of a run; what could not be read of it is told on stderr."""
+    trials = run.ledger()
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return trials

@@ -1,4 +1,4 @@
-"""Which twin does a run give, and which configurations does the command line ask it about?"""
+"""Calibrates the twin of a run, and reads which configurations the command line asks it about."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from batchtune.archive.run import Run
 from batchtune.batching.length_buckets import LENGTH_BUCKETS
 from batchtune.batching.parameters import PARAMETER_NAMES, Configuration, did_you_mean, to_dict
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
-from batchtune.cli.arguments.kept_run import asked_run
-from batchtune.cli.commands.recommend import kept_trials
+from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.errors import (
     InconclusiveError,
     NoFeasibleConfigurationError,
@@ -22,16 +21,19 @@ from batchtune.errors import (
     TwinError,
     UsageError,
 )
-from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.tune.answer.stated_capacity import capacity_of
 from batchtune.tune.evidence.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.model.traffic import lengths_of
+from batchtune.twin.model.measured_rates import MeasuredRates
+from batchtune.twin.model.traffic import lengths_of, traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import left_out
 
@@ -53,17 +55,28 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """A run, its scenario and the twin that its trials give; `base` is what `--set` starts from, `base_name` why.
-
-    `capacity_rps` is what the run found for the base, None where it looked for no capacity or found none.
-    """
+    """A run, its scenario, trials and their twin; `base` is what `--set` starts from, `base_name` says why."""
 
     run: Run
     scenario: Scenario
+    trials: Sequence[Trial]
     twin: Twin
     base: Configuration
     base_name: str
-    capacity_rps: float | None = None
+
+    def measured(self, configuration: Configuration, *, slo: SloSpec | None = None) -> MeasuredRates | None:
+        """The rates that one server held and missed with these parameters, for the scenario's SLO or another one.
+
+        None: its runs do not say, or they were made while the rate changed, and say nothing of a steady one.
+        """
+        if traffic_of(self.scenario).changes:
+            return None
+        capacity = capacity_of(configuration, self.trials, scenario=self.scenario, slo=slo)
+        if capacity is None or (capacity.by_loops and capacity.missed_rps is None):
+            return None
+        # What closed loops kept is no rate that was held.
+        held_rps = 0.0 if capacity.by_loops else capacity.held_rps
+        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps)
 
 
 def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
@@ -102,17 +115,10 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
             ]
         )
     chosen = _recommended(trials, scenario)
-    if chosen is None:
-        base, base_name = scenario.configuration({}), "the scenario's own configuration"
-        return Calibrated(run=run, scenario=scenario, twin=twin, base=base, base_name=base_name)
-    return Calibrated(
-        run=run,
-        scenario=scenario,
-        twin=twin,
-        base=chosen.configuration,
-        base_name="the recommended configuration",
-        capacity_rps=None if chosen.capacity_rps is None else chosen.capacity_rps.value,
-    )
+    base, base_name = scenario.configuration({}), "the scenario's own configuration"
+    if chosen is not None:
+        base, base_name = chosen.configuration, "the recommended configuration"
+    return Calibrated(run=run, scenario=scenario, trials=trials, twin=twin, base=base, base_name=base_name)
 
 
 def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:

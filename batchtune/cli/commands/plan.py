@@ -1,8 +1,9 @@
-"""`batchtune plan`: how many replicas does a rate need within its latency limits?"""
+"""`batchtune plan`: the replicas that a rate needs within its latency limits."""
 
 from __future__ import annotations
 
 import json as json_text
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from batchtune.cli.commands.calibrated import (
     notes_on_lengths,
 )
 from batchtune.cli.commands.simulate import trusted, twin_document
-from batchtune.errors import UsageError
+from batchtune.errors import InconclusiveError, UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.report.twin import ProgressLines, note_when_slow, print_day, print_plan
 from batchtune.scenario.profiles import Interval, profile_of_load, read_profile
@@ -30,7 +31,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import counted, parse_duration_s, parse_rate_rps
 from batchtune.twin.model.hours import plan_day
-from batchtune.twin.model.replicas import Fleet
+from batchtune.twin.model.replicas import Fleet, ReplicaPlan
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.simulator.replica import Routing, batcher_of
 
@@ -56,7 +57,7 @@ class PlanRequest:
 
 
 def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> int:
-    """The exit code: 0, 5 when the twin cannot be trusted; errors say otherwise."""
+    """The exit code: 0, 5 where the twin cannot be trusted or runs contradict it; errors say otherwise."""
     rate_rps = None if wanted.rate is None else _rate_rps(wanted.rate)
     promises, choices = promised(wanted.limits), asked_values(wanted.settings)
     failing = failing_of(wanted.failing, wanted.detect)
@@ -83,6 +84,7 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
         slo.error_ratio,
         wanted.routing,
         failing,
+        measured=calibrated.measured(configurations[0], slo=slo),
     )
     with note_when_slow(_doing(highest_rps, profile), quiet=quiet):
         day = plan_day(fleet, profile) if profile else None
@@ -104,11 +106,19 @@ def run_plan(wanted: PlanRequest, *, results: Path, json: bool, quiet: bool) -> 
             **(plan if day is None else day).to_dict(),
         }
         print(json_text.dumps(document, indent=2, allow_nan=False))
-        return trusted(calibrated.twin)
-    if day is not None:
-        print_day(day, source=_source(wanted, calibrated))
-    print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
-    return trusted(calibrated.twin)
+    else:
+        if day is not None:
+            print_day(day, source=_source(wanted, calibrated))
+        print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
+    return max(trusted(calibrated.twin), _held(plan))
+
+
+def _held(plan: ReplicaPlan) -> int:
+    """The exit code: 5, with a warning, where no run held the limits and the twin names a rate that one missed."""
+    if plan.measured is None or plan.measured.held_rps or not plan.contradicted:
+        return 0
+    print("warning: no run of these parameters kept the limits at a rate: sweep with them", file=sys.stderr)
+    return InconclusiveError.exit_code
 
 
 def _rate_rps(rate: str) -> float:

@@ -20,7 +20,7 @@ from batchtune.archive.run import (
 from batchtune.archive.whole_files import write_whole
 from batchtune.batching.dialects import RenderedDialect, rendered, without_counterpart
 from batchtune.batching.kubernetes import ParametersFile
-from batchtune.cli.arguments.kept_run import asked_run
+from batchtune.cli.arguments.kept_run import asked_run, kept_trials
 from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.slo import in_place_of, promised
 from batchtune.cli.deployment import as_started, deployed_name, deployment, docker_command
@@ -32,14 +32,14 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.tune.answer.reason import failure_with_batching
-from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.report.answer import print_answer
 from batchtune.report.statement import print_recommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.slo import SloSpec
 from batchtune.scenario.units import format_duration
+from batchtune.tune.answer.reason import failure_with_batching
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.evidence.ledger import measuring_s
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 
@@ -86,14 +86,6 @@ def run_recommend(
         )
     except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
         raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
-
-
-def kept_trials(run: Run) -> list[Trial]:
-    """The trials of a run; what could not be read of it is told on stderr."""
-    trials = run.ledger()
-    for note in run.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return trials
 
 
 def conclude(

@@ -1,10 +1,10 @@
-"""`batchtune simulate`: what would the server do with other parameters, or under another load?"""
+"""`batchtune simulate`: what the server would do with other parameters, or under another load."""
 
 from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,9 +20,12 @@ from batchtune.cli.commands.calibrated import (
     notes_on_lengths,
 )
 from batchtune.errors import InconclusiveError, UsageError
+from batchtune.measure.slo import limits_of
 from batchtune.plain_values import to_plain
 from batchtune.report.twin import Simulated, note_when_slow, print_simulations
 from batchtune.scenario.units import counted
+from batchtune.tune.answer.stated_capacity import capacity_of
+from batchtune.twin.model.measured_rates import held_to
 from batchtune.twin.model.overload import long_run
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import Twin
@@ -63,9 +66,9 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
         )
     with note_when_slow(f"simulating {counted(len(configurations) * len(traffics), 'point')}", quiet=quiet):
         points = [
-            _point(calibrated, configuration, traffic)
+            point
             for configuration in configurations
-            for traffic in traffics
+            for point in _points(calibrated, configuration, traffics)
         ]
     if json:
         document = {**_document(calibrated, points), "notes": notes}
@@ -85,14 +88,27 @@ def trusted(twin: Twin) -> int:
     return InconclusiveError.exit_code
 
 
-def _point(calibrated: Calibrated, configuration: Configuration, traffic: Traffic) -> Simulated:
-    batcher = batcher_of(configuration, cpus=calibrated.scenario.target.cpus)
-    prediction = calibrated.twin.predict(batcher, traffic)
-    return Simulated(
-        configuration=configuration,
-        traffic=traffic,
-        prediction=long_run(prediction, calibrated.twin, batcher, traffic),
-    )
+def _points(
+    calibrated: Calibrated, configuration: Configuration, traffics: Sequence[Traffic]
+) -> Iterator[Simulated]:
+    """One configuration under each load: of one that was measured, open loops by the twin held to its rates."""
+    scenario = calibrated.scenario
+    batcher = batcher_of(configuration, cpus=scenario.target.cpus)
+    steady = [traffic for traffic in traffics if not (traffic.closed or traffic.changes)]
+    measured = calibrated.measured(configuration) if steady else None
+    twin, twin_rps = calibrated.twin, None
+    if measured is not None:
+        limits, errors = limits_of(scenario.slo), scenario.slo.error_ratio
+        twin, twin_rps = held_to(twin, batcher, steady[0], limits, errors, measured)
+    for traffic in traffics:
+        told = twin if traffic in steady else calibrated.twin
+        yield Simulated(
+            configuration=configuration,
+            traffic=traffic,
+            prediction=long_run(told.predict(batcher, traffic), told, batcher, traffic),
+            measured=measured if traffic in steady else None,
+            twin_rps=twin_rps if traffic in steady else None,
+        )
 
 
 def _asked_loads(wanted: SimulateRequest) -> list[Load]:
@@ -120,12 +136,13 @@ def _traffics(calibrated: Calibrated, loads: Sequence[Load]) -> tuple[list[Traff
 
 
 def _capacity_rps(calibrated: Calibrated) -> float:
-    if calibrated.capacity_rps is None or not calibrated.capacity_rps > 0.0:
+    capacity = capacity_of(calibrated.base, calibrated.trials, scenario=calibrated.scenario)
+    if capacity is None or not capacity.held_rps > 0.0:
         raise UsageError(
             "the scenario names no rate, and the run found no capacity to start from",
             hint="give --rate 500, or --rate 100:1k:100",
         )
-    return calibrated.capacity_rps
+    return capacity.held_rps
 
 
 def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]:
@@ -138,6 +155,8 @@ def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]
                 "configuration": point.configuration.to_dict(),
                 "traffic": point.traffic.to_dict(),
                 **point.prediction.to_dict(),
+                "measured": to_plain(point.measured),
+                "twin_rps": to_plain(point.twin_rps),
             }
             for point in points
         ],

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from batchtune.archive.original import write_original
 from batchtune.archive.run import SCENARIO, SERVER_LOG, Run, open_run
 from batchtune.archive.whole_files import write_whole
+from batchtune.cli.arguments.kept_run import kept_trials
 from batchtune.cli.attached import as_found, beginning, not_put_back, put_back, with_found
-from batchtune.cli.commands.recommend import conclude, kept_trials
+from batchtune.cli.commands.recommend import conclude
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.kept_sweep import (
     Ended,

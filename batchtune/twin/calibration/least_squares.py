@@ -7,7 +7,7 @@ the curvature at the solution.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -152,9 +152,7 @@ def draws_around(
             np.clip(theta[:CONTENTION] - solution.theta[:CONTENTION], -2.0, 2.0)
             + (solution.theta[:CONTENTION])
         )
-        reading = solution.law.reading(theta)
-        slower = np.full(len(reading.service_time.rows), np.exp(run_sd * rng.standard_normal()))
-        fits.append(replace(reading, service_time=reading.service_time.scaled(slower)))
+        fits.append(solution.law.reading(theta).slower(float(np.exp(run_sd * rng.standard_normal()))))
     return Draws(best=solutions[0].reading, fits=tuple(fits))
 
 

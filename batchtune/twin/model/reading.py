@@ -46,6 +46,11 @@ class Fitted:
         length_s = None if device.length_s is None else device.length_s * slower
         return replace(device, tau_s=device.tau_s * slower, length_s=length_s)
 
+    def slower(self, factor: float) -> Fitted:
+        """This reading with batches that take so many times as long."""
+        factors = np.full(len(self.service_time.rows), factor)
+        return replace(self, service_time=self.service_time.scaled(factors))
+
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
         """X_sat in an open loop: requests/s with every batch full and every thread busy (tuning.md 2.4)."""
         rows = batcher.batch_rows_max or traffic.rows_most

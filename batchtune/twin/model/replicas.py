@@ -17,6 +17,7 @@ from batchtune.plain_values import fields_to_plain
 from batchtune.scenario.units import rounded_duration
 from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.failures import Failing, Failure, Outage, failure_minute
+from batchtune.twin.model.measured_rates import MeasuredRates, held_to
 from batchtune.twin.model.traffic import Traffic
 from batchtune.twin.model.twin import NEAR_SATURATION, Prediction, Twin, estimate_of, shown_quantiles
 from batchtune.twin.simulator.replica import Batcher, Routing
@@ -41,7 +42,8 @@ class ReplicaPlan:
     `latency_s` and `busy_ratio` are those expected with the advised number. `simulated_replicas`: how many were
     simulated together. `extrapolations` name what lies outside the calibrated range. `failure`: what happens when
     replicas die that `advised` has to spare; None: none may. `exact`: the advised fleet simulated whole, if that was
-    asked for.
+    asked for. `measured`: the rates that one replica held and missed, to which the twin is held; `twin_rps`: what the
+    twin says itself. None: it was not measured.
     """
 
     rate_rps: float
@@ -59,12 +61,19 @@ class ReplicaPlan:
     simulated_replicas: int
     failure: Failure | None = None
     exact: ExactFigures | None = None
+    measured: MeasuredRates | None = None
+    twin_rps: float | None = None
     extrapolations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def extrapolated(self) -> bool:
         return bool(self.extrapolations)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether what the twin says lies outside what was measured."""
+        return self.measured is not None and not self.measured.hold(self.twin_rps or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, safe for JSON."""
@@ -94,10 +103,16 @@ class Fleet:
         error_ratio: float,
         routing: Routing,
         failing: Failing | None = None,
+        measured: MeasuredRates | None = None,
     ) -> None:
-        self._twin, self._batcher, self._traffic = twin, batcher, traffic.at(1.0)
+        self._batcher, self._traffic = batcher, traffic.at(1.0)
         self._limits, self._error_ratio, self._routing = tuple(limits), error_ratio, routing
         self._failing = failing
+        self._twin, self._measured, self._twin_rps = twin, measured, None
+        if measured is not None:
+            self._twin, self._twin_rps = held_to(
+                twin, batcher, self._traffic, self._limits, error_ratio, measured
+            )
         self._highest_of_pool: dict[int, NDArray[np.float64]] = {}
 
     def plan(self, rate_rps: float) -> ReplicaPlan:
@@ -126,6 +141,8 @@ class Fleet:
             busy_ratio=float(np.median(expected.busy_ratio)),
             simulated_replicas=min(advised, POOL_MOST),
             failure=self._failure(rate_rps, advised),
+            measured=self._measured,
+            twin_rps=self._twin_rps,
             extrapolations=expected.extrapolations,
             notes=self._notes(advised),
         )
@@ -240,18 +257,25 @@ class Fleet:
     def _shares(self, rate_rps: float) -> NDArray[np.float64]:
         """What one replica may get by each reading, in requests/s: 0 where no rate is feasible.
 
-        Every reading is asked about one replica alone, which tells how many there will be about. What a pool of that
-        size (at most POOL_MOST) gains over one alone is asked of the best reading only.
+        Every reading is asked about one replica alone, which tells how many there will be about; where one was
+        measured, each lies between what was held and missed. What a pool of that size (at most POOL_MOST) gains over
+        one alone is asked of the best reading only. At most 90 % of the saturation, unless more was held.
         """
-        alone = self._highest(1)
-        if self._routing == "random" and self._poisson:
-            return self._below_ceiling(alone)
-        usual = float(alone[0])
-        pool = POOL_MOST if usual <= 0.0 else int(min(max(math.ceil(rate_rps / usual), 1), POOL_MOST))
-        if pool > 1:
-            together = float(self._highest(pool)[0])
-            alone = alone * (together / usual) if usual > 0.0 else np.full(len(alone), together)
-        return self._below_ceiling(alone)
+        usual, alone = float(self._highest(1)[0]), self._highest(1)[1:]
+        held_rps = 0.0
+        if self._measured is not None:
+            held_rps, alone = self._measured.held_rps, self._measured.clipped(alone)
+            if held_rps > 0.0 and not self._measured.hold(self._twin_rps or 0.0):
+                alone = np.full_like(alone, held_rps)
+        if not (self._routing == "random" and self._poisson):
+            pool = POOL_MOST if usual <= 0.0 else int(min(max(math.ceil(rate_rps / usual), 1), POOL_MOST))
+            if pool > 1 and (usual > 0.0 or not held_rps):
+                together = float(self._highest(pool)[0])
+                alone = alone * (together / usual) if usual > 0.0 else np.full_like(alone, together)
+        ceilings = [
+            NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
+        ]
+        return np.minimum(alone, np.maximum(ceilings, held_rps))
 
     @property
     def _poisson(self) -> bool:
@@ -271,13 +295,6 @@ class Fleet:
             )
             self._highest_of_pool[pool] = np.asarray(rates / pool)
         return self._highest_of_pool[pool]
-
-    def _below_ceiling(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """At most 90 % of the saturation; without the best reading, which comes first."""
-        ceilings = [
-            NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
-        ]
-        return np.minimum(rates[1:], ceilings)
 
 
 def _enough(needed: NDArray[np.float64]) -> int:

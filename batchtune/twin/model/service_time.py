@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-
-from batchtune.measure.statistics.isotonic import increasing_blocks
 
 KNOTS_PER_OCTAVE = 3
 """Batch sizes nearer to each other than this are pooled into one knot."""
@@ -81,6 +80,8 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
     counted = counted or [size for size in timed if size[1] > 0.0 and size[2] > 0.0]
     if not counted:
         raise ValueError("no batch was timed")
+    from scipy.optimize import isotonic_regression
+
     bins: dict[int, list[tuple[float, float, float]]] = {}
     for size in counted:
         bins.setdefault(round(KNOTS_PER_OCTAVE * math.log2(max(size[0], 1.0))), []).append(size)
@@ -89,9 +90,10 @@ def fit_service_time(timed: Sequence[tuple[float, float, float]]) -> ServiceTime
         weight = sum(batches for _, _, batches in members)
         rows = sum(rows * batches for rows, _, batches in members) / weight
         points.append((rows, sum(seconds * batches for _, seconds, batches in members) / weight, weight))
-    blocks = increasing_blocks(points)
-    knots = [(rows, seconds) for sizes, seconds in blocks for rows in dict.fromkeys((sizes[0], sizes[-1]))]
-    return ServiceTime(rows=tuple(rows for rows, _ in knots), seconds=tuple(seconds for _, seconds in knots))
+    sizes, times, weights = (np.array(column) for column in zip(*sorted(points), strict=True))
+    fit = isotonic_regression(times, weights=weights)
+    ends = [at for start, stop in pairwise(fit.blocks) for at in dict.fromkeys((start, stop - 1))]
+    return ServiceTime(rows=tuple(sizes[ends].tolist()), seconds=tuple(fit.x[ends].tolist()))
 
 
 def linear_service_time(fixed_s: float, per_row_s: float, sizes: Sequence[float]) -> ServiceTime:

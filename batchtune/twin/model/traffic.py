@@ -59,10 +59,15 @@ class Traffic:
         return max(self.rows)
 
     @property
+    def changes(self) -> bool:
+        """Whether the rate changes over time by itself: a ramp, steps, a trace."""
+        return not self.closed and self.load is not None and self.load.arrivals in _CHANGING
+
+    @property
     def offered_rps(self) -> float | None:
         """Requests/s of an open loop, on the mean over a ramp, steps or a trace; None: a closed loop, or no rate."""
         load = self.load
-        if self.closed or self.rate_rps is not None or load is None or load.arrivals not in _CHANGING:
+        if self.rate_rps is not None or load is None or not self.changes:
             return None if self.closed else self.rate_rps
         return len(_due_s(load, load.rate_rps, load.duration_s, self.seed)) / load.duration_s
 
@@ -72,8 +77,7 @@ class Traffic:
 
     def steady(self) -> Traffic:
         """Poisson arrivals where the rate changes over time, else the same."""
-        changing = self.load is not None and self.load.arrivals in _CHANGING
-        return replace(self, load=None) if changing else self
+        return replace(self, load=None) if self.changes else self
 
     def due_s(self, requests: int) -> NDArray[np.float64]:
         """When about so many requests are due, shape (n,) in seconds, ascending.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -214,6 +214,12 @@ class Twin:
             limits=limits,
             error_ratio=error_ratio,
         )[1:]
+
+    def slower(self, factor: float) -> Twin:
+        """Every reading with batches that take so many times as long."""
+        return replace(
+            self, best_fit=self.best_fit.slower(factor), fits=tuple(fit.slower(factor) for fit in self.fits)
+        )
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
         """X_sat: requests/s with every batch full and every thread busy, by the best reading (tuning.md 2.4)."""

@@ -26,6 +26,9 @@ ANSWERED = 0.97
 FRESH = 3
 """Fresh runs that must hold, and three times as many as miss: fewer, and stated rates are 2-50 % too high."""
 
+CONFIRMING = 200
+"""Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a row)."""
+
 BACK = 0.85
 """Of the lowest missed rate: what is believed where runs held, but no rate won its vote."""
 
@@ -58,6 +61,7 @@ class Run:
     far: bool
     fresh: bool = False
     full: bool = False
+    requests: int = 1000
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,8 @@ class Bracket:
 
     @cached_property
     def saturated_rps(self) -> float:
-        """What it cannot answer, by closed loops that fill every batch; inf: none did."""
-        full = [run.answered_rps for run in self.runs if run.full]
+        """What it cannot answer, by loads that fill every batch: closed loops, and rates missed by far; inf: none did."""
+        full = [run.answered_rps for run in self.runs if (run.full or run.far) and run.answered_rps > 0.0]
         return SATURATED * max(full) if full else math.inf
 
     @cached_property
@@ -122,18 +126,22 @@ class Bracket:
 
     @cached_property
     def confirmed_rps(self) -> float:
-        """The highest rate that FRESH fresh runs held, and three times as many as missed it; 0: none."""
+        """The highest rate that FRESH fresh runs of enough requests held, three times as many as missed it; 0: none."""
         return max(
             (
                 _rate(run)
                 for run in self.open_runs
                 if run.fresh
                 and run.held
-                and self.held(_rate(run), fresh=True)
-                >= max(FRESH, 3 * self.missed(_rate(run), fresh=True))
+                and self.held(_rate(run), fresh=True) >= max(FRESH, 3 * self.missed(_rate(run), fresh=True))
+                and self._requests(_rate(run)) >= CONFIRMING
             ),
             default=0.0,
         )
+
+    def _requests(self, rate_rps: float) -> int:
+        """Of the fresh runs that held this rate or a higher one."""
+        return sum(run.requests for run in self.open_runs if run.fresh and run.held and _rate(run) >= 0.999 * rate_rps)
 
     @cached_property
     def stated_rps(self) -> float:
@@ -144,7 +152,7 @@ class Bracket:
     def stated_missed_rps(self) -> float:
         """The upper end of what is stated; no closer than runs of one configuration differ."""
         stated = self.stated_rps
-        width = UNSTEADY if self.missed(1.1 * stated, fresh=True) else WIDTH
+        width = UNSTEADY if self.missed(1.02 * stated, fresh=True) else WIDTH
         held = (_rate(run) for run in self.open_runs if run.held)
         return max(self.missed_above(stated), width * stated, *held, 0.0)
 
@@ -197,11 +205,12 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
     clients = trial.asked_concurrency or (trial.concurrency if rate_rps is None else None)
     if measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value):
         latency_s: dict[str, float] = {}
-        answered_rps, error_ratio, held, far = 0.0, 1.0, False, True
+        answered_rps, error_ratio, held, far, requests = 0.0, 1.0, False, True, 0
     else:
         latency_s = {name: quantile.value for name, quantile in measured.latency_s.items()}
         answered_rps, error_ratio = measured.throughput_rps.value, measured.error_ratio
         held, far = keeps(slo, latency_s, error_ratio), False
+        requests = measured.requests
         if rate_rps is not None:
             # A short run of Poisson arrivals has fewer of them now and then: that is no miss.
             spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
@@ -217,6 +226,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
         held=held,
         far=far,
         fresh=trial.source == "confirm",
+        requests=requests,
         full=clients is not None and clients >= clients_to_fill(trial.configuration, scenario),
     )
 

@@ -84,6 +84,12 @@ UNBATCHED_SHARE = 0.9
 LOOP_SHARE = 0.8
 """Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
 
+HOPEFUL, CAUTIOUS, DEAR = 0.92, 0.75, 0.1
+"""Of the best hope, its first rate; and where a run takes more than the third of the budget, so that few can be made."""
+
+SHORTEST = 0.6
+"""Of its length, what the last run is made for in the time that is left."""
+
 GROWS_MAX = 8
 """Doublings of the largest size before anything was run there."""
 
@@ -204,25 +210,27 @@ class CapacitySearch(Search):
     # 2. Hopes.
 
     def _ask_curve(self) -> None:
-        known = len(list(self.contenders)), sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders)
-        if self._asked_model != known:
+        asked = len(list(self.contenders)), sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders)
+        if self._asked_model != asked:
             for contender in self.contenders:
                 if contender.configuration.batching is None:
                     contender.model_says = UNBATCHED_SHARE * self._loop_rps(contender)
                 elif self.curve.is_known:
                     contender.model_says = self.curve.capacity_rps(contender.configuration)
-            self._asked_model = len(list(self.contenders)), known[1]
-        self.correct_hopes(
-            [
-                (c, min(max(c.model_says, c.bracket.held_rps), c.bracket.missed_rps))
-                for c in self.contenders
-                if c.bracket.open_runs
-                and c.model_says > 0.0
-                and (c.bracket.held_rps > 0.0 or math.isfinite(c.bracket.missed_rps))
-            ]
-        )
+            self._asked_model = len(list(self.contenders)), asked[1]
+        known = [
+            (c, min(max(c.model_says, c.bracket.held_rps), self.upper(c)), self._measured_rps(c))
+            for c in self.contenders
+            if c.bracket.open_runs and c.model_says > 0.0 and self._measured_rps(c) > 0.0
+        ]
+        self.correct_hopes(known)
         for contender in self.contenders:
             contender.hope = max(contender.hope, LOOP_SHARE * contender.bracket.loop_rps)
+
+    def _measured_rps(self, contender: Contender) -> float:
+        """What runs say of it: what it held, else less than what it missed; 0: nothing."""
+        held, upper = contender.bracket.held_rps, self.upper(contender)
+        return held or (BACK * upper if math.isfinite(upper) else 0.0)
 
     # 3. and 4. Brackets, fresh runs, what is left to be settled.
 
@@ -242,7 +250,7 @@ class CapacitySearch(Search):
         probe = self._open_question(top, taken)
         # Whom nobody tried is tried only where there is time to confirm it: else a sure answer becomes unsure.
         reserve_s = 0.0
-        if probe is not None and not probe[0].bracket.open_runs:
+        if probe is not None and not probe[0].runs:
             reserve_s = self._cost_s(*probe[:2]) + FRESH_RUNS * self._cost_s(*probe[:2], fresh=True)
         return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
 
@@ -252,10 +260,18 @@ class CapacitySearch(Search):
         if probe is None:
             return None
         contender, rate_rps, why = probe
-        if left_s < reserve_s + self._cost_s(contender, rate_rps):
+        seconds = self._fitting_s(contender, rate_rps, left_s=left_s - reserve_s)
+        if seconds is None:
             return None
-        seconds = self._seconds(contender, rate_rps)
         return self.ask(contender, None, why, rate_rps=rate_rps, duration_s=seconds)
+
+    def _fitting_s(
+        self, contender: Contender, rate_rps: float, *, left_s: float, fresh: bool = False
+    ) -> float | None:
+        """How long a run lasts in what is left: a little shorter at the end; None: too little is left."""
+        seconds = self._seconds(contender, rate_rps, fresh=fresh)
+        fitting = left_s - (self._cost_s(contender, rate_rps, fresh=fresh) - seconds)
+        return min(seconds, fitting) if fitting >= SHORTEST * seconds else None
 
     def _next_probe(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """Who is loaded next, at which rate; None where nothing is open."""
@@ -264,7 +280,9 @@ class CapacitySearch(Search):
         if not lo:
             if top in taken:
                 return None
-            return top, 0.92 * self._first_rate(top), "the best hope"
+            first = self._first_rate(top)
+            is_dear = self._cost_s(top, first) > DEAR * self.budget_s
+            return top, (CAUTIOUS if is_dear else HOPEFUL) * first, "the best hope"
         rivals = [
             c
             for c in self.contenders
@@ -279,7 +297,7 @@ class CapacitySearch(Search):
             hoped = math.sqrt(held * self._belief(rival)) if held else 0.95 * self._belief(rival)
             return rival, max(1.03 * lo, hoped), "it is hoped to hold more than the leader"
         if top not in taken and bracket.missed_rps > CLOSED * lo and not bracket.confirmed_rps:
-            return top, self._next_rate(bracket, self._belief(top)), "how much more the leader holds"
+            return top, self._next_rate(top), "how much more the leader holds"
         near = self._untried_near(top, taken, widely=False)
         if near is None:
             return None
@@ -289,7 +307,8 @@ class CapacitySearch(Search):
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
         return self._humbled(top) or most or 1.0
 
-    def _next_rate(self, bracket: Bracket, belief: float) -> float:
+    def _next_rate(self, top: Contender) -> float:
+        bracket, belief = top.bracket, self._belief(top)
         lo, hi = bracket.held_rps, bracket.missed_rps
         once = [
             run.rate_rps
@@ -302,8 +321,12 @@ class CapacitySearch(Search):
         if belief > RIVAL * lo:
             climbed = max(0.98 * belief, 1.06 * lo)
         else:
-            climbed = lo * min(max(self._room(bracket, lo), 1.06), CLIMB)
+            most = AGREED * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
+            climbed = max(min(lo * min(math.sqrt(self._room(bracket, lo)), CLIMB), most), 1.06 * lo)
         return min(climbed, math.sqrt(lo * hi) if math.isfinite(hi) else math.inf)
+
+    def _is_curved(self, contender: Contender) -> bool:
+        return self.trusts_curve and self.curve.is_known and contender.configuration.batching is not None
 
     def _room(self, bracket: Bracket, rate_rps: float) -> float:
         """How far the latency at this rate stays below the limit, as a factor: of the limit that is nearest."""
@@ -380,25 +403,30 @@ class CapacitySearch(Search):
         if bracket.confirmed_rps and bracket.confirmed_rps >= 0.999 * self.worth(top):
             return None
         rate = self._fresh_rate(top)
-        if not rate or left_s < self._cost_s(top, rate, fresh=True):
+        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True) if rate else None
+        if seconds is None:
             return None
-        seconds = self._seconds(top, rate, fresh=True)
         return self.ask(top, "confirm", "a fresh run of the leader", rate_rps=rate, duration_s=seconds)
 
     def _fresh_rate(self, top: Contender) -> float:
-        """A little less than what was found; lower where fresh runs failed."""
+        """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""
         bracket = top.bracket
         found = bracket.held_rps or self._humbled(top)
         rate = SAFE * min(found, max(self._belief(top), 0.9 * found))
         tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
-        for _ in range(60):
-            near = [known for known in tried if abs(math.log(known / rate)) < 0.03] if rate else []
-            rate = near[0] if near else rate
-            missed = bracket.missed(rate, fresh=True)
-            if missed < 2 or missed <= bracket.held(rate, fresh=True) / 3:
-                break
+        if tried and not bracket.confirmed_rps:
+            failed = [known for known in tried if self._has_failed(bracket, known)]
+            return tried[0] * STEP_DOWN ** len(failed) if tried[0] in failed else tried[0]
+        near = [known for known in tried if rate and abs(math.log(known / rate)) < SAME]
+        rate = near[0] if near else rate
+        while self._has_failed(bracket, rate):
             rate *= STEP_DOWN
         return rate
+
+    def _has_failed(self, bracket: Bracket, rate_rps: float) -> bool:
+        """Whether fresh runs at a rate missed twice, and more than a third as often as they held."""
+        missed = bracket.missed(rate_rps, fresh=True)
+        return missed >= 2 and missed > bracket.held(rate_rps, fresh=True) / 3
 
     def _open_question(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """After the fresh runs: who may still hold a tenth more than is stated?"""

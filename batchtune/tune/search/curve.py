@@ -57,7 +57,7 @@ class Curve:
         self._cpus: Collection[int] | None = scenario.target.cpus
         self._readings: list[_Reading] = []
         self._arrivals = np.cumsum(np.random.default_rng(7).exponential(1.0, _ARRIVALS[1]))
-        self._cache: dict[tuple[Batcher, float, int], float] = {}
+        self._cache: dict[Batcher, float] = {}
         self.tau_s: NDArray[np.float64] = np.zeros(_ROWS_MAX + 1)
         self.contention: float | None = None
 
@@ -93,13 +93,18 @@ class Curve:
         self._readings.append(_Reading(rows, threads, rows_per_s))
         self._fit()
 
+    def most_rps(self, configuration: Configuration) -> float:
+        """What full batches answer, whatever the limit."""
+        batcher = self._batcher(configuration)
+        rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
+        return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
+
     def capacity_rps(self, configuration: Configuration) -> float:
         """The highest rate of Poisson arrivals within the limit, by simulation."""
         batcher = self._batcher(configuration)
-        size = batcher.max_batch_size or self._rows
-        rows = np.arange(1, min(size, _ROWS_MAX) + 1)
-        most = float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
-        return self._cached(batcher, most, 0, self._highest)
+        if batcher not in self._cache:
+            self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
+        return self._cache[batcher]
 
     def loop_rps(self, configuration: Configuration, clients: int) -> tuple[float, float]:
         """Requests/s and p95 in seconds of so many clients in a closed loop, by simulation."""
@@ -118,12 +123,6 @@ class Curve:
         """p95 in seconds of Poisson arrivals at this rate, by simulation; inf: too many are refused."""
         p95_s, errors, _ = self._open(self._batcher(configuration), rate_rps)
         return p95_s if errors <= max(self._error_ratio, 0.01) else math.inf
-
-    def _cached(self, batcher: Batcher, most: float, kind: int, ask) -> float:  # type: ignore[no-untyped-def]
-        key = (batcher, round(most, 6), kind)
-        if key not in self._cache:
-            self._cache[key] = ask(batcher, most)
-        return self._cache[key]
 
     def _highest(self, batcher: Batcher, most_rps: float) -> float:
         low, high = 0.0, most_rps

@@ -379,7 +379,11 @@ class FixedLoadSearch(Search):
                 contender.model_says = self._predicted(contender)
             self._asked_model = known
         self.correct_hopes(
-            [(c, math.exp(s.mean)) for c in contenders if (s := self.standing(c)) is not None and c.model_says > 0.0]
+            [
+                (c, math.exp(s.mean), math.exp(s.mean))
+                for c in contenders
+                if (s := self.standing(c)) is not None and c.model_says > 0.0
+            ]
         )
         for contender in contenders:
             contender.hope = math.log(contender.hope) if contender.hope > 0.0 else -math.inf

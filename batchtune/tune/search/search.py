@@ -36,6 +36,9 @@ RUN_SHARE, FRESH_SHARE = 0.055, 0.08
 SPARE_CLIENTS = 64
 """Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way."""
 
+MIDDLE, LARGE = 16, 128
+"""Requests of the middle and of the large batch that are scouted, at most."""
+
 WAY_S = 0.005
 """No answer is on its way for longer than this."""
 
@@ -264,8 +267,10 @@ class Search(ABC):
         more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
         one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
         sizes = sorted({c.rows for c in one})
-        middle = min(sizes, key=lambda rows: abs(math.log(rows / (16 * self._rows))))
-        useful = [rows for rows in sizes if rows <= 128 * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s]
+        affordable = SCOUT_SHARE * self.budget_s / (3.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
+        wanted_rows = self._rows * min(MIDDLE, max(affordable, 2.0))  # as long as if a row cost what a request does
+        middle = min(sizes, key=lambda rows: abs(math.log(rows / wanted_rows)))
+        useful = [rows for rows in sizes if rows <= LARGE * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s]
         large = max(useful, default=middle)
         wanted = [(middle, fewest), (middle, more), (large, fewest)]
         found = (
@@ -283,15 +288,16 @@ class Search(ABC):
         """Whom the rule's throughput is read from."""
         return self.contenders.of("no_batching") or self.contenders.add(self._lone, "probe")
 
-    def correct_hopes(self, known: Sequence[tuple[Contender, float]]) -> None:
+    def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
         """What the curve says, moved by as much as this sweep's own runs moved it.
 
-        `known`: what the runs of a contender say, in the unit of `model_says`. Where they contradict the curve each in
-        a way of its own it is left aside: the hope is then what the nearest contender gave.
+        `known`: contenders, what the curve says of each inside what its runs say, and what its runs say alone, in the
+        unit of `model_says`. Where they contradict the curve each in a way of its own it is left aside: the hope is
+        then what the nearest contender gave.
         """
         shifts = [
             math.log(value / contender.model_says)
-            for contender, value in known
+            for contender, value, _ in known
             if value > 0.0 and contender.model_says > 0.0
         ]
         shift = statistics.median(shifts) if shifts else 0.0
@@ -300,8 +306,8 @@ class Search(ABC):
             if self.trusts_curve or not known:
                 contender.hope = contender.model_says * math.exp(shift)
             else:
-                near = min(known, key=lambda pair: _distance(pair[0], contender))
-                contender.hope = near[1]
+                near = min(known, key=lambda entry: _distance(entry[0], contender))
+                contender.hope = near[2]
 
 
 def _distance(one: Contender, other: Contender) -> float:

@@ -1,0 +1,246 @@
+"""Who should name the next configuration? Optuna's samplers against neighbours, on surfaces whose best is known.
+
+    python tests/benchmarks/noisy/proposers.py [--seeds 30]
+
+Every surface is a capacity in requests/s as batching servers have it, drawn anew for each seed; a run adds a log-normal
+error of 5 %. All proposers begin with what a sweep has tried by then: the smallest and the largest size, with one thread
+and with most, and the best size and threads, everything else as the server has it. Printed: the true share of the best of whoever measured best after
+so many proposals, the median over the seeds and, in brackets, the tenth percentile.
+
+`tpe` is Optuna's TPESampler with a distribution of all parameters together (multivariate, the default of Optuna 5),
+`single` with one for each parameter, `+` neighbours while there are untried ones and the
+sampler beyond them, `/` neighbours and the sampler by turns. GPSampler needs torch, and is left out without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import optuna
+
+from batchtune.tune.search.optuna_proposals import proposed_points
+
+Values: TypeAlias = Mapping[str, Sequence[Any]]
+Point: TypeAlias = dict[str, Any]
+Seen: TypeAlias = list[tuple[Point, float]]
+Proposer: TypeAlias = Callable[[Values, Seen, int], Point | None]
+
+NOISE = 0.05
+AFTER = (5, 10, 20)
+"""Proposals after which is told how far a proposer has come."""
+
+SIZES, THREADS = [1, 2, 4, 8, 16, 32, 64, 128], [1, 2, 4, 8]
+TIMEOUTS = [0, 500, 1000, 2000, 5000, 10_000]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """A space, where everybody begins in it, and the true rate of each point; drawn by a seed."""
+
+    values: Values
+    base: Point
+    rate_rps: Callable[[Point], float]
+
+    def points(self) -> list[Point]:
+        return [dict(zip(self.values, point, strict=True)) for point in itertools.product(*self.values.values())]
+
+    def begun(self) -> list[Point]:
+        """What was tried before anybody proposes."""
+        sizes, threads = self.values["max_batch_size"], self.values["num_batch_threads"]
+        corners = itertools.product((sizes[0], sizes[-1]), (threads[0], threads[-1]))
+        best = max(itertools.product(sizes, threads), key=lambda pair: self.rate_rps(self._at(*pair)))
+        return [self._at(*pair) for pair in dict.fromkeys((*corners, best))]
+
+    def _at(self, size: int, threads: int) -> Point:
+        return {**self.base, "max_batch_size": size, "num_batch_threads": threads}
+
+
+def _batched_rps(point: Point, *, fixed_ms: float, row_ms: float, limit_ms: float, parallel: float) -> float:
+    """Rows a second of full batches whose wait and two executions end within the limit; less of larger ones."""
+    size, threads = point["max_batch_size"], point["num_batch_threads"]
+    gain = threads / (1.0 + (threads - 1) / parallel)
+    batch_ms = fixed_ms + row_ms * size
+    late = max(0.0, (point["batch_timeout_micros"] / 1e3 + 2.0 * batch_ms * threads / gain) / limit_ms - 1.0)
+    waits = 1.0 - 0.08 * np.exp(-point["batch_timeout_micros"] / 1e3 / (0.3 * batch_ms))
+    return float(1e3 * gain * size / batch_ms * waits * np.exp(-3.0 * late))
+
+
+def _device(chance: np.random.Generator) -> dict[str, float]:
+    fixed_ms = float(np.exp(chance.uniform(np.log(0.3), np.log(10.0))))
+    row_ms = fixed_ms * float(np.exp(chance.uniform(np.log(0.01), np.log(0.3))))
+    return {
+        "fixed_ms": fixed_ms,
+        "row_ms": row_ms,
+        "limit_ms": fixed_ms * chance.uniform(6.0, 30.0),
+        "parallel": chance.uniform(1.0, 6.0),
+    }
+
+
+def three(chance: np.random.Generator) -> Surface:
+    """Size, timeout, threads: one hill."""
+    return Surface(
+        values={"max_batch_size": SIZES, "batch_timeout_micros": TIMEOUTS, "num_batch_threads": THREADS},
+        base={"batch_timeout_micros": 0},
+        rate_rps=partial(_batched_rps, **_device(chance)),
+    )
+
+
+def words(chance: np.random.Generator) -> Surface:
+    """Besides, one of six execution modes, each with a factor of its own and its own liking for large batches."""
+    modes = ["none", "graph", "eager", "fused", "int8", "half"]
+    factors = dict(zip(modes, [1.0, *np.exp(chance.normal(-0.1, 0.35, 5))], strict=True))
+    slopes = dict(zip(modes, [0.0, *chance.normal(0.0, 0.08, 5)], strict=True))
+    rate = partial(_batched_rps, **_device(chance))
+
+    def rate_rps(point: Point) -> float:
+        doublings = np.log2(point["max_batch_size"] / 16)
+        return float(rate(point) * factors[point["mode"]] * np.exp(slopes[point["mode"]] * doublings))
+
+    hill = three(chance)
+    return Surface(values={**hill.values, "mode": modes}, base={**hill.base, "mode": "none"}, rate_rps=rate_rps)
+
+
+def five(chance: np.random.Generator) -> Surface:
+    """Besides threads within an operation and between operations; they and the batch threads share the CPUs."""
+    return _five(chance, trap=0.0)
+
+
+def trap(chance: np.random.Generator) -> Surface:
+    """Eight CPUs, more threads than these cost dearly: one batch on all of them is a hill of its own, from which many
+    batches on a CPU each, a third better, are reached by changing two parameters at once."""
+    return _five(chance, trap=1.0)
+
+
+def _five(chance: np.random.Generator, *, trap: float) -> Surface:
+    intra, inter = [1, 2, 4, 8], [1, 2, 4]
+    device = {**_device(chance), "parallel": 1e9}
+    best_inter, gain = chance.choice(inter), chance.uniform(0.25, 0.45)
+    rate = partial(_batched_rps, **device)
+
+    def rate_rps(point: Point) -> float:
+        inside, threads = point["intra_op_threads"], point["num_batch_threads"]
+        alone = rate({**point, "num_batch_threads": 1})
+        if trap:
+            wanted, busy = 8.0, threads * inside
+            share = np.exp(-abs(np.log2(busy / wanted)) * 0.5)
+            favour = 1.0 + gain * (np.log2(threads) / 3.0) ** 2
+        else:
+            share = min(threads * inside**0.7, 8.0) / 8.0
+            favour = np.exp(-0.06 * max(np.log2(threads * inside / 8.0), 0.0))
+        lost = np.exp(-0.08 * abs(np.log2(point["inter_op_threads"] / best_inter)))
+        return float(alone * share * favour * lost)
+
+    return Surface(
+        values={
+            "max_batch_size": SIZES,
+            "batch_timeout_micros": TIMEOUTS,
+            "num_batch_threads": THREADS,
+            "intra_op_threads": intra,
+            "inter_op_threads": inter,
+        },
+        base={"batch_timeout_micros": 0, "intra_op_threads": 8, "inter_op_threads": 1},
+        rate_rps=rate_rps,
+    )
+
+
+def neighbours(values: Values, seen: Seen, seed: int) -> Point | None:
+    """A step of one parameter from whoever measured best, words to any other word; None: all were tried."""
+    tried = [point for point, _ in seen]
+    top = max(seen, key=lambda pair: pair[1])[0]
+    steps = []
+    for name, choices in values.items():
+        at = choices.index(top[name])
+        beside = choices if isinstance(top[name], str) else choices[max(at - 1, 0) : at + 2]
+        steps += [{**top, name: value} for value in beside if value != top[name]]
+    untried = [point for point in steps if point not in tried]
+    return untried[int(np.random.default_rng(seed).integers(len(untried)))] if untried else None
+
+
+def sampled(make: Callable[[int], optuna.samplers.BaseSampler]) -> Proposer:
+    """What a sampler names that was not tried; at random where it repeats itself."""
+
+    def propose(values: Values, seen: Seen, seed: int) -> Point | None:
+        tried = [point for point, _ in seen]
+        for named in proposed_points(values, seen, seed=seed, sampler=make(seed)):
+            if named not in tried:
+                return named
+        chance = np.random.default_rng(seed)
+        return {name: choices[int(chance.integers(len(choices)))] for name, choices in values.items()}
+
+    return propose
+
+
+def then(first: Proposer, beyond: Proposer) -> Proposer:
+    return lambda values, seen, seed: first(values, seen, seed) or beyond(values, seen, seed)
+
+
+def by_turns(first: Proposer, beyond: Proposer) -> Proposer:
+    def propose(values: Values, seen: Seen, seed: int) -> Point | None:
+        one, other = (first, beyond) if len(seen) % 2 else (beyond, first)
+        return one(values, seen, seed) or other(values, seen, seed)
+
+    return propose
+
+
+def _samplers() -> dict[str, Proposer]:
+    made: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
+        "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+        # A sequence is drawn from its beginning: every seed of a run is of the same one.
+        "qmc": lambda seed: optuna.samplers.QMCSampler(seed=seed // 1000, scramble=True),
+        "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=True),
+        "single": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=False),
+    }
+    if importlib.util.find_spec("torch") is not None:
+        made["gp"] = lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=4)
+    return {name: sampled(make) for name, make in made.items()}
+
+
+def shares(surface: Surface, proposer: Proposer, *, seed: int) -> list[float]:
+    """The true share of the best, of whoever measured best, after each of AFTER."""
+    chance = np.random.default_rng(seed)
+    best = max(surface.rate_rps(point) for point in surface.points())
+
+    def run(point: Point) -> tuple[Point, float]:
+        return point, surface.rate_rps(point) * float(np.exp(chance.normal(0.0, NOISE)))
+
+    seen = [run(point) for point in surface.begun()]
+    found = []
+    for turn in range(1, AFTER[-1] + 1):
+        point = proposer(surface.values, seen, 1000 * seed + turn)
+        if point is not None:
+            seen.append(run(point))
+        if turn in AFTER:
+            found.append(surface.rate_rps(max(seen, key=lambda pair: pair[1])[0]) / best)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=30)
+    seeds = parser.parse_args().seeds
+    warnings.simplefilter("ignore")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    samplers = _samplers()
+    proposers: dict[str, Proposer] = {"neighbours": neighbours, **samplers}
+    proposers |= {f"neighbours + {name}": then(neighbours, one) for name, one in samplers.items()}
+    proposers |= {f"neighbours / {name}": by_turns(neighbours, one) for name, one in samplers.items()}
+    for draw in (three, words, five, trap):
+        space = draw(np.random.default_rng(0)).points()
+        print(f"\n{draw.__name__}: {len(space)} points; after {', '.join(map(str, AFTER))} proposals")
+        for name, proposer in proposers.items():
+            found = np.array([shares(draw(np.random.default_rng(seed)), proposer, seed=seed) for seed in range(seeds)])
+            middle, low = np.median(found, axis=0), np.quantile(found, 0.1, axis=0)
+            figures = "  ".join(f"{share:4.0%} [{least:4.0%}]" for share, least in zip(middle, low, strict=True))
+            print(f"{name:22} {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Brackets are votes of runs: pure, monotone in the SLO, and no run is forgotten."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.scenario.spec.slo import SloSpec
+from batchtune.tune.evidence.bracket import BACK, FRESH, SATURATED, UNCONFIRMED, Bracket, Run, runs_of
+from batchtune.tune.trials.trial import Probe
+from tests.tune.tune_fakes import planted, scenario_of
+
+CAPACITY = {"objective": "capacity", "load": {"arrivals": "poisson"}, "slo": {"p95": "20ms"}}
+
+
+def run(
+    rate: float | None,
+    *,
+    held: bool,
+    far: bool = False,
+    fresh: bool = False,
+    clients: int | None = None,
+    answered: float | None = None,
+    full: bool = False,
+) -> Run:
+    return Run(
+        trial=1,
+        rate_rps=rate,
+        clients=clients,
+        answered_rps=answered if answered is not None else (rate or 0.0),
+        latency_s={"p95": 0.01 if held else 0.05},
+        error_ratio=0.0,
+        held=held,
+        far=far,
+        fresh=fresh,
+        full=full,
+    )
+
+
+def bracket(*runs: Run) -> Bracket:
+    return Bracket(tuple(runs))
+
+
+@pytest.mark.parametrize(
+    ("runs", "held", "missed"),
+    [
+        ((), 0.0, math.inf),
+        ((run(100, held=True),), 100.0, math.inf),
+        ((run(100, held=True), run(200, held=False)), 100.0, math.inf),
+        ((run(100, held=True), run(200, held=False), run(200, held=False)), 100.0, 200.0),
+        ((run(100, held=True), run(200, held=False, far=True)), 100.0, 200.0),
+        # a stall below four rates that held costs one of them at most
+        (
+            (run(1000, held=False), *(run(rate, held=True) for rate in (1100, 1200, 1300, 1400))),
+            1300.0,
+            math.inf,
+        ),
+        # one held, one missed at the same rate: neither won; a little below it is believed
+        ((run(100, held=True), run(100, held=False)), BACK * 100.0, math.inf),
+        # votes: held twice above what was missed once
+        ((run(100, held=False), run(110, held=True), run(120, held=True)), 110.0, math.inf),
+    ],
+)
+def test_a_rate_is_held_by_more_runs_than_missed_it(
+    runs: tuple[Run, ...], held: float, missed: float
+) -> None:
+    assert bracket(*runs).held_rps == pytest.approx(held)
+    assert bracket(*runs).missed_rps == pytest.approx(missed)
+
+
+def test_a_loop_that_fills_every_batch_is_an_upper_end() -> None:
+    full = run(None, held=True, clients=64, answered=500.0, full=True)
+    assert bracket(full).missed_rps == pytest.approx(SATURATED * 500.0)
+    assert bracket(replace(full, full=False)).missed_rps == math.inf
+
+
+def test_a_closed_loop_within_the_limit_counts_whoever_asked_for_it() -> None:
+    assert bracket(run(None, held=True, clients=8, answered=300.0)).loop_rps == 300.0
+
+
+def test_fresh_runs_confirm_only_three_and_three_times_as_many_as_miss() -> None:
+    fresh = [run(100, held=True, fresh=True) for _ in range(FRESH)]
+    assert bracket(*fresh[:2]).confirmed_rps == 0.0
+    assert bracket(*fresh).confirmed_rps == 100.0
+    missed = [run(100, held=False, fresh=True)] * 2
+    assert bracket(*fresh, *missed).confirmed_rps == 0.0
+    assert bracket(*fresh, *fresh, *missed).confirmed_rps == 100.0
+
+
+def test_what_only_the_search_held_is_stated_as_less() -> None:
+    assert bracket(run(100, held=True)).stated_rps == pytest.approx(UNCONFIRMED * 100.0)
+
+
+RUNS = st.lists(
+    st.builds(
+        lambda rate, latency, answered, fresh: (rate, latency, answered, fresh),
+        st.sampled_from([100.0, 150.0, 200.0, 300.0, 450.0]),
+        st.floats(min_value=0.001, max_value=0.1),
+        st.sampled_from([0.5, 0.85, 1.0]),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+def judged(given_runs: list[tuple[float, float, float, bool]], limit_s: float) -> Bracket:
+    return Bracket(
+        tuple(
+            Run(
+                trial=at,
+                rate_rps=rate,
+                clients=None,
+                answered_rps=share * rate,
+                latency_s={"p95": latency},
+                error_ratio=0.0,
+                held=latency <= limit_s and share > 0.97,
+                far=not (latency <= limit_s and share > 0.97) and share < 0.8,
+                fresh=fresh,
+            )
+            for at, (rate, latency, share, fresh) in enumerate(given_runs)
+        )
+    )
+
+
+@given(RUNS, st.floats(min_value=0.001, max_value=0.1), st.floats(min_value=1.0, max_value=10.0))
+@settings(max_examples=500, deadline=None)
+def test_a_looser_slo_never_lowers_what_is_held_or_stated(
+    given_runs: list[tuple[float, float, float, bool]], limit_s: float, factor: float
+) -> None:
+    strict, loose = judged(given_runs, limit_s), judged(given_runs, factor * limit_s)
+    assert loose.held_rps >= strict.held_rps
+    assert loose.confirmed_rps >= strict.confirmed_rps
+    assert loose.stated_rps >= strict.stated_rps
+
+
+@given(RUNS, st.floats(min_value=0.001, max_value=0.1))
+@settings(max_examples=500, deadline=None)
+def test_ends_are_in_order_and_nothing_is_stated_that_no_run_held(
+    given_runs: list[tuple[float, float, float, bool]], limit_s: float
+) -> None:
+    found = judged(given_runs, limit_s)
+    held = [one.rate_rps or 0.0 for one in found.open_runs if one.held]
+    assert found.held_rps <= found.missed_rps
+    assert found.stated_rps <= found.stated_missed_rps
+    assert found.held_rps <= max(held, default=0.0)
+    assert (found.held_rps > 0.0) == bool(held)
+    assert found.confirmed_rps in {*held, 0.0}
+
+
+def test_a_run_of_an_older_search_counts_each_of_its_rates() -> None:
+    scenario = scenario_of(**CAPACITY)
+    probes = tuple(
+        Probe(rate_rps=rate, met=latency <= 0.02, latency_s={"p95": latency}, error_ratio=0.0)
+        for rate, latency in ((100.0, 0.01), (200.0, 0.015), (400.0, 0.09))
+    )
+    trial = replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes)
+    runs = runs_of([trial], scenario.slo, scenario)
+    assert [(one.rate_rps, one.held) for one in runs] == [(100.0, True), (200.0, True), (400.0, False)]
+
+
+def test_a_trial_that_failed_is_a_miss_by_far() -> None:
+    scenario = scenario_of(**CAPACITY)
+    trial = planted(1, throughput=90.0, p95_s=0.01)
+    failed = replace(trial, state="failed", measurement=None, asked_rate_rps=100.0)
+    (only,) = runs_of([failed], scenario.slo, scenario)
+    assert only.far
+    assert not only.held
+    assert only.rate_rps == 100.0
+
+
+def test_a_stricter_slo_is_judged_by_the_same_runs() -> None:
+    scenario = scenario_of(**CAPACITY)
+    trial = planted(1, throughput=100.0, p95_s=0.01)
+    trial = replace(trial, asked_rate_rps=100.0, concurrency=None)
+    strict = SloSpec.model_validate({"p95": "5ms"})
+    (loose_run,), (strict_run,) = (runs_of([trial], slo, scenario) for slo in (scenario.slo, strict))
+    assert loose_run.held
+    assert not strict_run.held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from batchtune.cli.ending import main
 from batchtune.report.twin import note_when_slow
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.trial import Source
 from batchtune.twin.calibration.calibrate import Observation, calibrate
 from batchtune.twin.model.twin import FitError, Twin
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
@@ -45,9 +47,9 @@ def recorded(
     scenario: Scenario,
     probed: tuple[tuple[int, int, int], ...] = PROBED,
     *,
-    rate_rps: float | None = None,
+    rates: Sequence[tuple[float, Source]] = (),
 ) -> Run:
-    """A run of the fake server, archived as a sweep would; the last trial is at the rate, if one is given."""
+    """A run of the fake server, archived as a sweep would; 16 rows on one thread at these rates come last."""
     clock = FakeClock()
     target = FakeTarget(clock, LAW)
     bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
@@ -63,11 +65,10 @@ def recorded(
         )
         for number, (size, threads, clients) in enumerate(probed, 1)
     ]
-    if rate_rps is not None:
-        at_rate = replace(
-            plans[-1], number=len(plans) + 1, source="sampler", concurrency=None, rate_rps=rate_rps
-        )
-        plans.append(at_rate)
+    plans += [
+        replace(plans[2], number=number, seed=number, source=source, concurrency=None, rate_rps=rate_rps)
+        for number, (rate_rps, source) in enumerate(rates, len(plans) + 1)
+    ]
     for plan in plans:
         run.append(bench.run(plan).trial, None)
     return run
@@ -190,16 +191,118 @@ def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
     assert "search" not in out + err
 
 
-def test_simulate_of_a_capacity_run_starts_from_the_capacity_found(ask: Ask, tmp_path: Path) -> None:
-    root = tmp_path / "results"
-    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson", "duration": "2s"})
-    recorded(root, scenario, PROBED, rate_rps=900.0)
-    code, out, _ = ask("simulate", "--json", root=root)
+RATES = (*((4_000.0, "confirm"),) * 3, *((6_500.0, "neighbour"),) * 2)
+"""At which 16 rows on one thread are measured: it answers 5,714/s at most."""
+
+SIXTEEN = ("--set", "max_batch_size=16", "--set", "num_batch_threads=1")
+
+
+@pytest.fixture(scope="module")
+def capacity_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Closed loops, and one configuration at a rate that held three times and one that missed twice."""
+    root = tmp_path_factory.mktemp("capacity") / "results"
+    load = {"arrivals": "poisson", "warm_up": "200ms", "duration": "2s"}
+    recorded(root, scenario_of(objective="capacity", load=load), rates=RATES)
+    return root
+
+
+def twin_made(monkeypatch: pytest.MonkeyPatch, *, slower: float, command: str) -> None:
+    """The twin as somebody calibrates it who is off by this factor."""
+    calibrated_run = cli_calibrated.calibrated_run
+
+    def off(*given: Any, **named: Any) -> Any:
+        run = calibrated_run(*given, **named)
+        return replace(run, twin=run.twin.slower(slower))
+
+    monkeypatch.setattr(f"batchtune.cli.commands.{command}.calibrated_run", off)
+
+
+def test_simulate_of_a_capacity_run_starts_from_the_capacity_that_is_recommended(
+    ask: Ask, capacity_run: Path
+) -> None:
+    code, out, _ = ask("simulate", "--json", root=capacity_run)
     assert code == 0
     (point,) = points(out)
-    assert point["traffic"]["rate_rps"] == pytest.approx(900.0, rel=0.1)
-    code, out, _ = ask("simulate", root=root)
+    run = Run(next(capacity_run.glob("fake/*")))
+    chosen = recommend(run.ledger(), scenario=run.scenario())
+    assert chosen.capacity is not None
+    assert point["traffic"]["rate_rps"] == chosen.capacity.held_rps
+    code, out, _ = ask("simulate", root=capacity_run)
     assert "The rate is the capacity that the run found for the recommended" in out
+
+
+def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, capacity_run: Path) -> None:
+    words = ("plan", "--rate", "400k/s", "--routing", "random", *SIXTEEN)
+    code, out, _ = ask(*words, "--json", root=capacity_run)
+    assert code == 0
+    plan = json.loads(out)
+    measured, share = plan["measured"], plan["per_replica_rps"]
+    assert measured == {"held_rps": 4_000.0, "missed_rps": 6_500.0}
+    assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
+    assert 400_000 / 6_500 <= plan["advised"] <= 100
+    _, text, _ = ask(*words, root=capacity_run)
+    assert "One replica: measured 4,000 requests/s held, 6,500 missed." in " ".join(text.split())
+
+
+@pytest.mark.parametrize("slower", [0.2, 5.0])
+def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
+    ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch, slower: float
+) -> None:
+    twin_made(monkeypatch, slower=slower, command="plan")
+    words = ("plan", "--rate", "400k/s", "--routing", "random", *SIXTEEN)
+    code, out, _ = ask(*words, "--json", root=capacity_run)
+    assert code == 0
+    plan = json.loads(out)
+    assert plan["per_replica_rps"]["value"] == 4_000.0
+    assert plan["advised"] == 100
+    assert not 3_900.0 < plan["twin_rps"] < 6_600.0
+    _, text, _ = ask(*words, root=capacity_run)
+    assert "outside the measured 4,000-6,500/s: the measured rate counts." in " ".join(text.split())
+
+
+def test_parameters_that_were_not_measured_have_the_word_of_the_twin(ask: Ask, capacity_run: Path) -> None:
+    code, out, _ = ask("plan", "--rate", "50k/s", "--set", "max_batch_size=24", "--json", root=capacity_run)
+    assert code == 0
+    plan = json.loads(out)
+    assert (plan["measured"], plan["twin_rps"]) == (None, None)
+
+
+def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
+    ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 4,000/s p95 is above 5 ms; a twin that is five times too fast thinks it is not."""
+    words = ("plan", "--rate", "50k/s", "--slo-p95", "5ms", "--routing", "random", *SIXTEEN, "--json")
+    twin_made(monkeypatch, slower=0.2, command="plan")
+    code, out, err = ask(*words, root=capacity_run)
+    assert code == 5
+    assert "no run of these parameters kept the limits" in err
+    plan = json.loads(out)
+    assert plan["measured"]["held_rps"] == 0.0
+    assert plan["per_replica_rps"]["high"] <= plan["measured"]["missed_rps"]
+
+
+def test_simulate_holds_the_twin_to_what_was_measured(
+    ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin_made(monkeypatch, slower=0.2, command="simulate")
+    words = ("simulate", "--set", "max_batch_size=16,24", *SIXTEEN[2:], "--rate", "3k,9k")
+    code, out, _ = ask(*words, "--json", root=capacity_run)
+    assert code == 0
+    low, high, unmeasured, _ = points(out)
+    assert low["measured"] == {"held_rps": 4_000.0, "missed_rps": 6_500.0}
+    assert low["latency_s"]["p95"]["value"] < 0.05
+    assert high["latency_s"]["p95"]["value"] == "inf" or high["latency_s"]["p95"]["value"] > 0.05
+    assert (unmeasured["measured"], unmeasured["twin_rps"]) == (None, None)
+    _, text, _ = ask(*words, root=capacity_run)
+    said = " ".join(text.split())
+    assert said.count("outside the measured 4,000-6,500/s: the measured rate counts.") == 1
+
+
+def test_a_closed_loop_is_simulated_as_the_twin_has_it(ask: Ask, capacity_run: Path) -> None:
+    code, out, _ = ask("simulate", *SIXTEEN, "--concurrency", "32", "--json", root=capacity_run)
+    assert code == 0
+    (point,) = points(out)
+    assert (point["measured"], point["twin_rps"]) == (None, None)
 
 
 def test_simulate_can_turn_batching_off(ask: Ask) -> None:

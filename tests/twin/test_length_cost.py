@@ -245,7 +245,9 @@ def test_what_is_not_known_of_lengths_is_said(twin: Twin) -> None:
         text = SMALL.replace("{model: imdb_transformer}", f"{{model: imdb_transformer{flags}}}")
         scenario = parse_scenario(f"{text}request: {{{request}}}\n" if request else text)
         base = scenario.configuration({})
-        return notes_on_lengths(Calibrated(run=None, scenario=scenario, twin=twin, base=base, base_name=""))  # type: ignore[arg-type]
+        return notes_on_lengths(
+            Calibrated(run=None, scenario=scenario, trials=(), twin=twin, base=base, base_name="")
+        )  # type: ignore[arg-type]
 
     lengths = f"lengths: {LOGNORMAL}"
     blind = replace(twin, best_fit=replace(twin.best_fit, length=None))

@@ -1,0 +1,152 @@
+"""Every command reads one capacity of a configuration under an SLO: that of its bracket, never less for a looser SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.scenario.spec.slo import SloSpec
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Capacity
+from batchtune.tune.answer.stated_capacity import capacity_of
+from batchtune.tune.evidence.bracket import UNCONFIRMED
+from batchtune.tune.trials.trial import Probe, Trial
+from tests.tune.tune_fakes import planted, scenario_of
+
+SCENARIO = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "20ms"})
+SMALL: dict[str, Any] = {"max_batch_size": 8, "num_batch_threads": 1}
+LARGE: dict[str, Any] = {"max_batch_size": 32, "num_batch_threads": 1}
+
+
+def at_rate(
+    number: int,
+    rate_rps: float,
+    p95_ms: float,
+    *,
+    batching: dict[str, Any] | None = SMALL,
+    source: str = "neighbour",
+) -> Trial:
+    """A run at this rate that answered all of it."""
+    trial = planted(number, throughput=rate_rps, p95_s=p95_ms / 1e3, batching=batching, source=source)
+    return replace(trial, asked_rate_rps=rate_rps, rate_rps=rate_rps, concurrency=None)
+
+
+def loop(number: int, clients: int, answered_rps: float, p95_ms: float) -> Trial:
+    trial = planted(number, throughput=answered_rps, p95_s=p95_ms / 1e3, batching=SMALL, source="calibration")
+    return replace(trial, asked_concurrency=clients, concurrency=clients)
+
+
+def stated(trials: Sequence[Trial], **slo: Any) -> Capacity | None:
+    promised = SloSpec.model_validate(slo) if slo else None
+    return capacity_of(trials[0].configuration, trials, scenario=SCENARIO, slo=promised)
+
+
+def known(trials: Sequence[Trial], **slo: Any) -> Capacity:
+    found = stated(trials, **slo)
+    assert found is not None
+    return found
+
+
+def test_fresh_runs_that_held_are_stated_with_the_lowest_rate_that_two_runs_missed() -> None:
+    missed = [at_rate(number, 1300.0, 30.0) for number in (1, 2)]
+    fresh = [at_rate(number, 1000.0, 12.0, source="confirm") for number in (3, 4, 5)]
+    found = known([*missed, *fresh])
+    assert (found.held_rps, found.missed_rps, found.held, found.missed) == (1000.0, 1300.0, 3, 0)
+    assert found.confirmed
+    assert not found.by_loops
+
+
+def test_the_recommendation_states_the_same_for_each_contender_and_slo() -> None:
+    large = [at_rate(1, 2000.0, 12.0, batching=LARGE), at_rate(2, 2600.0, 40.0, batching=LARGE)]
+    fresh = [at_rate(number, 1800.0, 10.0, batching=LARGE, source="confirm") for number in (3, 4, 5)]
+    trials = [*large, *fresh, at_rate(6, 1000.0, 8.0), at_rate(7, 1500.0, 50.0), at_rate(8, 1500.0, 50.0)]
+    for p95 in ("9ms", "11ms", "20ms", "60ms"):
+        slo = SloSpec.model_validate({"p95": p95})
+        answer = recommend(trials, scenario=SCENARIO, slo=slo)
+        told = [(answer.configuration, answer.capacity)]
+        told += [(other.configuration, other.capacity) for other in (*answer.contenders, *answer.references)]
+        assert len(told) == 2
+        for configuration, capacity in told:
+            assert capacity == capacity_of(configuration, trials, scenario=SCENARIO, slo=slo)
+
+
+def test_parameters_left_to_the_server_are_those_that_it_has() -> None:
+    spelt = {**SMALL, "batch_timeout_micros": 0, "max_enqueued_batches": 10}
+    trials = [at_rate(1, 500.0, 5.0), at_rate(2, 800.0, 5.0, batching=spelt)]
+    assert known(trials).held_rps == pytest.approx(UNCONFIRMED * 800.0)
+    assert known([trials[0], at_rate(2, 800.0, 5.0, batching=LARGE)]).held_rps == UNCONFIRMED * 500.0
+
+
+def test_what_only_missed_has_the_rate_that_it_missed_and_no_run_says_nothing() -> None:
+    found = known([at_rate(1, 500.0, 30.0), at_rate(2, 500.0, 30.0)])
+    assert (found.held_rps, found.missed_rps, found.missed) == (0.0, 500.0, 2)
+    assert capacity_of(at_rate(1, 1.0, 1.0).configuration, [], scenario=SCENARIO) is None
+    lone = replace(loop(1, 1, 100.0, 5.0), source="probe")
+    assert stated([lone]) is None
+
+
+def test_closed_loops_alone_are_told_as_such_and_believed_as_far_as_no_rate_missed() -> None:
+    kept = loop(1, 16, 1000.0, 15.0)
+    alone = known([kept])
+    assert alone.by_loops
+    assert 0.0 < alone.held_rps < 1000.0
+    assert not alone.confirmed
+    beside = known([kept, at_rate(2, 400.0, 30.0)])
+    assert beside.held_rps < 400.0
+
+
+def test_rates_of_an_older_search_and_of_load_tests_count() -> None:
+    probes = tuple(
+        Probe(rate_rps=rate, met=p95_s <= 0.02, latency_s={"p95": p95_s}, error_ratio=0.0)
+        for rate, p95_s in ((400.0, 0.01), (600.0, 0.015), (900.0, 0.09))
+    )
+    assert (
+        known([replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes)]).held_rps
+        == UNCONFIRMED * 600.0
+    )
+    tested = [at_rate(1, 400.0, 10.0, source="load"), at_rate(2, 900.0, 90.0, source="load")]
+    assert known(tested).held_rps == UNCONFIRMED * 400.0
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.floats(min_value=10.0, max_value=1000.0),
+        st.floats(min_value=1.0, max_value=100.0),
+        st.sampled_from(["open", "fresh", "loop"]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(RUNS, st.floats(min_value=1.0, max_value=100.0), st.floats(min_value=1.0, max_value=100.0))
+@settings(max_examples=300, deadline=None)
+def test_a_looser_slo_never_gives_less(
+    runs: list[tuple[float, float, str]], one_ms: float, other_ms: float
+) -> None:
+    trials = [
+        loop(number, 16, rate, p95_ms)
+        if kind == "loop"
+        else at_rate(number, rate, p95_ms, source="confirm" if kind == "fresh" else "neighbour")
+        for number, (rate, p95_ms, kind) in enumerate(runs, 1)
+    ]
+    strict, loose = (
+        0.0 if (found := stated(trials, p95=f"{limit}ms")) is None else found.held_rps
+        for limit in sorted((one_ms, other_ms))
+    )
+    assert strict <= loose
+
+
+def test_figures_of_a_failed_measurement_state_nothing() -> None:
+    broken = at_rate(1, 500.0, 5.0)
+    assert broken.measurement is not None
+    nothing = Estimate(value=float("nan"), low=float("nan"), high=float("nan"))
+    measurement = replace(broken.measurement, throughput_rps=nothing)
+    found = known([replace(broken, measurement=measurement)])
+    assert (found.held_rps, found.missed_rps) == (0.0, 500.0)

@@ -1,0 +1,90 @@
+"""The twin is held to what was measured: no plan names a rate outside, and none is changed where nothing was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from batchtune.twin.model.capacity import highest_rates
+from batchtune.twin.model.measured_rates import MeasuredRates, held_to
+from batchtune.twin.model.replicas import Fleet, ReplicaPlan
+from batchtune.twin.model.twin import Twin
+from tests.twin.test_replicas import P95, POISSON, twin_of
+from tests.twin.twin_fakes import batcher_of
+
+BATCHER = batcher_of(64)
+
+
+@pytest.fixture(scope="module")
+def twin() -> Twin:
+    return twin_of()
+
+
+def highest(twin: Twin) -> float:
+    return float(highest_rates(BATCHER, POISSON, [twin.best_fit], limits=(P95,), error_ratio=0.01)[0])
+
+
+def planned(twin: Twin, rate_rps: float, measured: MeasuredRates | None) -> ReplicaPlan:
+    return Fleet(twin, BATCHER, POISSON, (P95,), 0.01, "random", measured=measured).plan(rate_rps)
+
+
+def test_a_twin_that_agrees_is_left_as_it_is(twin: Twin) -> None:
+    own = highest(twin)
+    held, said = held_to(
+        twin, BATCHER, POISSON, (P95,), 0.01, MeasuredRates(held_rps=0.9 * own, missed_rps=None)
+    )
+    assert held is twin
+    assert said == own
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 2.0])
+def test_a_twin_outside_is_made_slower_or_faster_until_it_agrees(twin: Twin, factor: float) -> None:
+    """A server ten times as slow as the twin thinks, twice as slow, or twice as fast."""
+    own = highest(twin)
+    measured = MeasuredRates(held_rps=0.9 * factor * own, missed_rps=1.1 * factor * own)
+    held, said = held_to(twin, BATCHER, POISSON, (P95,), 0.01, measured)
+    assert said == own
+    nearer = measured.missed_rps if factor < 1.0 else measured.held_rps
+    assert highest(held) == pytest.approx(nearer, rel=0.04)
+
+
+def test_a_plan_lies_within_the_bracket_and_says_what_the_twin_says(twin: Twin) -> None:
+    own = highest(twin)
+    inside = MeasuredRates(held_rps=0.97 * own, missed_rps=1.05 * own)
+    plan = planned(twin, 50.0 * own, inside)
+    assert not plan.contradicted
+    share = plan.per_replica_rps
+    assert inside.held_rps <= share.low <= share.value <= share.high <= inside.most_rps
+    assert plan.twin_rps == own
+    assert plan.measured == inside
+
+
+@pytest.mark.parametrize("factor", [0.3, 3.0])
+def test_where_the_twin_lies_outside_the_measured_rate_counts(twin: Twin, factor: float) -> None:
+    own = highest(twin)
+    measured = MeasuredRates(held_rps=factor * own, missed_rps=1.2 * factor * own)
+    plan = planned(twin, 40.0 * factor * own, measured)
+    assert plan.contradicted
+    assert plan.per_replica_rps.value == measured.held_rps
+    assert plan.advised == 40
+    assert plan.latency_s["p95"].value <= 1.1 * P95.seconds
+    assert plan.to_dict()["measured"] == {"held_rps": measured.held_rps, "missed_rps": measured.missed_rps}
+
+
+def test_of_rates_that_all_missed_the_twin_names_none(twin: Twin) -> None:
+    own = highest(twin)
+    plan = planned(twin, 10.0 * own, MeasuredRates(held_rps=0.0, missed_rps=0.5 * own))
+    assert plan.contradicted
+    assert plan.per_replica_rps.high <= 0.5 * own
+    assert not planned(twin, 10.0 * own, MeasuredRates(held_rps=0.0, missed_rps=2.0 * own)).contradicted
+
+
+def test_what_was_not_measured_is_what_the_twin_says(twin: Twin) -> None:
+    plan = planned(twin, 10_000.0, None)
+    assert (plan.measured, plan.twin_rps, plan.contradicted) == (None, None, False)
+
+
+def test_the_ends_of_a_bracket_clip(twin: Twin) -> None:
+    measured = MeasuredRates(held_rps=10.0, missed_rps=20.0)
+    assert measured.clipped(np.array([5.0, 15.0, 25.0])).tolist() == [10.0, 15.0, 20.0]
+    assert MeasuredRates(held_rps=10.0, missed_rps=None).clipped(np.array([5.0, 1e9])).tolist() == [10.0, 1e9]

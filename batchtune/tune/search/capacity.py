@@ -344,6 +344,7 @@ class CapacitySearch(Search):
         `widely`: a step of any knob, the rule's and the guide's points, and whom Optuna names, too.
         """
         lo = top.bracket.held_rps
+        widely = widely or self.scenario.search.strategy == "rule"
         named = ("present", "defaults", "no_batching", "rule", "guide") if widely else ("present", "defaults")
         standing = [c for source in named if (c := self.contenders.of(source)) is not None]
         steps = [
@@ -356,7 +357,7 @@ class CapacitySearch(Search):
         near = [c for c in near if not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)]
         if near:
             return max(near, key=lambda c: _level(self._belief(c), c))
-        return self._named_by_optuna(top, taken) if widely else None
+        return self._named_by_optuna(top, taken) if widely or self._is_optunas else None
 
     def _is_untried(self, contender: Contender, lo: float, taken: set[Contender]) -> bool:
         return (
@@ -384,18 +385,22 @@ class CapacitySearch(Search):
         if not self._is_wide():
             return None
         known = [(c, self.worth(c) or 0.5 * self._belief(c)) for c in self.contenders if c.bracket.open_runs]
-        for _ in range(5):
-            named = self.optuna_contender(known)
-            if named is None:
-                return None
+        for named in self.optuna_contenders(known):
             self._ask_curve()
-            if self._is_untried(named, top.bracket.held_rps, taken) and not self._is_unlikely(named, top):
+            is_unlikely = self._is_unlikely(named, top) and not self._is_optunas
+            if self._is_untried(named, top.bracket.held_rps, taken) and not is_unlikely:
                 return named
         return None
 
+    @property
+    def _is_optunas(self) -> bool:
+        """Whether Optuna alone names who is tried beside the references."""
+        return self.scenario.search.strategy == "optuna"
+
     def _is_wide(self) -> bool:
         knobs = [values for values in self.contenders.values.values() if len(values) > 1]
-        return len(knobs) >= 3 or any(isinstance(value, str | bool) for values in knobs for value in values)
+        has_words = any(isinstance(value, str | bool) for values in knobs for value in values)
+        return self._is_optunas or len(knobs) >= 3 or has_words
 
     def _fresh(self, top: Contender, left_s: float) -> Ask | None:
         """The next fresh run of the leader; None: it is confirmed, or there is no time."""

@@ -185,9 +185,9 @@ class Contenders:
         return _unique(self.at(point, "grid") for point in islice(points, most))
 
     def neighbours(self, contender: Contender) -> list[Contender]:
-        """A step of one knob each, also beyond the edge of a space that grows."""
+        """A step of one knob each, also beyond the edge of a space that grows; none where others name them all."""
         point = self.point_of(contender)
-        if point is None:
+        if point is None or self._scenario.search.strategy in ("rule", "optuna"):
             return []
         found = []
         for name in self.values:
@@ -200,7 +200,7 @@ class Contenders:
 
     def grow_sizes(self, contender: Contender) -> bool:
         """Whether a larger size was named, because this one is as large as any."""
-        sizes = self.values.get(_SIZE, [])
+        sizes = self.values.get(_SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
         before = len(sizes)
         if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
             self._grow(_SIZE, sizes[-1])
@@ -269,6 +269,7 @@ class Contenders:
         return (
             self._scenario.search.grow
             or source == "present"
+            or source == self._scenario.search.strategy  # the rule's point, where that was asked for
             or configuration.batching is None
             or point is not None
             or lies_inside(configuration, self._scenario)

@@ -298,13 +298,10 @@ class FixedLoadSearch(Search):
             for c in self.contenders
             if (standing := self.standing(c)) is not None
         ]
-        for _ in range(5):
-            named = self.optuna_contender(known)
-            if named is None:
-                return None
+        for named in self.optuna_contenders(known):
             self._ask_curve()
             untried = named not in taken and named.eligible and not self.own_runs(named)
-            if untried and not self._is_unlikely(named, leader):
+            if untried and (self.scenario.search.strategy == "optuna" or not self._is_unlikely(named, leader)):
                 return named, "named by Optuna"
         return None
 

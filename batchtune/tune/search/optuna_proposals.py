@@ -1,51 +1,69 @@
-"""Asks Optuna's sampler for a point of the space, by what the points so far held."""
+"""Asks Optuna's sampler for points of the space, by what the points so far held."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
 
 STARTUP_TRIALS = 4
 """Points known before the sampler models them; below, it draws at random."""
 
+ATTEMPTS = 10
+"""Points named one after another, where the first of them were tried already."""
 
-def proposed_point(
-    values: Mapping[str, Sequence[Any]], known: Sequence[tuple[Mapping[str, Any], float]], *, seed: int
-) -> dict[str, Any] | None:
-    """A point of the grid of `values`; `known` are points with what they held, higher is better.
 
-    None: every knob has one value.
+def proposed_points(
+    values: Mapping[str, Sequence[Any]],
+    known: Sequence[tuple[Mapping[str, Any], float]],
+    *,
+    seed: int,
+    sampler: BaseSampler | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Points of the grid of `values`, the best hope first, at most ATTEMPTS of them, no two alike.
+
+    `known`: points with what they held, higher is better; those that are not of the grid tell nothing. None where every
+    knob has one value.
     """
-    open_knobs = {name: list(choices) for name, choices in values.items() if len(choices) > 1}
-    if not open_knobs:
-        return None
+    named = {name: list(choices) for name, choices in values.items() if len(choices) > 1}
+    if not named:
+        return
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions: dict[str, Any] = {
-        name: optuna.distributions.IntDistribution(0, len(choices) - 1)
-        if _is_ordered(choices)
-        else optuna.distributions.CategoricalDistribution(tuple(range(len(choices))))
-        for name, choices in open_knobs.items()
-    }
+    distributions = {name: distribution_of(choices) for name, choices in named.items()}
+    seen: list[dict[str, Any]] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
+        warnings.simplefilter("ignore")  # multivariate is marked as experimental
+        study = optuna.create_study(direction="maximize", sampler=sampler or usual_sampler(seed))
         for point, value in known:
-            if all(point.get(name) in choices for name, choices in open_knobs.items()):
+            if all(point.get(name) in choices for name, choices in named.items()):
+                params = {name: choices.index(point[name]) for name, choices in named.items()}
                 study.add_trial(
-                    optuna.trial.create_trial(
-                        params={name: choices.index(point[name]) for name, choices in open_knobs.items()},
-                        distributions=distributions,
-                        value=value,
-                    )
+                    optuna.trial.create_trial(params=params, distributions=distributions, value=value)
                 )
-        asked = study.ask(distributions)
-    fixed = {name: choices[0] for name, choices in values.items() if len(choices) == 1}
-    return {**fixed, **{name: choices[asked.params[name]] for name, choices in open_knobs.items()}}
+        for _ in range(ATTEMPTS):
+            params = study.ask(distributions).params
+            point = {name: choices[params.get(name, 0)] for name, choices in values.items()}
+            if point not in seen:
+                seen.append(point)
+                yield point
 
 
-def _is_ordered(choices: Sequence[Any]) -> bool:
-    return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices)
+def usual_sampler(seed: int) -> BaseSampler:
+    import optuna
+
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+
+
+def distribution_of(choices: Sequence[Any]) -> BaseDistribution:
+    """Of the index of a value: numbers have an order, words have none."""
+    import optuna
+
+    if all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices):
+        return optuna.distributions.IntDistribution(0, len(choices) - 1)
+    return optuna.distributions.CategoricalDistribution(tuple(range(len(choices))))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
 from batchtune.tune.evidence.bracket import Run, runs_of
 from batchtune.tune.search.contenders import Contender, Contenders, guide_point, one_by_one
 from batchtune.tune.search.curve import Curve
-from batchtune.tune.search.optuna_proposals import proposed_point
+from batchtune.tune.search.optuna_proposals import proposed_points
 from batchtune.tune.search.rule_formula import RuleAnswer, throughput_interval_rule
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.pace import Pace
@@ -161,7 +161,7 @@ class Search(ABC):
         if self._named:
             return
         strategy = self.scenario.search.strategy
-        if strategy != "rule":
+        if strategy in ("guided", "grid"):
             self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
         if strategy == "grid":
             self.contenders.whole(self.scenario.search.trials or 10_000)
@@ -179,16 +179,19 @@ class Search(ABC):
             limits=self.scenario.slo.limits(),
             rows_per_request=self._rows,
         )
-        self.contenders.overlaid(self.rule.point, "rule")
+        if self.scenario.search.strategy != "optuna":
+            self.contenders.overlaid(self.rule.point, "rule")
 
-    def optuna_contender(self, worth: Sequence[tuple[Contender, float]]) -> Contender | None:
-        """Whom Optuna's sampler names by what the others gave; None: nobody new."""
-        point = proposed_point(
-            self.contenders.values,
-            [(contender.point, value) for contender, value in worth if contender.point is not None],
-            seed=self.scenario.search.seed + len(self.trials),
-        )
-        return None if point is None else self.contenders.at(point, "sampler")
+    def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
+        """Whom Optuna's sampler names by what the others gave, one after another; nobody where others name all."""
+        if self.scenario.search.strategy in ("rule", "grid"):
+            return
+        known = [(contender.point, value) for contender, value in worth if contender.point is not None]
+        seed = self.scenario.search.seed + len(self.trials)
+        for point in proposed_points(self.contenders.values, known, seed=seed):
+            contender = self.contenders.at(point, "sampler")
+            if contender is not None:
+                yield contender
 
     def best_trial(self) -> Trial | None:
         """The last run of whoever leads; None: nobody ran."""

@@ -15,6 +15,7 @@ The answer, at any time, is the contender with the highest rate held.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from batchtune.tune.evidence.bracket import BACK, Bracket
 from batchtune.tune.search.contenders import Contender
@@ -105,10 +106,10 @@ class CapacitySearch(Search):
 
     def leader(self) -> Contender:
         """The highest rate held, else the best hope; of equals the simplest."""
-        return max(
-            self.contenders,
-            key=lambda c: (self.worth(c), *_level(self._humbled(c), c)),
-        )
+        return self._best_of(list(self.contenders))
+
+    def _best_of(self, contenders: Sequence[Contender]) -> Contender:
+        return max(contenders, key=lambda c: (self.worth(c), *_level(self._humbled(c), c)))
 
     def upper(self, contender: Contender) -> float:
         """The upper end of its bracket; closer by its closed loop, where two of the fastest loops agree."""
@@ -158,6 +159,8 @@ class CapacitySearch(Search):
         for contender in self.corners():
             if (ask := self.full_loop(contender)) is not None:
                 return ask
+        if self.pending:
+            return None
         if (ask := self._defaults()) is not None:
             return ask
         return self._unknown_size()
@@ -279,7 +282,10 @@ class CapacitySearch(Search):
         lo = bracket.held_rps
         if not lo:
             if top in taken:
-                return None
+                others = [c for c in self.contenders if c not in taken]
+                if not others:
+                    return None
+                top = self._best_of(others)
             first = self._first_rate(top)
             is_dear = self._cost_s(top, first) > DEAR * self.budget_s
             return top, (CAUTIOUS if is_dear else HOPEFUL) * first, "the best hope"

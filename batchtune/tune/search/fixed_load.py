@@ -198,7 +198,7 @@ class FixedLoadSearch(Search):
                     if (ask := self.full_loop(contender)) is not None:
                         return ask
         else:
-            if not self.own_runs(unbatched):
+            if not self.own_runs(unbatched) and unbatched not in self.pending:
                 return self._own_run(unbatched, "no batching")
             self.name_rule(max((run.answered_rps for run in unbatched.runs), default=0.0))
         return None
@@ -222,7 +222,6 @@ class FixedLoadSearch(Search):
         return sorted(likely, key=lambda c: -c.hope)
 
     def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
-        left_s -= sum(self._cost_s(contender) for contender in taken)
         ask = None
         if self.spent_s(left_s) < COMPARE_SHARE * self.budget_s:
             reserve_s = FRESH_RUNS * self._cost_s(self.leader(), fresh=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
-from batchtune.tune.evidence.bracket import Run, runs_of
+from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
 from batchtune.tune.search.contenders import Contender, Contenders, guide_point, one_by_one
 from batchtune.tune.search.curve import Curve
 from batchtune.tune.search.optuna_proposals import proposed_points
@@ -70,6 +70,8 @@ class Search(ABC):
         self.contenders = Contenders(scenario)
         self.curve = Curve(scenario)
         self.trials: list[Trial] = []
+        self.pending: set[Contender] = set()
+        """Whose loads are asked for together with the next."""
         self.lone_s = math.nan
         self.rule: RuleAnswer | None = None
         self._lone = one_by_one(scenario)
@@ -113,23 +115,24 @@ class Search(ABC):
     # What is asked next.
 
     def next_asks(self, count: int, *, left_s: float) -> list[Ask]:
-        """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done."""
+        """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done.
+
+        Nothing is asked beside what decides whether it is asked: scouts tell who is compared, comparisons who is confirmed.
+        """
         asks: list[Ask] = []
-        taken: set[Contender] = set()
+        self.pending = set()
         while len(asks) < count:
-            ask = self._next(left_s=left_s, taken=taken)
-            if ask is None:
+            ask = self._scout(left_s) or self._question(left_s=left_s, taken=self.pending)
+            if ask is None or (asks and _stage(ask) > _stage(asks[-1])):
+                break
+            if sum(other.configuration == ask.configuration for other in asks) >= FRESH:
                 break
             asks.append(ask)
-            contender = self.contenders.find(ask.configuration)
-            if contender is not None:
-                taken.add(contender)
+            self.pending |= {c for c in self.contenders.all() if c is self.contenders.find(ask.configuration)}
+            if ask.source == "probe":
+                break
+        self.pending = set()
         return asks
-
-    def _next(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
-        if not taken and (ask := self._scout(left_s)) is not None:
-            return ask
-        return self._question(left_s=left_s, taken=taken)
 
     @abstractmethod
     def _scout(self, left_s: float) -> Ask | None:
@@ -246,8 +249,8 @@ class Search(ABC):
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> Ask | None:
-        """A closed loop of a contender, unless one was made."""
-        if any(run.clients is not None and run.rate_rps is None for run in contender.runs):
+        """A closed loop of a contender, unless one was made or is asked for."""
+        if contender in self.pending or any(run.clients is not None and run.rate_rps is None for run in contender.runs):
             return None
         turn_s = self.batch_s(min(contender.rows, clients * self._rows))
         seconds = min(max(SCOUT_S, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
@@ -311,6 +314,11 @@ class Search(ABC):
             else:
                 near = min(known, key=lambda entry: _distance(entry[0], contender))
                 contender.hope = near[2]
+
+
+def _stage(ask: Ask) -> int:
+    """Scouts, comparisons, fresh runs."""
+    return {"probe": 0, "calibration": 0, "confirm": 2}.get(ask.source, 1)
 
 
 def _distance(one: Contender, other: Contender) -> float:

@@ -1,4 +1,4 @@
-"""How does a sweep run on several nodes of a Ray cluster at once, each with a server of its own?"""
+"""Runs a sweep on several nodes of a Ray cluster at once, each with a server of its own."""
 
 from __future__ import annotations
 

@@ -18,16 +18,12 @@ End = tuple[float, int, str, FinishedTrial]
 def side_by_side(
     plans: Sequence[Plan], names: Sequence[str], begin: Callable[[Plan, str], End]
 ) -> Iterator[End]:
-    """The ends in their order: each node begins the first plan that may run there as soon as it is free."""
+    """The ends in their order: each node begins the first plan that waits as soon as it is free."""
     waiting, free = list(plans), list(names)
     ends: list[End] = []
     while waiting or ends:
-        for name in list(free):
-            plan = next((plan for plan in waiting if plan.node in (None, name)), None)
-            if plan is not None:
-                waiting.remove(plan)
-                free.remove(name)
-                heapq.heappush(ends, begin(plan, name))
+        while waiting and free:
+            heapq.heappush(ends, begin(waiting.pop(0), free.pop(0)))
         end = heapq.heappop(ends)
         free.append(end[2])
         yield end
@@ -57,9 +53,6 @@ class FakeNodes:
 
     def now_s(self) -> float:
         return self._now_s
-
-    def leave_out(self, name: str) -> None:
-        self.names.remove(name)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
         for end_s, number, name, done in side_by_side(plans, self.names, self._run):

@@ -1,4 +1,4 @@
-"""How does a node run trials for a head elsewhere? A server of its own, its load beside it, and a bench.
+"""Runs trials on a node for a head elsewhere: a server of its own, its load beside it, and a bench.
 
 The process of the station (a Ray actor's) only waits and answers the head; trials run on one thread. It is the same for
 all, since the kernel ends a server with the thread that launched it (`target.process.ending_with_us`).

@@ -1,4 +1,4 @@
-"""Where do the trials of a sweep run: on one server, or on several nodes at once?"""
+"""Runs the trials of a sweep on one server, or on several nodes at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from batchtune.errors import MeasurementInvalidError
-from batchtune.scenario.units import counted
 from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import FinishedTrial
 
@@ -31,8 +30,6 @@ class Nodes(Protocol):
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
         """Run these, in this order as nodes become free, and yield each as it ends, with its node.
 
-        A plan with a node runs there, unless that node is gone.
-
         Raises:
             MeasurementInvalidError: no node is left.
         """
@@ -54,7 +51,7 @@ class OneServer:
 class NodeBenches:
     """Nodes with a bench each, on a thread each; a bench that raises MeasurementInvalidError has lost its node.
 
-    What it was running, and what was to run there, is run on another. `on_wait` is called a few times a second.
+    What a lost node was running is run on another. `on_wait` is called a few times a second.
     """
 
     def __init__(
@@ -78,11 +75,6 @@ class NodeBenches:
         threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))
         try:
             while waiting or running:
-                if waiting and not running and not self._benches:
-                    raise MeasurementInvalidError(
-                        f"no node is left for {counted(len(waiting), 'trial')}",
-                        hint="the messages above say why each was left out or lost; see the nodes' own logs",
-                    )
                 self._start(waiting, running, threads)
                 ended, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
                 if not ended:
@@ -107,18 +99,9 @@ class NodeBenches:
     ) -> None:
         busy = {name for name, _ in running.values()}
         for name, bench in self._benches.items():
-            if name in busy:
-                continue
-            plan = next((plan for plan in waiting if self._place(plan) in (None, name)), None)
-            if plan is not None:
-                waiting.remove(plan)
+            if waiting and name not in busy:
+                plan = waiting.pop(0)
                 running[threads.submit(bench.run, plan)] = (name, plan)
-
-    def _place(self, plan: Plan) -> str | None:
-        """The node that a plan must have; of those that were to run on a node that is gone, all the same one."""
-        if plan.node is None or plan.node in self._benches:
-            return plan.node
-        return self.names[0]
 
     def _lose(self, name: str, error: MeasurementInvalidError) -> None:
         self._benches.pop(name, None)

@@ -1,4 +1,4 @@
-"""Which nodes of a Ray cluster run the trials of a sweep: a server under test and its load on each?"""
+"""The nodes of a Ray cluster that run the trials of a sweep: a server under test and its load on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of one trial and why, and what came of it?"""
+"""A trial: what was asked of it and why, and what came of it."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ Source = Literal[
     "variant",
     "load",
 ]
-"""Who proposed it: a reference point, the rule, TF Serving's guide, the grid, the sampler or the twin; the `race`
-measures survivors again. A `probe` feeds the rule and a `calibration` the twin; a `node` is the same load on each of
-several nodes, and feeds the rule there. These are no candidates. A `confirm` is a fresh run, made after the choice, of
-a configuration that was measured before. A `variant` of a comparison proposes nothing: its `reason` is the variant's
-name, its `block` the round in which it ran. A `load` is a point of a load test, which chooses nothing."""
+"""Who named its configuration: a reference, the rule, TF Serving's guide, the space, the leader's neighbours,
+Optuna's sampler. A `probe` is a lone client, a `calibration` a closed loop that scouts. A `confirm` is a fresh run,
+made after the choice, of a configuration that was measured before. A `variant` of a comparison proposes nothing: its
+`reason` is the variant's name, its `block` the round in which it ran. A `load` is a point of a load test, which
+chooses nothing. Runs of before have a `twin` that proposed, a `race` of survivors, and a `node`: one load on each of
+several nodes."""
 
 NO_CANDIDATES: frozenset[Source] = frozenset(("probe", "node", "calibration", "load"))
-"""Trials that feed the rule or the twin, under loads of their own: they say nothing of the objective."""
+"""Trials under loads of their own: they say nothing of the objective."""
 
 RULE_PROBES: frozenset[Source] = frozenset(("probe", "node"))
-"""Trials that the rule reads: a lone request, and the throughput one by one."""
+"""Trials of a lone request, or of requests one by one."""
 
 REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 """Trials of what was tried before: they do not count against a budget of configurations."""
@@ -55,12 +56,11 @@ State = Literal["complete", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A trial that a strategy wants, with its reason in words.
+    """A trial that a search wants, with its reason in words.
 
     `rate_rps`, `concurrency` (a closed loop of so many clients) and `duration_s` (the measured part) replace the
     scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `hint_rps` is where a search for
-    the capacity begins. `block` numbers runs made side by side under one seed. `expected` says in words what it is
-    believed to give before it is run; "": nothing is. `node` is that of several on which it is to run; None: on any.
+    the capacity begins. `block` numbers runs made side by side under one seed.
     """
 
     configuration: Configuration
@@ -72,8 +72,6 @@ class Ask:
     concurrency: int | None = None
     duration_s: float | None = None
     hint_rps: float | None = None
-    expected: str = ""
-    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

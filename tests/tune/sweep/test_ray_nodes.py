@@ -15,7 +15,7 @@ from batchtune.load.live import LiveAggregate
 from batchtune.scenario.placement import placed_on_node
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
-from batchtune.tune.strategies.references import one_by_one
+from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.ray_nodes import ServerNodes
 from batchtune.tune.trials.trial import FinishedTrial
 from tests.ray_script import answer_of
@@ -159,7 +159,7 @@ def test_a_sweep_on_two_ray_nodes_recommends_and_leaves_nothing(swept: dict[str,
         assert swept["batching"]["max_batch_size"] == 8
     assert len(swept["nodes"]) == 2
     assert swept["overlapping"] > 0
-    assert "nodes under the same load, 2 runs on each" in swept["said"]
+    assert "servers under test: 2 nodes" in swept["said"]
     assert swept["left"] == []
 
 

@@ -1,4 +1,4 @@
-"""What is going on right now? One live view on a terminal; a plain line per event anywhere else. All on stderr."""
+"""Shows what goes on: one live view on a terminal, a plain line per event anywhere else; all on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchtune.report.panel import Kind, Point, panel, phases_text
 from batchtune.report.units import latency, number, percent
 from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune.evidence.bottleneck_of import usual_bottleneck
-from batchtune.tune.sweep.progress import GUIDED_PHASES, PHASES
+from batchtune.tune.sweep.progress import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
 
 
 def _head(trial: Trial) -> str:
-    source = f"{trial.source}, not comparable" if _own_load(trial) else trial.source
+    source = "scout" if _own_load(trial) else trial.source.replace("_", " ")
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
     where = "" if trial.node is None else f" on {trial.node}"
     return f"trial {trial.number}{where} [{source}] {trial.configuration.label()}{load}"
@@ -99,7 +99,7 @@ def measured_load(measured: Measurement) -> str:
 
 
 def _own_load(trial: Trial) -> bool:
-    """Whether it feeds the rule or the twin, under another load than that of the scenario."""
+    """Whether it is a scout, under another load than that of the scenario."""
     asked = trial.asked_concurrency is not None or trial.asked_rate_rps is not None
     return trial.source in NO_CANDIDATES and asked
 
@@ -220,7 +220,7 @@ class TerminalView(_SilentView):
         plan = progress.plan
         yield (
             "phase",
-            phases_text(self._phases_s, current=progress.phase, expected=self._expected_phases()),
+            phases_text(self._phases_s, current=progress.phase, expected=PHASES),
             "",
         )
         if progress.budget_s:
@@ -229,10 +229,7 @@ class TerminalView(_SilentView):
         done = f"{progress.trials_done}" + (f" of {progress.trials_max}" if progress.trials_max else "")
         yield "trial", f"{plan.number} ({done} tried), {plan_load(plan, self._scenario)}", ""
         yield "trying", plan.configuration.label(), ""
-        if plan.source != "twin":
-            yield "because", plan.reason, ""
-        if plan.expected:
-            yield "expected", f"{plan.expected}, by the model of the server", ""
+        yield "because", plan.reason, ""
         if self._thought:
             yield "now", self._thought, ""
         elif progress.live is not None:
@@ -241,11 +238,6 @@ class TerminalView(_SilentView):
             best = progress.best
             head = f"trial {best.number}, {measured_load(best.measurement)}" if best.measurement else None
             yield "best so far", trial_line(best, head=head, scenario=self._scenario), "green"
-
-    def _expected_phases(self) -> tuple[str, ...]:
-        if self._scenario is None:
-            return ()
-        return GUIDED_PHASES if self._scenario.search.strategy == "guided" else PHASES
 
 
 def _against_slo(live: LiveAggregate, scenario: Scenario | None) -> tuple[str, str]:

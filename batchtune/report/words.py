@@ -1,15 +1,19 @@
-"""In which words does every text tell the same things: protocols, parameters, reference points, how sure one is?"""
+"""The words of an answer, in which terminal, page and log all tell it: names, gains, capacity, limits, how sure."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.recommend.prediction import Reference
-from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.report.units import number
-from batchtune.scenario.units import percentage
+from batchtune.report.units import number, span
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.section import cpu_list
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
+from batchtune.target.model_files import served_name
+from batchtune.tune.answer.recommendation import Capacity, Compared, Promise, Recommendation
 
 PROTOCOLS: Final = {
     "grpc": "gRPC",
@@ -18,9 +22,57 @@ PROTOCOLS: Final = {
     "kserve_rest": "KServe REST",
     "kserve_rest_binary": "KServe REST with binary tensors",
 }
-REFERENCES: Final = {"no_batching": "no batching", "defaults": "server defaults"}
+REFERENCES: Final = {
+    "present": "what runs now",
+    "no_batching": "no batching",
+    "defaults": "server defaults",
+}
 """At the head of a column or a line."""
-REFERENCES_IN_SENTENCES: Final = {"no_batching": "no batching", "defaults": "the server's defaults"}
+REFERENCES_IN_SENTENCES: Final = {**REFERENCES, "defaults": "the server's defaults"}
+NAMES: Final = {
+    **REFERENCES,
+    "rule": "rule",
+    "guide": "guide",
+    "neighbour": "neighbour",
+    "sampler": "Optuna",
+}
+"""Who named a contender; whom this does not list took it from the space."""
+NO_DIFFERENCE: Final = "no measurable difference"
+GAINED: Final = {
+    "throughput": "throughput over",
+    "capacity": "capacity over",
+    "latency": "lower p95 than",
+}
+
+
+# What was asked, and who answers.
+
+
+def workload(
+    scenario: Scenario, chosen: Recommendation, *, with_slo: bool = True, brief: bool = False
+) -> str:
+    """What was asked: model, protocol, size of a request, traffic; the SLO and the objective beside it."""
+    rows = f"{counted(chosen.rows_per_request, 'row')} per request"
+    if chosen.concurrency is not None:
+        traffic = f"{counted(chosen.concurrency, 'client')}{'' if brief else ' in a closed loop'}"
+    else:
+        traffic = f"{scenario.load.arrivals} arrivals{_at_rate(scenario)}"
+    protocol = PROTOCOLS[scenario.request.protocol]
+    limits = ", ".join(
+        f"{name} ≤ {rounded_duration(limit)}" for name, limit in chosen.slo.items() if name != "errors"
+    )
+    slo = f"; SLO {limits}" if limits and with_slo else ""
+    objective = f"; objective {scenario.objective}" if with_slo else ""
+    model = served_name(scenario.target.model)
+    server = scenario.target.cpus
+    on = "" if server is None else f", {'' if brief else 'for a '}server on {cpu_list(server)}"
+    return f"{model} by {protocol}, {rows}, {traffic}{slo}{on}{objective}"
+
+
+def _at_rate(scenario: Scenario) -> str:
+    """The mean rate that was asked for; of a capacity it is the answer, and some patterns have none."""
+    rate_rps = None if scenario.objective == "capacity" else scenario.load.rate_rps
+    return "" if rate_rps is None else f" at {rounded(rate_rps)}/s"
 
 
 def parameters_of(configuration: Configuration) -> list[tuple[str, str]]:
@@ -43,37 +95,212 @@ def name_without_parameters(configuration: Configuration) -> str | None:
     return None if to_dict(configuration.batching) else REFERENCES_IN_SENTENCES["defaults"]
 
 
-def other_references(chosen: Recommendation) -> list[Reference]:
-    """The reference points that are not themselves recommended."""
-    return [reference for reference in chosen.references if reference.configuration != chosen.configuration]
+def other_references(chosen: Recommendation) -> list[Compared]:
+    """The references that are not themselves recommended, each configuration once."""
+    by_configuration = {reference.configuration: reference for reference in reversed(chosen.references)}
+    by_configuration.pop(chosen.configuration, None)
+    return list(reversed(by_configuration.values()))
 
 
-def gains_of(chosen: Recommendation) -> dict[str, Estimate | None]:
-    """How many times better than each reference point it is, by the point's name."""
-    return {"no_batching": chosen.gain_over_no_batching, "defaults": chosen.gain_over_defaults}
+def names_text(names: Iterable[str]) -> str:
+    """Who named a contender: `no batching, rule`; empty for a point of the space that nobody else named."""
+    return ", ".join(NAMES[name] for name in NAMES if name in set(names))
 
 
-def likeness_of(chosen: Recommendation) -> tuple[str, str] | None:
-    """The words that follow what is recommended, and the mark before them, where a reference point is about as good.
-
-    `: ` where it is that reference point itself, `, ` where it is another configuration; None: it is told from both.
-    """
-    near = chosen.little_better_than or chosen.indistinct_from
-    if near is None:
-        return None
-    name, known = REFERENCES_IN_SENTENCES[near], chosen.little_better_than is not None
-    if any(
-        reference.name == near and reference.configuration == chosen.configuration
-        for reference in chosen.references
-    ):
-        alike = f"what was tuned cannot be told from {'it' if near == 'no_batching' else 'them'}"
-        return ": ", "nothing that was tuned is worth its parameters" if known else alike
-    return ", ", f"hardly better than {name}" if known else f"so far not to be told from {name}"
+# Gains.
 
 
-def sure_text(probability: float) -> str:
-    """A probability, never as a certainty."""
-    return "over 99 %" if probability > 0.99 else percentage(probability)
+def gain_text(gain: Estimate | None) -> str:
+    """`×2.10 [1.80, 2.50]`, `at least ×9.00`, or that there is no measurable difference."""
+    if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
+        return "–"
+    if math.isinf(gain.high):
+        return f"at least ×{number(gain.low)}"
+    if gain.low <= 1.0 <= gain.high:
+        return NO_DIFFERENCE
+    return f"×{number(gain.value)} [{number(gain.low)}, {number(gain.high)}]"
+
+
+def gain_cell(other: Compared) -> str:
+    """How the recommended configuration compares with another one, for a table."""
+    if other.open:
+        return "may be better"
+    text = gain_text(other.gain)
+    if not other.keeps and other.capacity is None:
+        return "misses the SLO"
+    return text
+
+
+def gain_sentences(chosen: Recommendation) -> Iterator[str]:
+    """The gain over what runs now; where nothing does, over no batching and the defaults."""
+    others = other_references(chosen)
+    if "present" in chosen.names:
+        yield "None: this is what runs now."
+    present = [other for other in others if other.name == "present"]
+    for other in present or others:
+        yield _gain_sentence(chosen, other)
+    level = next((other for other in others if other.name == chosen.level_with), None)
+    if level is not None and present and level not in present and not level.open:
+        yield f"{capitalised(NO_DIFFERENCE)} from {REFERENCES_IN_SENTENCES[level.name]}."
+
+
+def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
+    name = REFERENCES_IN_SENTENCES[other.name]
+    text = gain_cell(other)
+    if text in ("–", "may be better"):
+        return f"Whether it is better than {name} is open."
+    if text == "misses the SLO":
+        return f"{capitalised(name)} {'miss' if other.name == 'defaults' else 'misses'} the SLO."
+    if text == NO_DIFFERENCE:
+        return f"{capitalised(text)} from {name}."
+    never = "" if other.keeps else ", which held at no rate tried"
+    return f"{capitalised(text)} {GAINED[chosen.objective]} {name}{never}."
+
+
+# Figures.
+
+
+def quantile_of(chosen: Recommendation) -> str:
+    """The quantile that the SLO limits and that was measured; else p95."""
+    return next((name for name in chosen.slo if name in chosen.latency_s), "p95")
+
+
+def runs_text(chosen: Recommendation, runs: int) -> str:
+    """`3 fresh runs`, or `2 runs of the search`."""
+    return counted(runs, "fresh run") if chosen.confirmations else f"{counted(runs, 'run')} of the search"
+
+
+def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
+    """`8.90-9.40 ms in 3 fresh runs`, with what it means where it is a prediction."""
+    meaning = " (95 % of further runs)" if chosen.interval == "prediction" else ""
+    return f"{_duration_span(chosen.latency_s.get(quantile))} in {runs_text(chosen, runs)}{meaning}"
+
+
+def figures_sentence(chosen: Recommendation) -> str:
+    """The capacity, or requests/s and p95: `Capacity 84,600/s held in 3 of 3 fresh runs (p95 8.90-9.40 ms); …`."""
+    quantile = quantile_of(chosen)
+    if chosen.capacity is None:
+        rate = f"{span(chosen.throughput_rps)} requests/s"
+        return f"{rate}, {quantile} {range_text(chosen, quantile, chosen.runs)}."
+    latency = f"{quantile} {_duration_span(chosen.latency_s.get(quantile))}"
+    return f"{capitalised(capacity_text(chosen.capacity, latency))}."
+
+
+def capacity_text(capacity: Capacity, latency: str = "") -> str:
+    """`capacity 84,600/s held in 3 of 3 fresh runs (p95 8.90-9.40 ms); missed at 99,600/s`."""
+    runs = capacity.held + capacity.missed
+    if capacity.by_loops:
+        how = "by closed loops alone"
+    elif not runs:
+        how = "by the search alone"
+    else:
+        how = f"held in {capacity.held} of {counted(runs, 'fresh run')}"
+    shown = f" ({latency})" if latency else ""
+    missed = (
+        "no rate was missed" if capacity.missed_rps is None else f"missed at {number(capacity.missed_rps)}/s"
+    )
+    return f"capacity {number(capacity.held_rps)}/s {how}{shown}; {missed}"
+
+
+def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
+    """`p95 ≤ 20 ms: 8.90-9.40 ms in 3 fresh runs, 53 % to spare.`"""
+    head = f"{promise.name} ≤ {rounded_duration(promise.limit_s)}:"
+    shown = range_text(chosen, promise.name, promise.runs)
+    if promise.kept < promise.runs:
+        worst = f"the worst took {rounded_duration(promise.worst_s)}"
+        if not math.isfinite(promise.worst_s):
+            worst = "in the worst too many requests had no good answer"
+        return f"{head} {shown}, kept in {promise.kept} of {promise.runs}; {worst}."
+    high = chosen.latency_s[promise.name].high
+    if not high <= promise.limit_s:
+        return f"{head} {shown}; all kept it, a further one may miss it."
+    return f"{head} {shown}, {percentage(promise.spare_ratio)} to spare."
+
+
+def _duration_span(estimate: Estimate | None) -> str:
+    """A range of seconds in the unit that fits it: `8.90-9.40 ms`."""
+    unit, scale = ("ms", 1e3)
+    if estimate is not None and estimate.low >= 0.9995:
+        unit, scale = ("s", 1.0)
+    return f"{span(estimate, scale=scale)} {unit}"
+
+
+# Why, and how sure.
+
+VERDICTS: Final = {
+    "yes": "Batching helps",
+    "no": "Batching does not help",
+    "not distinguishable": "Whether batching helps is not known",
+}
+
+
+def why_sentence(chosen: Recommendation, *, brief: bool = False) -> str:
+    """Whether batching helps, and why; brief with the first fact alone."""
+    reason = chosen.reason
+    if chosen.batching_helps == "no" and chosen.cannot_pay:
+        reason = chosen.cannot_pay
+    elif brief and chosen.batching_helps == "yes":
+        reason = reason.split("; ")[0]
+    return f"{VERDICTS[chosen.batching_helps]}: {reason}."
+
+
+def sure_sentence(chosen: Recommendation) -> str:
+    """Whether it is established: the fresh runs that say so, or every open question."""
+    if not chosen.established:
+        return f"Not established: {'; '.join(question.text() for question in chosen.open_questions)}."
+    held, runs = _confirmed(chosen)
+    return f"Confirmed: {held} of {counted(runs, 'fresh run')} kept the SLO, and no rival that was tried is open."
+
+
+def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
+    """That a longer search may find more: an offer, where nothing that was tried is open."""
+    if chosen.established and chosen.may_find_more:
+        yield "A longer search may find more" + (f": {offer}." if offer else ".")
+
+
+def _confirmed(chosen: Recommendation) -> tuple[int, int]:
+    if chosen.capacity is not None:
+        return chosen.capacity.held, chosen.capacity.held + chosen.capacity.missed
+    return min((promise.kept for promise in chosen.promises), default=chosen.runs), chosen.runs
+
+
+def named_sentences(chosen: Recommendation) -> Iterator[str]:
+    """How the throughput × interval rule's own contender fared, and the tuning guide's."""
+    rule = "" if chosen.rule is None else f" ({chosen.rule})"
+    for name, title in (("rule", f"throughput × interval rule{rule}"), ("guide", "tuning guide")):
+        if name in chosen.names:
+            yield f"The {title} names what is recommended."
+            continue
+        other = _named(chosen, name)
+        if other is not None:
+            yield f"The {title} names {other.configuration.label()}: {_fared(chosen, other)}."
+        elif name == "rule" and chosen.rule is not None:
+            yield f"The {title} names a configuration that was not run."
+
+
+def _named(chosen: Recommendation, name: str) -> Compared | None:
+    tried: Sequence[Compared] = (*chosen.references, *chosen.contenders)
+    return next((other for other in tried if name in other.names), None)
+
+
+def _fared(chosen: Recommendation, other: Compared) -> str:
+    """What it gave, and what is gained over it."""
+    if other.capacity is not None and other.capacity.held_rps:
+        gave = f"it held {number(other.capacity.held_rps)}/s"
+    elif chosen.capacity is not None:
+        gave = "it held at no rate tried"
+    elif not other.keeps:
+        gave = "it misses the SLO"
+    else:
+        gave = f"{span(other.throughput_rps)} requests/s, p95 {_duration_span(other.latency_s.get('p95'))}"
+    gain = gain_cell(other)
+    if gain in ("–", "misses the SLO"):
+        return gave
+    if gain == "may be better":
+        return f"{gave}; it may still be better"
+    if gain == NO_DIFFERENCE:
+        return f"{gave}; {gain}"
+    return f"{gave}; what is recommended gives {gain} {GAINED[chosen.objective]} it"
 
 
 def capitalised(text: str) -> str:

@@ -68,7 +68,12 @@ def trades(
     found = []
     for other in others:
         p95 = other.latency_s.get("p95")
-        if not other.keeps or other.configuration == configuration or p95 is None or other.throughput_rps is None:
+        if (
+            not other.keeps
+            or other.configuration == configuration
+            or p95 is None
+            or other.throughput_rps is None
+        ):
             continue
         alternative = Alternative(
             configuration=other.configuration,

@@ -19,9 +19,7 @@ BATCHED_LEAST = 3
 """Configurations with batching; where fewer were tried and miss the SLO it is not said that none meets it."""
 
 
-def nothing_to_recommend(
-    trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec
-) -> BatchtuneError:
+def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> BatchtuneError:
     """7 where all failed, 3 where what was tried misses the SLO, 5 where that is not known."""
     if trials and all(trial.state == "failed" for trial in trials):
         return TargetError(
@@ -48,7 +46,9 @@ def nothing_to_recommend(
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
     """Why it is not known that nothing meets the SLO; None: it is."""
-    lone = next((trial for trial in trials if trial.asked_concurrency == 1 and trial.measurement is not None), None)
+    lone = next(
+        (trial for trial in trials if trial.asked_concurrency == 1 and trial.measurement is not None), None
+    )
     if lone is not None and not _keeps(lone, slo):
         return None  # no configuration answers sooner than a lone request is
     batched = {trial.configuration for trial in trials if trial.configuration.batching is not None}
@@ -59,7 +59,8 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
             return None
         return "a lone request keeps it, so a rate low enough would: too little time to find one"
     if len(batched) < min(BATCHED_LEAST, math.prod(scenario.search.grid_shape)):
-        return f"whether another would is not known: only {counted(len(batched), 'configuration')} with batching was tried"
+        tried = counted(len(batched), "configuration")
+        return f"whether another would is not known: only {tried} with batching was tried"
     return None
 
 
@@ -93,7 +94,11 @@ def _miss(run: Run, slo: SloSpec) -> str:
         if math.isnan(value_s) or math.isinf(value_s):
             misses.append(f"{name} is undefined: too many requests had no good answer")
         elif value_s > limit_s:
-            shown, allowed, ratio = f"{name} {rounded_duration(value_s)}", rounded_duration(limit_s), value_s / limit_s
+            shown, allowed, ratio = (
+                f"{name} {rounded_duration(value_s)}",
+                rounded_duration(limit_s),
+                value_s / limit_s,
+            )
             misses.append(
                 f"{shown} misses {allowed} by {percentage(ratio - 1)}"
                 if ratio < 2

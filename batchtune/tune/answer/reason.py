@@ -46,18 +46,24 @@ def explain_gain(
     clauses = [_batch_cost(activity, unbatched_rows_per_s), _batch_sizes(activity, configuration)]
     if missed is not None:
         name, value_s, limit_s = missed
-        shown = rounded_duration(value_s) if math.isfinite(value_s) else "without bound"
-        clauses.append(f"without batching {name} is {shown}, above the {rounded_duration(limit_s)} allowed")
-    facts = "; ".join(clause for clause in clauses if clause)
-    if gain is None:
-        return facts or "there is no run without batching to compare with"
-    if math.isinf(gain.high):
-        verdict = f"batching is worth at least {rounded(gain.low)}× no batching, which held at no rate tried"
-    else:
-        verdict = (
-            f"batching is worth {rounded(gain.value)}× no batching ({rounded(gain.low)} to {rounded(gain.high)})"
+        shown = (
+            f"{name} is {rounded_duration(value_s)}, above the"
+            if math.isfinite(value_s)
+            else f"{name} misses the"
         )
-    return f"{facts}: {verdict}" if facts else verdict
+        clauses.append(f"without batching {shown} {rounded_duration(limit_s)} allowed")
+    facts = "; ".join(clause for clause in clauses if clause)
+    verdict = "" if gain is None else _worth(gain)
+    return ": ".join(filter(None, (facts, verdict))) or "there is no run without batching to compare with"
+
+
+def _worth(gain: Estimate) -> str:
+    """What batching is worth; "" where nothing is known of it."""
+    if math.isinf(gain.high):
+        return f"batching is worth at least ×{rounded(gain.low)}" if gain.low > 1.0 else ""
+    if gain.low <= 1.0 <= gain.high:
+        return "no measurable difference from no batching"
+    return f"batching is worth ×{rounded(gain.value)} [{rounded(gain.low)}, {rounded(gain.high)}]"
 
 
 def padding_note(

@@ -74,6 +74,8 @@ def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None =
         trial for trial in without_superseded(trials) if trial.source not in ("variant", "load", "node")
     )
     state.name_points()
+    first = [run.answered_rps for run in state.unbatched().runs[:2] if run.clients is not None]
+    state.name_rule(max(first, default=0.0))
     return state
 
 
@@ -100,6 +102,7 @@ class _Capacities:
             and set(c.sources) & set(REFERENCES)
             and c.bracket.confirmed_rps >= top.bracket.stated_rps / LEVEL
             and c.bracket.confirmed_rps > 0.0
+            and (self.is_established(c) or not self.is_established(top))
         ]
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
@@ -130,6 +133,10 @@ class _Capacities:
     def capacity(self, contender: Contender) -> Capacity | None:
         return stated_capacity(contender.bracket)
 
+    def is_established(self, contender: Contender) -> bool:
+        rivals = [c for c in self.search.contenders if self.is_open(c, contender)]
+        return not self.questions(contender, rivals)
+
     def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
         bracket = chosen.bracket
         stated = bracket.stated_rps
@@ -137,9 +144,8 @@ class _Capacities:
             return [OpenQuestion(code="no_run")]
         found = []
         if bracket.confirmed_rps < stated:
-            fresh = [run for run in bracket.open_runs if run.fresh]
-            held = sum(run.held for run in fresh)
-            found.append(OpenQuestion(code="unconfirmed", held=held, missed=len(fresh) - held))
+            held, missed = bracket.held(stated, fresh=True), bracket.missed(stated, fresh=True)
+            found.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         high = bracket.stated_missed_rps / stated
         if high > WIDEST:
             found.append(OpenQuestion(code="wide", high=high if math.isfinite(high) else None))
@@ -261,9 +267,12 @@ class _Answer:
         unbatched = self._unbatched(best)
         gain = None if best is None or unbatched is None else account.gain(best, unbatched)
         unable = cannot_pay(self._trials)
-        helps = self._helps(chosen, best, batched, unbatched, gain, unable=unable is not None)
+        helps = self._helps(best, batched, unbatched, gain, unable=unable is not None)
+        if helps == ("yes" if chosen.configuration.batching is None else "no"):
+            helps = "not distinguishable"  # what is recommended says otherwise
         references = self._references()
-        others = [c for c in contenders if c is not chosen and c not in references.values()]
+        told = (chosen, *references.values())
+        others = [c for c in contenders if c not in told and account.behind(c)[0]]
         compared = tuple(self._compared(c) for c in sorted(others, key=lambda c: -account.ends(c)[0]))
         named = tuple(self._compared(c, name) for name, c in references.items())
         latency_s = self._latency(runs)
@@ -290,6 +299,7 @@ class _Answer:
             trials=len(self._trials),
             seconds=measuring_s(self._trials),
             runs=len(runs),
+            behind=tuple(run.trial for run in runs),
             confirmations=fresh,
             rate_rps=last.rate_rps if capacity is None else capacity.held_rps,
             concurrency=last.concurrency if capacity is None else None,
@@ -310,7 +320,7 @@ class _Answer:
             batching_gain=gain,
             mean_batch_rows=_mean_batch_rows(measured),
             promises=self._promises(runs),
-            cannot_pay=None if helps == "yes" else unable,
+            cannot_pay=unable if helps == "no" else None,
             rule=None if self._state.rule is None else self._state.rule.explain(),
             bottleneck=searched_bottleneck(
                 chosen.configuration,
@@ -331,7 +341,10 @@ class _Answer:
                 spread=account.spread(),
             ),
             caveats=_caveats(measured),
-            notes=(*self._notes(), *padding_note(self._runs_trials(runs), chosen.configuration, self._trials)),
+            notes=(
+                *self._notes(),
+                *padding_note(self._runs_trials(runs), chosen.configuration, self._trials),
+            ),
         )
 
     # Who stands beside the answer.
@@ -339,7 +352,7 @@ class _Answer:
     def _references(self) -> dict[str, Contender]:
         """Those that were run, in the order in which an answer names them; one that is the answer stays."""
         named = ((name, self._state.contenders.of(name)) for name in REFERENCES)
-        return {name: c for name, c in named if c is not None and c.runs}
+        return {name: c for name, c in named if c is not None and self._account.behind(c)[0]}
 
     def _unbatched(self, best: Contender | None) -> Contender | None:
         """No batching, with as many instances as what it is compared with where that was run."""
@@ -355,7 +368,7 @@ class _Answer:
         account = self._account
         runs, fresh = account.behind(contender)
         measured = self._measured(runs)
-        names = tuple(contender.sources)
+        names: tuple[str, ...] = tuple(contender.sources)
         if name is not None:
             names = (name, *(other for other in names if other != name))
         return Compared(
@@ -363,8 +376,9 @@ class _Answer:
             configuration=contender.configuration,
             throughput_rps=range_of([run.answered_rps for run in runs]) if runs else None,
             latency_s=self._latency(runs),
-            runs=len(contender.runs),
+            runs=len(runs),
             fresh=fresh,
+            behind=tuple(run.trial for run in runs),
             keeps=account.keeps(contender),
             open=account.is_open(contender, self._chosen),
             capacity=account.capacity(contender),
@@ -391,7 +405,6 @@ class _Answer:
 
     def _helps(
         self,
-        chosen: Contender,
         best: Contender | None,
         batched: Sequence[Contender],
         unbatched: Contender | None,
@@ -412,8 +425,7 @@ class _Answer:
         most = max(account.ends(c)[1] for c in batched)
         if most < LEVEL * account.ends(unbatched)[0] or (gain is not None and gain.high < LEVEL):
             return "no"
-        alone = chosen.configuration.batching is None
-        return "no" if unable and alone and gain is not None and gain.low < 1.0 else "not distinguishable"
+        return "no" if unable and gain is not None and gain.low < 1.0 else "not distinguishable"
 
     def _unbatched_rows_per_s(self, unbatched: Contender | None) -> float:
         """What the server does without batching when it is kept busy; NaN: nobody kept it so."""
@@ -500,6 +512,13 @@ class _Answer:
     def _notes(self) -> Iterable[str]:
         if not can_be_off(self._scenario.target):
             yield f"nothing was compared with no batching: {UNSAYABLE}"
+        unbatched = self._unbatched(self._chosen)
+        if (
+            unbatched is not None
+            and self._chosen.configuration.batching is not None
+            and same_instances(unbatched.configuration, self._chosen.configuration) != unbatched.configuration
+        ):
+            yield "no batching was not run with as many instances: part of the gain over it may be theirs"
         if isinstance(self._account, _Capacities) and self._slo != self._scenario.slo:
             yield "the capacity for an SLO that was not searched, read from the rates tried"
         outside = [
@@ -521,7 +540,7 @@ class _Answer:
             )
 
     def _behave_alike(self) -> bool:
-        """Whether batches are as large with max_batch_size 16 as with 64 or more: the server ignores what it is told."""
+        """Whether batches are larger than their max_batch_size allows: the server ignores what it is told."""
         means: dict[int, list[float]] = {}
         for trial in self._trials:
             server = None if trial.measurement is None else trial.measurement.server

@@ -18,6 +18,7 @@ from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
 from batchtune.scenario.units import counted, rounded, rounded_duration
 from batchtune.tune.answer.alternatives import Alternative
+from batchtune.tune.evidence.bracket import FRESH
 from batchtune.tune.trials.search_summary import SearchSummary
 
 SCHEMA_VERSION = 3
@@ -50,9 +51,9 @@ class Compared:
     """A configuration that was tried, beside the recommended one.
 
     `names`: who named it ("present", "no_batching", "defaults", "rule", "guide", …). Estimates are median and range of
-    `runs` runs, of which `fresh` were made after the choice; of a capacity those at the rate held. `gain` is that of
-    the recommended configuration over this one, as a ratio of brackets; `high` inf: this one never held. `open`: it
-    may still be better.
+    `runs` runs, of which `fresh` were made after the choice; of a capacity those at the rate held. `behind` are the
+    numbers of their trials. `gain` is that of the recommended configuration over this one, as a ratio of brackets;
+    `high` inf: this one never held. `open`: it may still be better.
     """
 
     names: tuple[str, ...]
@@ -67,6 +68,7 @@ class Compared:
     gain: Estimate | None = None
     mean_batch_rows: float | None = None
     bottleneck: Bottleneck | None = None
+    behind: tuple[int, ...] = ()
     caveats: tuple[Caveat, ...] = field(default=())
 
     @property
@@ -121,10 +123,13 @@ class OpenQuestion:
             case "unconfirmed":
                 if not self.held + self.missed:
                     return "no fresh run confirms it"
-                return f"{self.held} of {counted(self.held + self.missed, 'fresh run')} kept the SLO"
+                if not self.missed:
+                    return f"only {counted(self.held, 'fresh run')} kept the SLO, {FRESH} are needed"
+                return f"only {self.held} of {counted(self.held + self.missed, 'fresh run')} kept the SLO"
             case "wide":
-                upper = "no rate was surely missed" if self.high is None else f"it may be ×{rounded(self.high)}"
-                return f"how much more it holds is not known: {upper}"
+                if self.high is None:
+                    return "no rate was surely missed, so how much more it holds is not known"
+                return f"it may hold up to ×{rounded(self.high)}"
             case "rivals":
                 more = f" and {len(self.labels) - 1} more" if len(self.labels) > 1 else ""
                 far = "without a known bound" if self.high is None else f"by up to ×{rounded(self.high)}"
@@ -138,7 +143,8 @@ class Recommendation:
     `configuration`, `names`, `objective`: what to deploy, who named it, and what was asked to be best.
     `capacity`: for that objective; `capacity_rps` is the same as an estimate, from the rate held to the rate missed.
     `throughput_rps`, `throughput_rows_per_s`, `latency_s` (by quantile): median and range of the `runs` behind them, in
-    seconds and per second; `interval` "prediction": there are five or more, and the ends hold 95 % of further runs.
+    seconds and per second; `behind` are the numbers of their trials. `interval` "prediction": there are five or more,
+    and the ends hold 95 % of further runs.
     `slo`: the limits by quantile, and the share of requests that may fail as "errors". `promises`: what became of them.
     `references`: what runs now ("present"), no batching, the server's defaults, as far as they were tried; `contenders`
     everything else that was. `failed_references`: why one has no figures.
@@ -146,7 +152,7 @@ class Recommendation:
     `cannot_pay`: whether it does, why, and the finding that no batch can pay.
     `level_with`: the simplest reference that does as well, as far as was measured; None: it is better than all.
     `established`; else `open_questions`. `may_find_more`: untried neighbours are left.
-    `rule`: the throughput × interval rule's arithmetic. `bottleneck`: what limits it now, by the runs behind the figures.
+    `rule`: the throughput × interval rule's arithmetic. `bottleneck`: what limits it now, by those runs.
     `trials`, `seconds`: all that were run. `confirmations`: fresh runs behind the figures; 0: those of the search.
     `rate_rps`, `concurrency`, `rows_per_request`: the load. `alternatives`: trades of throughput against p95.
     `caveats`: reasons for distrust of these figures. `notes`: what qualifies the answer.
@@ -184,6 +190,7 @@ class Recommendation:
     search: SearchSummary | None = None
     references: tuple[Compared, ...] = ()
     contenders: tuple[Compared, ...] = ()
+    behind: tuple[int, ...] = ()
     failed_references: Mapping[str, str] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     caveats: tuple[Caveat, ...] = ()

@@ -57,7 +57,5 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
                 more = server.batches_by_rows.get(rows, 0)
                 spent[rows] = (batches + more, spent_s + more * mean_s)
     return {
-        rows: spent_s / batches
-        for rows, (batches, spent_s) in spent.items()
-        if batches >= SEEN_BATCHES_MIN
+        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= SEEN_BATCHES_MIN
     }

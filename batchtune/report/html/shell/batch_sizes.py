@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
-from batchtune.tune.answer.reason import closing
 from batchtune.report.html.shell.drawing import (
     Figure,
     Section,
@@ -21,6 +20,7 @@ from batchtune.report.html.shell.drawing import (
 from batchtune.report.html.shell.shown import Shown
 from batchtune.report.units import percent
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.answer.reason import closing
 
 _REASONS: Final = {"full": "@compute", "timeout": "@queue", "no_room": "@unbatched", "closed": "@other"}
 """The colour of each; what a later server says comes behind."""

@@ -1,4 +1,4 @@
-"""How is a figure drawn: plotly's plain data, colours by role, intervals as bars, names escaped?
+"""Draws figures as plotly's plain data: colours by role, intervals as bars, names escaped.
 
 A colour is a role such as `@chosen`; the page puts in its own, light or dark.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,12 +83,9 @@ def safe(text: object) -> str:
     return html.escape(str(text))
 
 
-def label(configuration: Configuration, *, common: Mapping[str, Any] | None = None) -> str:
-    """A configuration in a few words, without the parameters that all have in `common`."""
-    text = short_label(configuration.label())
-    for name, value in (common or {}).items():
-        text = text.replace(f" · {short_label(f'{name}={value}')}", "")
-    return text
+def label(configuration: Configuration) -> str:
+    """A configuration in a few words."""
+    return short_label(configuration.label())
 
 
 def finite(value: float | None, scale: float = 1.0) -> float | None:

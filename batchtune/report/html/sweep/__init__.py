@@ -1,1 +1,1 @@
-"""How does a sweep read as a page? `account` is what it says, `forecast` what the twin says beside it."""
+"""The page of a sweep: `account` is what it says, the other files draw it."""

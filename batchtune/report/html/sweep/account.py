@@ -1,60 +1,89 @@
-"""What does a run say that a page can show: what counts, what is recommended, beside what?"""
+"""What the page of a sweep says: its trials, what is recommended of them, and beside what."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
 from batchtune.archive.run import Run
+from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.recommend.choice import Choice, choose
-from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.measure.statistics.quantiles import Estimate
+from batchtune.report.contenders import RECOMMENDED
 from batchtune.report.html.shell.shown import Look, Shown
-from batchtune.report.words import REFERENCES
+from batchtune.report.words import REFERENCES, other_references
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.pooled import Pooled
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Compared, Recommendation
+from batchtune.tune.evidence.bracket import Run as JudgedRun
+from batchtune.tune.evidence.bracket import runs_of
 from batchtune.tune.evidence.ledger import without_superseded
 from batchtune.tune.trials.trial import Trial
-from batchtune.twin.model.twin import Twin
-
-CHOSEN: Final = "recommended"
 
 ROLE_LOOKS: Final = {
-    CHOSEN: Look(colour="@chosen", symbol="star", dash="solid"),
+    RECOMMENDED: Look(colour="@chosen", symbol="star", dash="solid"),
+    REFERENCES["present"]: Look(colour="@predicted", symbol="triangle-up", dash="dashdot"),
     REFERENCES["no_batching"]: Look(colour="@unbatched", symbol="diamond", dash="dash"),
     REFERENCES["defaults"]: Look(colour="@defaults", symbol="square", dash="dot"),
 }
+OTHER: Final = Look(colour="@other", symbol="circle", dash="solid")
 LATEST: Final = "The latest run of each configuration"
 """That which stands for a role in figures of single requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Account:
-    """A sweep: its trials that count, what is recommended of them (None: nothing, `refusal` says why), and the twin.
+    """A sweep: its trials that count, and what is recommended of them (None: nothing, `refusal` says why).
 
-    `roles` are the configurations to compare, by name, the recommended one first. `twin_missing` says why there is no
-    twin.
+    `curve`: seconds of a batch by its rows, as the search read them.
     """
 
     run: Run
     scenario: Scenario
     trials: Sequence[Trial]
-    choice: Choice
     chosen: Recommendation | None
-    refusal: str
-    advice: str
-    roles: Mapping[str, Pooled]
-    twin: Twin | None
-    twin_missing: str
+    refusal: str = ""
+    advice: str = ""
+    curve: Mapping[int, float] = field(default_factory=dict)
+
+    @cached_property
+    def roles(self) -> dict[str, Recommendation | Compared]:
+        """The configurations to compare, by name, the recommended one first."""
+        if self.chosen is None:
+            return {}
+        references = {REFERENCES[other.name]: other for other in other_references(self.chosen)}
+        return {RECOMMENDED: self.chosen, **references}
+
+    @cached_property
+    def contenders(self) -> list[Recommendation | Compared]:
+        """All that was tried, in the order of the table."""
+        return [*self.roles.values(), *(() if self.chosen is None else self.chosen.contenders)]
+
+    @cached_property
+    def names(self) -> dict[Configuration, str]:
+        """The roles by their configurations."""
+        return {one.configuration: name for name, one in self.roles.items()}
+
+    def look(self, configuration: Configuration) -> Look:
+        return ROLE_LOOKS.get(self.names.get(configuration, ""), OTHER)
+
+    @cached_property
+    def runs(self) -> list[tuple[Trial, JudgedRun]]:
+        """Every load under the SLO's eyes, with its trial."""
+        by_number = {trial.number: trial for trial in self.trials}
+        judged = runs_of(self.trials, self.scenario.slo, self.scenario)
+        return [(by_number[run.trial], run) for run in judged]
 
     @property
     def shown(self) -> list[Shown]:
         """The latest run of each role."""
+        by_number = {trial.number: trial for trial in self.trials}
         return [
-            Shown(name=name, look=ROLE_LOOKS[name], trial=pooled.runs[-1].trial, run=self.run)
-            for name, pooled in self.roles.items()
+            Shown(name=name, look=ROLE_LOOKS[name], trial=by_number[one.behind[-1]], run=self.run)
+            for name, one in self.roles.items()
+            if one.behind
         ]
 
 
@@ -64,45 +93,42 @@ def account_of(run: Run) -> Account:
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.
     """
-    scenario, every_trial = run.scenario(), run.ledger()
+    scenario, trials = run.scenario(), run.ledger()
     try:
         search = run.search()
     except ArchiveError:
         search = None
-    choice = choose(every_trial, scenario=scenario, slo=scenario.slo)
     chosen, refusal, advice = None, "", ""
     try:
-        chosen = recommend(every_trial, scenario=scenario, search=search)
+        chosen = recommend(trials, scenario=scenario, search=search)
     except BatchtuneError as error:
         refusal, advice = error.message, error.hint or ""
-    twin, missing = _twin(None if search is None else search.twin)
     return Account(
         run=run,
         scenario=scenario,
-        trials=without_superseded(every_trial),
-        choice=choice,
+        trials=without_superseded(trials),
         chosen=chosen,
         refusal=refusal,
         advice=advice,
-        roles=_roles(choice),
-        twin=twin,
-        twin_missing=missing,
+        curve={} if search is None else search.curve,
     )
 
 
-def _roles(choice: Choice) -> dict[str, Pooled]:
-    roles = {} if choice.chosen is None else {CHOSEN: choice.chosen}
-    for name, pooled in choice.references.items():
-        if choice.chosen is None or pooled.configuration != choice.chosen.configuration:
-            roles[REFERENCES[name]] = pooled
-    return {name: pooled for name, pooled in roles.items() if pooled.runs}
+def merit_of(one: Recommendation | Compared, objective: str) -> Estimate | None:
+    """What is best to have more of, or of the objective latency less: a capacity from the rate held to that missed."""
+    if objective == "latency":
+        return one.latency_s.get("p95")
+    if objective != "capacity":
+        return one.throughput_rps
+    if one.capacity is None or not one.capacity.held_rps:
+        return None
+    held_rps, missed_rps = one.capacity.held_rps, one.capacity.missed_rps
+    return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
 
 
-def _twin(kept: Mapping[str, Any] | None) -> tuple[Twin | None, str]:
-    """The twin that the search ended with, or why there is none."""
-    if kept is None:
-        return None, "the search kept no model of the server (its strategy has none, or it ended early)"
-    try:
-        return Twin.from_dict(kept), ""
-    except (KeyError, TypeError, ValueError) as error:
-        return None, f"the model of the server that the search kept cannot be read: {error}"
+def keeping(account: Account) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
+    """All that was tried and keeps the SLO, with its merit."""
+    for one in account.contenders:
+        merit = merit_of(one, account.scenario.objective)
+        if merit is not None and (one is account.chosen or (isinstance(one, Compared) and one.keeps)):
+            yield one, merit

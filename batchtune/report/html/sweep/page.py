@@ -1,4 +1,4 @@
-"""What does the page of a sweep say: what to deploy, the space, the latencies, the model of the server?"""
+"""Puts the page of a sweep together: what to deploy, all contenders, the space, the latencies, the trials."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from batchtune.report.html.shell.shown import is_emulated
 from batchtune.report.html.shell.trial_rows import Detail, TrialTable, trial_rows
 from batchtune.report.html.sweep.account import LATEST, Account
 from batchtune.report.html.sweep.answers import answers_of, notes_of
-from batchtune.report.html.sweep.forecast import Forecast
-from batchtune.report.html.sweep.search_figures import history, pareto
+from batchtune.report.html.sweep.contender_figures import brackets, contenders, history, pareto, rates
 from batchtune.report.html.sweep.service_time import service_time
-from batchtune.report.html.sweep.space_figures import heat_maps, slices
-from batchtune.report.html.sweep.twin_figures import agreement, rates
+from batchtune.report.html.sweep.space_figures import heat_map, slices
 from batchtune.report.words import PROTOCOLS, parameters_of
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.model_files import served_name
 
 _INTERVALS: Final = (
-    "Intervals are 95 % intervals: of one run from order statistics, widened because requests of one batch finish "
-    "together; of the first screen for a fresh run, the spread between runs included. Gains compare runs made side by "
-    "side."
+    "A range holds the runs named beside it; from five fresh runs on it holds 95 % of further runs. A gain is the "
+    "ratio of two brackets, from the rate held to the rate missed. In the list of trials an interval is the 95 % "
+    "interval of one run, from order statistics."
 )
 
 
@@ -45,7 +43,7 @@ def sweep_document(account: Account, *, deployment: str | None = None) -> Docume
         answers=answers_of(account),
         command=deployment,
         notes=[] if chosen is None else [note for note in notes_of(chosen) if note],
-        open_questions=[] if chosen is None else chosen.open_questions,
+        open_questions=[] if chosen is None else [question.text() for question in chosen.open_questions],
         alternatives=[]
         if chosen is None
         else [(parameters_of(other.configuration), other.trade) for other in chosen.alternatives],
@@ -58,19 +56,18 @@ def sweep_document(account: Account, *, deployment: str | None = None) -> Docume
 
 
 def _sections(account: Account) -> list[Section]:
-    forecast = None if account.twin is None else Forecast(twin=account.twin, scenario=account.scenario)
     shown, slo = account.shown, account.scenario.slo
     return [
-        pareto(account),
-        heat_maps(account, forecast),
-        slices(account, forecast),
+        brackets(account),
+        contenders(account),
+        rates(account) if account.scenario.objective == "capacity" else pareto(account),
+        heat_map(account),
+        slices(account),
         distribution(shown, slo, which=LATEST),
         timeline(shown, slo, which=LATEST),
         split(shown, which=LATEST),
         sizes(shown, which=LATEST),
         service_time(account),
-        agreement(account, forecast),
-        rates(account, forecast),
         history(account),
     ]
 
@@ -91,29 +88,18 @@ def _subtitle(account: Account) -> str:
     return " · ".join(parts)
 
 
-def _caveats_by_role(account: Account) -> dict[str, list[Caveat]]:
-    return {
-        name: [
-            caveat
-            for run in pooled.runs
-            if run.trial.measurement is not None
-            for caveat in run.trial.measurement.caveats
-        ]
-        for name, pooled in account.roles.items()
-    }
+def _caveats_by_role(account: Account) -> dict[str, tuple[Caveat, ...]]:
+    return {name: one.caveats for name, one in account.roles.items()}
 
 
 def _trials(account: Account) -> TrialTable:
-    """A detail for each configuration, in the order of the pool."""
-    places = {trial.number: at for at, trial in enumerate(account.trials)}
-    details = []
-    for pooled in account.choice.pooled:
-        numbers = {run.trial.number for run in (*pooled.searched, *pooled.runs)}
-        details.append(
-            Detail(
-                heading=label(pooled.configuration),
-                parameters=parameters_of(pooled.configuration),
-                rows=[places[number] for number in sorted(numbers) if number in places],
-            )
+    """A detail for each configuration, in the order of the table of contenders."""
+    details = [
+        Detail(
+            heading=label(one.configuration),
+            parameters=parameters_of(one.configuration),
+            rows=[at for at, trial in enumerate(account.trials) if trial.configuration == one.configuration],
         )
+        for one in account.contenders
+    ]
     return TrialTable(rows=trial_rows(account.trials, lambda _: account.scenario), details=details)

@@ -1,11 +1,9 @@
-"""How long does a batch take: τ(b), measured and fitted?"""
+"""Draws how long a batch takes: τ(b) by the server's own account, and as the search read it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from batchtune.report.html.shell.drawing import Figure, Section, Trace, finite, log_axis, numbers
 from batchtune.report.html.sweep.account import Account
@@ -16,12 +14,12 @@ _FEW: Final = 3
 
 
 def service_time(account: Account) -> Section:
-    """τ(b): how long a batch of b rows takes, measured and fitted; beside it b rows one by one."""
+    """τ(b): how long a batch of b rows takes; beside it b rows one by one."""
     section = Section(anchor="tau", title="τ(b): how long a batch takes")
     curves = _times_by_threads(account)
-    if not curves:
-        return replace(section, missing="the server tells no execution times")
-    data = _band(account)
+    data = _read(account)
+    if not curves and not data:
+        return replace(section, missing="the server tells no execution times, and the search read none")
     for at, (threads, times) in enumerate(sorted(curves.items())):
         rows = sorted(times)
         counts = [times[size][0] for size in rows]
@@ -37,15 +35,17 @@ def service_time(account: Account) -> Section:
                 "hovertemplate": "%{x} rows: %{y:,.4~r} ms, %{text}<extra></extra>",
             }
         )
-    fewest = curves[min(curves)]
-    least = min(fewest)
-    one_s = fewest[least][1] / fewest[least][0] / least
-    most = max(fewest)
+    fewest = (
+        {rows: spent_s / count for rows, (count, spent_s) in curves[min(curves)].items()} if curves else {}
+    )
+    alone = fewest or account.curve
+    least, most = min(alone), max(alone)
     if most > least:
+        one_s = alone[least] / least
         data.append(
             {
                 "x": [least, most],
-                "y": [finite(one_s * least, 1e3), finite(one_s * most, 1e3)],
+                "y": numbers((one_s * least, one_s * most), 1e3),
                 "mode": "lines",
                 "name": f"in batches of {least}",
                 "line": {"color": "@unbatched", "dash": "dot", "width": 1.8},
@@ -63,8 +63,8 @@ def service_time(account: Account) -> Section:
         ),
         how=(
             "Points: mean execution times by the server's histograms over all trials, by the number of batch threads "
-            f"(sizes of which at least {_FEW} batches ran). Several threads slow each other down. Line and band: τ of "
-            "the twin, which is that of a batch alone, with 95 % of the readings that fit about as well."
+            f"(sizes of which at least {_FEW} batches ran). Several threads slow each other down. Line: what the "
+            "search read from closed loops that keep every batch full, by which it chose whom to load next."
         ),
     )
 
@@ -89,31 +89,18 @@ def _times_by_threads(account: Account) -> dict[int, dict[int, tuple[int, float]
     return {threads: times for threads, times in kept.items() if times}
 
 
-def _band(account: Account) -> list[Trace]:
-    """The twin's τ up to the largest batch that was measured."""
-    if account.twin is None:
+def _read(account: Account) -> list[Trace]:
+    """τ as the search read it from closed loops."""
+    if not account.curve:
         return []
-    most = account.twin.rows_max
-    rows = np.unique(np.geomspace(1, max(most, 1), 60).round().astype(int))
-    draws = np.array([device.tau_s for device in account.twin.draws])[:, rows]
-    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
-    x: list[Any] = rows.tolist()
+    rows = sorted(account.curve)
     return [
         {
-            "x": [*x, *x[::-1]],
-            "y": [*numbers(high.tolist(), 1e3), *numbers(low[::-1].tolist(), 1e3)],
-            "fill": "toself",
-            "mode": "none",
-            "fillcolor": "@predicted-band",
-            "hoverinfo": "skip",
-            "showlegend": False,
-        },
-        {
-            "x": x,
-            "y": numbers(np.asarray(account.twin.best.tau_s)[rows].tolist(), 1e3),
-            "mode": "lines",
-            "name": "fitted",
+            "x": rows,
+            "y": numbers((account.curve[size] for size in rows), 1e3),
+            "mode": "lines+markers",
+            "name": "read from closed loops",
             "line": {"color": "@predicted", "width": 2},
-            "hovertemplate": "%{x} rows: %{y:,.4~r} ms fitted<extra></extra>",
-        },
+            "hovertemplate": "%{x} rows: %{y:,.4~r} ms by closed loops<extra></extra>",
+        }
     ]

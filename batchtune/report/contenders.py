@@ -1,0 +1,118 @@
+"""The table of all that was tried: who named it, what it held and missed, in how many runs, what is gained over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchtune.batching.parameters import Configuration, to_dict
+from batchtune.report.bottleneck import limit_word
+from batchtune.report.listing import short_label
+from batchtune.report.units import number, span
+from batchtune.report.words import gain_cell, names_text, other_references
+from batchtune.tune.answer.recommendation import Compared, Recommendation
+
+RECOMMENDED = "recommended"
+
+_GAINS = {"throughput": "gain", "capacity": "gain in capacity", "latency": "gain in p95"}
+
+Table = list[list[str]]
+"""The headings, then a row each."""
+
+
+def compared_table(chosen: Recommendation) -> Table:
+    """What is recommended and each reference, without their parameters."""
+    headings = ["", *_rate_headings(chosen), "p95 ms", "runs", _GAINS[chosen.objective]]
+    rows = [
+        [name, *_rates(one, chosen), span(one.latency_s.get("p95"), scale=1e3), str(one.runs), gain]
+        for name, one, gain in _all(chosen, other_references(chosen))
+    ]
+    rows[0][0] = RECOMMENDED
+    return _without_empty([headings, *rows])
+
+
+def contenders_table(chosen: Recommendation) -> Table:
+    """All that was tried, what is recommended first, then the references, then the best."""
+    others = (*other_references(chosen), *chosen.contenders)
+    common = common_parameters([chosen.configuration, *(other.configuration for other in others)])
+    headings = [
+        "named by",
+        "configuration",
+        *_rate_headings(chosen),
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "mean batch",
+        "limited by",
+        "runs",
+        _GAINS[chosen.objective],
+    ]
+    rows = [
+        [
+            name,
+            brief_label(one.configuration, common),
+            *_rates(one, chosen),
+            *(span(one.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
+            number(one.mean_batch_rows),
+            limit_word(one.bottleneck),
+            str(one.runs),
+            gain,
+        ]
+        for name, one, gain in _all(chosen, others)
+    ]
+    return _without_empty([headings, *rows])
+
+
+DISPENSABLE = ("p50 ms", "p99 ms", "mean batch", "limited by")
+"""Columns of the table of all contenders that go first where there is little room."""
+
+
+def common_parameters(configurations: Sequence[Configuration]) -> dict[str, Any]:
+    """The parameters that have one value in all of these that batch."""
+    batched = [to_dict(one.batching) for one in configurations if one.batching is not None]
+    batched = [parameters for parameters in batched if parameters]
+    if len(batched) < 2:
+        return {}
+    return {
+        name: value
+        for name, value in batched[0].items()
+        if all(parameters.get(name) == value for parameters in batched)
+    }
+
+
+def brief_label(configuration: Configuration, common: Mapping[str, Any]) -> str:
+    """A configuration in a few words, without the parameters that all have in `common`."""
+    text = short_label(configuration.label())
+    for name, value in common.items():
+        text = text.replace(f" · {short_label(f'{name}={value}')}", "")
+    return text
+
+
+def _all(
+    chosen: Recommendation, others: Sequence[Compared]
+) -> list[tuple[str, Recommendation | Compared, str]]:
+    """Name, figures and gain."""
+    first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
+    return [
+        (first, chosen, ""),
+        *((names_text(other.names), other, gain_cell(other)) for other in others),
+    ]
+
+
+def _rate_headings(chosen: Recommendation) -> list[str]:
+    return ["requests/s"] if chosen.capacity is None else ["held /s", "missed /s"]
+
+
+def _rates(one: Recommendation | Compared, chosen: Recommendation) -> list[str]:
+    if chosen.capacity is None:
+        return [span(one.throughput_rps)]
+    if one.capacity is None:
+        return ["–", "–"]
+    held = number(one.capacity.held_rps) if one.capacity.held_rps else "none"
+    return [held, number(one.capacity.missed_rps)]
+
+
+def _without_empty(table: Table) -> Table:
+    """Columns in which no row says anything stay away."""
+    kept = [at for at in range(len(table[0])) if any(row[at] not in ("", "–") for row in table[1:])]
+    return [[row[at] for at in kept] for row in table]

@@ -36,7 +36,7 @@ UNCONFIRMED = 0.9
 """Of a rate that the search held, what is stated before fresh runs held it: the best of many is too good."""
 
 WIDTH, UNSTEADY = 1.14, 1.25
-"""No stated bracket is narrower; nor than the second where a fresh run near the claim missed: runs differ."""
+"""No stated bracket is narrower; nor than the second where fresh runs at the claim missed: runs differ."""
 
 SATURATED = 1.3
 """Times what a closed loop that fills every batch answered: no rate above that is believed."""
@@ -47,7 +47,8 @@ class Run:
     """One load of one configuration, judged by an SLO.
 
     `rate_rps`: that of an open loop; None: a closed loop of `clients`. `full`: its clients fill every batch, so that
-    `answered_rps` is what the configuration can answer at most. `far`: missed by so much that one run is enough.
+    `answered_rps` is what the configuration can answer at most. `kept`: within the limits, be it that less was answered
+    than offered. `far`: missed by so much that one run is enough.
     `fresh`: made after the choice, under a seed of its own.
     """
 
@@ -59,6 +60,7 @@ class Run:
     error_ratio: float
     held: bool
     far: bool
+    kept: bool = False
     fresh: bool = False
     full: bool = False
     requests: int = 1000
@@ -121,8 +123,10 @@ class Bracket:
 
     @cached_property
     def loop_rps(self) -> float:
-        """The most that a closed loop answered within the SLO: about as much holds; 0: none kept it."""
-        return max((run.answered_rps for run in self.runs if run.rate_rps is None and run.held), default=0.0)
+        """The most that was answered within the SLO's limits by a closed loop, or of a rate that was not answered in
+        full: about as much holds; 0: nothing was."""
+        kept = (run for run in self.runs if (run.held if run.rate_rps is None else run.kept and not run.held))
+        return max((run.answered_rps for run in kept), default=0.0)
 
     @cached_property
     def confirmed_rps(self) -> float:
@@ -152,9 +156,15 @@ class Bracket:
     def stated_missed_rps(self) -> float:
         """The upper end of what is stated; no closer than runs of one configuration differ."""
         stated = self.stated_rps
-        width = UNSTEADY if self.missed(1.02 * stated, fresh=True) else WIDTH
+        width = UNSTEADY if self.is_unsteady else WIDTH
         held = (_rate(run) for run in self.open_runs if run.held)
         return max(self.missed_above(stated), width * stated, *held, 0.0)
+
+    @cached_property
+    def is_unsteady(self) -> bool:
+        """Whether fresh runs at the rate stated missed it, and not a quarter as often as they held it."""
+        stated = self.stated_rps
+        return 4 * self.missed(1.02 * stated, fresh=True) > self.held(stated, fresh=True)
 
     @property
     def fresh(self) -> tuple[Run, ...]:
@@ -205,11 +215,12 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
     clients = trial.asked_concurrency or (trial.concurrency if rate_rps is None else None)
     if measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value):
         latency_s: dict[str, float] = {}
-        answered_rps, error_ratio, held, far, requests = 0.0, 1.0, False, True, 0
+        answered_rps, error_ratio, held, kept, far, requests = 0.0, 1.0, False, False, True, 0
     else:
         latency_s = {name: quantile.value for name, quantile in measured.latency_s.items()}
         answered_rps, error_ratio = measured.throughput_rps.value, measured.error_ratio
         held, far = keeps(slo, latency_s, error_ratio), False
+        kept = held
         requests = measured.requests
         if rate_rps is not None:
             # A short run of Poisson arrivals has fewer of them now and then: that is no miss.
@@ -225,6 +236,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> Run:
         error_ratio=error_ratio,
         held=held,
         far=far,
+        kept=kept,
         fresh=trial.source == "confirm",
         requests=requests,
         full=clients is not None and clients >= clients_to_fill(trial.configuration, scenario),

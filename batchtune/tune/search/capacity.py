@@ -72,6 +72,9 @@ LEADS = 0.93
 FRESH_RUNS = 3.3
 """Fresh runs of the leader for which time is set aside."""
 
+STEADYING_MAX = 9
+"""Fresh runs at one rate, at most."""
+
 BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
 FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
 """A run lasts so many batches or requests, or so long, whichever is longest, within its share of the budget."""
@@ -87,6 +90,9 @@ LOOP_SHARE = 0.8
 
 HOPEFUL, CAUTIOUS, DEAR = 0.92, 0.75, 0.1
 """Of the best hope, its first rate; and where a run takes more than the third of the budget, so that few can be made."""
+
+BOLDEST = 3.0
+"""No first rate is more than this times what anybody answered: the curve may be wrong, and a flood takes long to drain."""
 
 SHORTEST = 0.6
 """Of its length, what the last run is made for in the time that is left."""
@@ -247,7 +253,7 @@ class CapacitySearch(Search):
             ask = self._affordable(self._next_probe(top, taken), left_s=left_s, reserve_s=reserve_s)
             if ask is not None:
                 return ask
-        ask = self._fresh(top, left_s)
+        ask = self._fresh(top, left_s) or self._steadying(top, left_s)
         if ask is not None:
             return ask
         probe = self._open_question(top, taken)
@@ -311,7 +317,7 @@ class CapacitySearch(Search):
 
     def _first_rate(self, top: Contender) -> float:
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
-        return self._humbled(top) or most or 1.0
+        return min(self._humbled(top) or most or 1.0, BOLDEST * most if most else math.inf)
 
     def _next_rate(self, top: Contender) -> float:
         bracket, belief = top.bracket, self._belief(top)
@@ -358,6 +364,8 @@ class CapacitySearch(Search):
             for c in self.contenders.neighbours(top)
             if widely or (c.rows, c.threads) != (top.rows, top.threads)
         ]
+        if top.configuration.batching is None:
+            steps = self.corners()
         near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
         self._ask_curve()
         near = [c for c in near if not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)]
@@ -377,7 +385,7 @@ class CapacitySearch(Search):
 
     def _is_unlikely(self, contender: Contender, top: Contender, *, least: float = UNLIKELY) -> bool:
         """Whether a curve that is trusted says that it holds far less, or that its larger batches are never filled."""
-        if not self.trusts_curve or not contender.model_says:
+        if not self.trusts_curve or not contender.model_says or top.configuration.batching is None:
             return False
         never_filled = (
             contender.rows > top.rows
@@ -419,11 +427,26 @@ class CapacitySearch(Search):
             return None
         return self.ask(top, "confirm", "a fresh run of the leader", rate_rps=rate, duration_s=seconds)
 
+    def _steadying(self, top: Contender, left_s: float) -> Ask | None:
+        """One more fresh run at the rate stated, where one missed there; not for ever."""
+        bracket = top.bracket
+        rate = bracket.confirmed_rps
+        if not rate or not bracket.is_unsteady or len(bracket.fresh) >= STEADYING_MAX:
+            return None
+        seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True)
+        if seconds is None:
+            return None
+        return self.ask(
+            top, "confirm", "a fresh run, since one missed", rate_rps=rate, duration_s=seconds
+        )
+
     def _fresh_rate(self, top: Contender) -> float:
         """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""
         bracket = top.bracket
         found = bracket.held_rps or self._humbled(top)
         rate = SAFE * min(found, max(self._belief(top), 0.9 * found))
+        if not bracket.held_rps:
+            rate = CAUTIOUS * min(found, BOLDEST * bracket.loop_rps or found)
         tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
         if tried and not bracket.confirmed_rps:
             failed = [known for known in tried if self._has_failed(bracket, known)]

@@ -34,7 +34,7 @@ Seen: TypeAlias = list[tuple[Point, float]]
 Proposer: TypeAlias = Callable[[Values, Seen, int], Point | None]
 
 NOISE = 0.05
-AFTER = (5, 10, 20)
+AFTER = (5, 10, 20, 40)
 """Proposals after which is told how far a proposer has come."""
 
 SIZES, THREADS = [1, 2, 4, 8, 16, 32, 64, 128], [1, 2, 4, 8]
@@ -110,40 +110,36 @@ def words(chance: np.random.Generator) -> Surface:
 
 def five(chance: np.random.Generator) -> Surface:
     """Besides threads within an operation and between operations; they and the batch threads share the CPUs."""
-    return _five(chance, trap=0.0)
+    return _five(chance)
 
 
 def trap(chance: np.random.Generator) -> Surface:
-    """Eight CPUs, more threads than these cost dearly: one batch on all of them is a hill of its own, from which many
-    batches on a CPU each, a third better, are reached by changing two parameters at once."""
-    return _five(chance, trap=1.0)
+    """One batch on all CPUs is a hill of its own; many batches on a CPU each are another, a third higher, with a valley
+    between them: whoever changes one parameter at a time goes down first."""
+    return _five(chance, trap=True)
 
 
-def _five(chance: np.random.Generator, *, trap: float) -> Surface:
-    intra, inter = [1, 2, 4, 8], [1, 2, 4]
-    device = {**_device(chance), "parallel": 1e9}
+def _five(chance: np.random.Generator, *, trap: bool = False) -> Surface:
+    inter = [1, 2, 4]
+    rate = partial(_batched_rps, **{**_device(chance), "parallel": 1e9})
     best_inter, gain = chance.choice(inter), chance.uniform(0.25, 0.45)
-    rate = partial(_batched_rps, **device)
 
     def rate_rps(point: Point) -> float:
-        inside, threads = point["intra_op_threads"], point["num_batch_threads"]
-        alone = rate({**point, "num_batch_threads": 1})
+        inside, threads = np.log2(point["intra_op_threads"]), np.log2(point["num_batch_threads"])
         if trap:
-            wanted, busy = 8.0, threads * inside
-            share = np.exp(-abs(np.log2(busy / wanted)) * 0.5)
-            favour = 1.0 + gain * (np.log2(threads) / 3.0) ** 2
+            one_batch = np.exp(-0.35 * (threads + 3.0 - inside))
+            shared = max(one_batch, (1.0 + gain) * np.exp(-0.15 * (3.0 - threads + inside)))
         else:
-            share = min(threads * inside**0.7, 8.0) / 8.0
-            favour = np.exp(-0.06 * max(np.log2(threads * inside / 8.0), 0.0))
+            shared = np.exp(-0.06 * abs(threads + inside - 3.0)) * (1.0 + gain * threads / 3.0)
         lost = np.exp(-0.08 * abs(np.log2(point["inter_op_threads"] / best_inter)))
-        return float(alone * share * favour * lost)
+        return float(rate({**point, "num_batch_threads": 1}) * shared * lost)
 
     return Surface(
         values={
             "max_batch_size": SIZES,
             "batch_timeout_micros": TIMEOUTS,
             "num_batch_threads": THREADS,
-            "intra_op_threads": intra,
+            "intra_op_threads": [1, 2, 4, 8],
             "inter_op_threads": inter,
         },
         base={"batch_timeout_micros": 0, "intra_op_threads": 8, "inter_op_threads": 1},

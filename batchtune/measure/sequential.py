@@ -96,6 +96,9 @@ class SloWatch:
     _backlog_since_s: float | None = None
     _in_flight: deque[tuple[float, int]] = field(default_factory=deque)
 
+    def __post_init__(self) -> None:
+        t_quantile(0.975, 1)  # scipy is imported now, not beside the load
+
     def __call__(self, live: LiveAggregate) -> bool:
         if self.decision != "UNSURE":
             return True

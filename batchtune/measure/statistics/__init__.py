@@ -1,1 +1,1 @@
-"""How sure is a number? Distributions, quantiles, isotonic fits, paired comparisons."""
+"""How sure is a number? Distributions, quantiles, paired comparisons."""

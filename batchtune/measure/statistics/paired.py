@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from statistics import NormalDist
 from typing import Final, TypeVar
 
 import numpy as np
@@ -118,18 +117,17 @@ def detectable_shift(count: int) -> float:
 
 
 def spread_about_zero(differences: Sequence[float]) -> Estimate:
-    """The standard deviation of differences whose true mean is zero (A/A), with its 95 % interval.
+    """The standard deviation of differences whose true mean is zero (A/A), with its 95 % chi-square interval."""
+    from scipy.special import chdtri
 
-    Chi-square by Wilson & Hilferty's cube root, within 1 % from six differences on.
-    """
     count = len(differences)
     if not count:
         return UNDEFINED
     squares = math.fsum(difference * difference for difference in differences)
     return Estimate(
         value=math.sqrt(squares / count),
-        low=math.sqrt(squares / _chi_square_quantile(0.975, count)),
-        high=math.sqrt(squares / _chi_square_quantile(0.025, count)),
+        low=math.sqrt(squares / chdtri(count, 0.025)),
+        high=math.sqrt(squares / chdtri(count, 0.975)),
     )
 
 
@@ -147,8 +145,3 @@ def _walsh_rows(differences: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _exponential(estimate: Estimate) -> Estimate:
     return Estimate(value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high))
-
-
-def _chi_square_quantile(probability: float, degrees: int) -> float:
-    part = 2.0 / (9.0 * degrees)
-    return degrees * max(1.0 - part + NormalDist().inv_cdf(probability) * math.sqrt(part), 1e-3) ** 3

@@ -22,7 +22,13 @@ from batchtune.archive.run import (
 )
 from batchtune.archive.whole_files import json_object
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import ArchiveError, BatchtuneError
+from batchtune.errors import (
+    ArchiveError,
+    BatchtuneError,
+    InconclusiveError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
 
 Kind = Literal["sweep", "load", "compare", "noise", "check"]
 
@@ -122,7 +128,10 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
         return _joint_outcome(run)
     if not (run.path / RECOMMENDATION).is_file():
         return "no recommendation", None
-    chosen = run.recommendation()
+    try:
+        chosen = run.recommendation()
+    except (InconclusiveError, NoFeasibleConfigurationError, TargetError):
+        return "no recommendation", None
     return "established" if chosen.established else "open", chosen.configuration.label()
 
 

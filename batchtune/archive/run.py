@@ -1,4 +1,4 @@
-"""What lies in the folder of one run, and which run is the latest?"""
+"""Reads and writes the folder of one run, and finds the latest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from batchtune.archive.deployable import (
 from batchtune.archive.ledger import append_duet, append_trial, read_trials
 from batchtune.archive.whole_files import json_object, write_whole
 from batchtune.errors import ArchiveError, BatchtuneError
-from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommendation import SCHEMA_VERSION, Recommendation
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import Trial
 
@@ -179,7 +179,7 @@ class Run:
         path = self.path / SEARCH
         if not path.exists():
             return None
-        hint = f"restore the file, or remove it: {LEDGER} alone gives a recommendation, without the twin's account"
+        hint = f"restore the file, or remove it: {LEDGER} alone gives a recommendation"
         try:
             return SearchSummary.from_dict(json_object(path))
         except (ValueError, ArchiveError) as error:
@@ -214,14 +214,21 @@ class Run:
                 raise ArchiveError(f"cannot remove {self.path / name}: {error.strerror}") from error
 
     def recommendation(self) -> Recommendation:
-        """The recommendation written last.
+        """The recommendation written last; one of an older schema is made anew from the trials.
 
         Raises:
             ArchiveError: missing or corrupt.
+            BatchtuneError: made anew, there is none.
         """
         path = self.path / RECOMMENDATION
+        document = json_object(path)
+        version = document.get("schema_version")
+        if isinstance(version, int) and version < SCHEMA_VERSION:
+            from batchtune.tune.answer.recommend import recommend
+
+            return recommend(self.ledger(), scenario=self.scenario())
         try:
-            return Recommendation.from_dict(json_object(path))
+            return Recommendation.from_dict(document)
         except (KeyError, TypeError, ValueError, BatchtuneError) as error:
             raise ArchiveError(f"{path}: not a recommendation: {error}") from error
 

@@ -9,7 +9,7 @@ from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.report.bottleneck import limit_word
 from batchtune.report.listing import short_label
 from batchtune.report.units import number, span
-from batchtune.report.words import gain_cell, names_text, other_references
+from batchtune.report.words import REFERENCES, gain_cell, names_text, other_references
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 
 RECOMMENDED = "recommended"
@@ -23,11 +23,11 @@ Table = list[list[str]]
 def compared_table(chosen: Recommendation) -> Table:
     """What is recommended and each reference, without their parameters."""
     headings = ["", *_rate_headings(chosen), "p95 ms", "runs", _GAINS[chosen.objective]]
+    references = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
     rows = [
         [name, *_rates(one, chosen), span(one.latency_s.get("p95"), scale=1e3), str(one.runs), gain]
-        for name, one, gain in _all(chosen, other_references(chosen))
+        for name, one, gain in ((RECOMMENDED, chosen, ""), *references)
     ]
-    rows[0][0] = RECOMMENDED
     return _without_empty([headings, *rows])
 
 
@@ -95,8 +95,12 @@ def _all(
     first = ", ".join(filter(None, (RECOMMENDED, names_text(chosen.names))))
     return [
         (first, chosen, ""),
-        *((names_text(other.names), other, gain_cell(other)) for other in others),
+        *((_name(other), other, gain_cell(other)) for other in others),
     ]
+
+
+def _name(other: Compared) -> str:
+    return ", ".join(filter(None, (names_text(other.names), "outside the space" if other.outside else "")))
 
 
 def _rate_headings(chosen: Recommendation) -> list[str]:

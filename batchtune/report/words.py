@@ -166,8 +166,10 @@ def quantile_of(chosen: Recommendation) -> str:
 
 
 def runs_text(chosen: Recommendation, runs: int) -> str:
-    """`3 fresh runs`, or `2 runs of the search`."""
-    return counted(runs, "fresh run") if chosen.confirmations else f"{counted(runs, 'run')} of the search"
+    """`3 fresh runs`, `2 runs of the search`, or `5 runs` where some were fresh."""
+    if chosen.confirmations == chosen.runs:
+        return counted(runs, "fresh run")
+    return counted(runs, "run") + ("" if chosen.confirmations else " of the search")
 
 
 def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:

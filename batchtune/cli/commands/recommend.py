@@ -138,6 +138,7 @@ def conclude(
         _write(write, text)
     asked = None if own else slo
     step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
+    offer = f"--resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
     if json:
         document = {"run": str(run.path), "to_establish": step, **chosen.to_dict()}
         print(json_text.dumps(document, indent=2, allow_nan=False))
@@ -150,10 +151,18 @@ def conclude(
             command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
         if why:
-            print_recommendation(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step)
+            print_recommendation(
+                chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer
+            )
         else:
             print_answer(
-                chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, why=f"{again}--why"
+                chosen,
+                scenario=scenario,
+                deployment=command,
+                run=of_run,
+                next_step=step,
+                offer=offer,
+                why=f"{again}--why",
             )
         if not shown:
             print(text)
@@ -172,8 +181,7 @@ def to_establish(
     sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
     if asked is not None:
         return f"{sweep} {_asked(asked)}".rstrip()
-    more = " ".join(f"--set search.budget.{text}" for text in _twice(scenario, trials))
-    return f"{sweep} --resume {shlex.quote(str(run.path))} {more}"
+    return f"{sweep} --resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
 
 
 def _way_on(
@@ -196,17 +204,17 @@ def _asked(slo: SloSpec | None) -> str:
     return " ".join([*limits, f"--slo-errors {slo.error_ratio:g}", ""])
 
 
-def _twice(scenario: Scenario, trials: Sequence[Trial]) -> list[str]:
-    """Each part of the budget twice, or twice what was really spent where that is more or no budget was given."""
-    search = scenario.search
-    sentences = []
+def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
+    """The options that give twice the budget, or twice what was really spent where that is more or none was given."""
+    search, options = scenario.search, []
     if search.time_budget_s is not None:
         given_s = search.time_budget_s if search.budget_is_given else 0.0
-        sentences.append(f"time={math.ceil(2.0 * max(given_s, measuring_s(trials)))}s")
+        seconds = math.ceil(2.0 * max(given_s, measuring_s(trials)))
+        options.append(f"--budget {seconds // 60}m" if seconds % 60 == 0 else f"--budget {seconds}s")
     if search.trials is not None:
         tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}
-        sentences.append(f"trials={2 * max(search.trials, len(tried))}")
-    return sentences
+        options.append(f"--set search.budget.trials={2 * max(search.trials, len(tried))}")
+    return " ".join(options)
 
 
 def _run_line(run: Run) -> str:

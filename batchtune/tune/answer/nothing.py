@@ -13,7 +13,7 @@ from batchtune.tune.answer.reason import failure_with_batching
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import Run, keeps, runs_of
 from batchtune.tune.trials.failure_texts import explain_failure
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 
 BATCHED_LEAST = 3
 """Configurations with batching; where fewer were tried and miss the SLO it is not said that none meets it."""
@@ -33,7 +33,9 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
             hint="go on with that sweep (--resume), with a larger search.budget where it was spent",
         )
     by_number = {trial.number: trial for trial in trials}
-    nearest = min(runs, key=lambda run: _violation(run, slo))
+    missed = [run for run in runs if not run.held] or runs
+    own = [run for run in missed if not _is_scout(by_number[run.trial], scenario)] or missed
+    nearest = min(own, key=lambda run: _violation(run, slo))
     label = by_number[nearest.trial].configuration.label()
     tried = len({by_number[run.trial].configuration for run in runs})
     wanted = limit_text(slo.limits(), slo.error_ratio)
@@ -42,6 +44,12 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
     if open_question is not None:
         return InconclusiveError(f"{why}; {open_question}", hint="give the sweep more time")
     return NoFeasibleConfigurationError(why, hint="relax the SLO, lower the load, or widen the search space")
+
+
+def _is_scout(trial: Trial, scenario: Scenario) -> bool:
+    """Whether it ran under another load than that of a fixed one: what it misses is no miss of its configuration."""
+    other = trial.asked_concurrency not in (None, scenario.load.concurrency)
+    return scenario.objective != "capacity" and trial.source in NO_CANDIDATES and other
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
@@ -82,7 +90,8 @@ def _violation(run: Run, slo: SloSpec) -> float:
     """How far the worst limit is missed, as a ratio."""
     ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in slo.limits().items()]
     errors = run.error_ratio / slo.error_ratio if slo.error_ratio > 0.0 else 1.0 + run.error_ratio
-    values = [ratio if not math.isnan(ratio) else math.inf for ratio in (*ratios, errors)]
+    unanswered = (run.rate_rps or 0.0) / run.answered_rps if run.answered_rps > 0.0 else math.inf
+    values = [ratio if not math.isnan(ratio) else math.inf for ratio in (*ratios, errors, unanswered)]
     return max(values, default=math.inf)
 
 
@@ -108,4 +117,6 @@ def _miss(run: Run, slo: SloSpec) -> str:
         misses.append(
             f"{percentage(run.error_ratio, 2)} of requests fail where {percentage(slo.error_ratio, 2)} may"
         )
-    return " and ".join(misses) or "it was missed in another run"
+    if not misses and run.rate_rps is not None:
+        misses.append(f"{rounded(run.answered_rps)} of {rounded(run.rate_rps)} requests/s were answered")
+    return " and ".join(misses) or "which kept it in some runs and missed it in others"

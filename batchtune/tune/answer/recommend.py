@@ -76,6 +76,14 @@ def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None =
     state.name_points()
     first = [run.answered_rps for run in state.unbatched().runs[:2] if run.clients is not None]
     state.name_rule(max(first, default=0.0))
+    for contender in state.contenders.all():
+        if (
+            state.rule is not None
+            and contender.rows != state.rule.max_batch_size
+            and "rule" in contender.sources
+        ):
+            contender.sources.remove("rule")  # of an older run, which asked the rule again and again
+            contender.sources += [] if contender.sources else ["grid"]
     return state
 
 
@@ -211,9 +219,10 @@ class _FixedLoads:
         )
 
     def behind(self, contender: Contender) -> tuple[list[Run], int]:
+        """The runs of the scenario's own load; the fresh ones alone, once there are FRESH of them."""
         runs = self.search.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
-        return (fresh, len(fresh)) if fresh else (runs, 0)
+        return (fresh if len(fresh) >= FRESH else runs), len(fresh)
 
     def capacity(self, _contender: Contender) -> Capacity | None:
         return None
@@ -272,7 +281,7 @@ class _Answer:
             helps = "not distinguishable"  # what is recommended says otherwise
         references = self._references()
         told = (chosen, *references.values())
-        others = [c for c in contenders if c not in told and account.behind(c)[0]]
+        others = [c for c in self._state.contenders.all() if c not in told and account.behind(c)[0]]
         compared = tuple(self._compared(c) for c in sorted(others, key=lambda c: -account.ends(c)[0]))
         named = tuple(self._compared(c, name) for name, c in references.items())
         latency_s = self._latency(runs)
@@ -380,7 +389,8 @@ class _Answer:
             fresh=fresh,
             behind=tuple(run.trial for run in runs),
             keeps=account.keeps(contender),
-            open=account.is_open(contender, self._chosen),
+            open=contender.eligible and account.is_open(contender, self._chosen),
+            outside=not contender.eligible,
             capacity=account.capacity(contender),
             gain=account.gain(self._chosen, contender),
             mean_batch_rows=_mean_batch_rows(measured),
@@ -521,17 +531,14 @@ class _Answer:
             yield "no batching was not run with as many instances: part of the gain over it may be theirs"
         if isinstance(self._account, _Capacities) and self._slo != self._scenario.slo:
             yield "the capacity for an SLO that was not searched, read from the rates tried"
-        outside = [
-            c
+        outside = {
+            c: gain.high
             for c in self._state.contenders.all()
-            if not c.eligible
-            and not c.is_broken
-            and c.runs
-            and self._account.ends(c)[0] > LEVEL * self._account.ends(self._chosen)[0]
-            and self._account.keeps(c)
-        ]
+            if not c.eligible and not c.is_broken and c.runs and self._account.keeps(c)
+            if (gain := self._account.gain(self._chosen, c)) is not None and gain.high < 1.0
+        }
         if outside:
-            best = max(outside, key=lambda c: self._account.ends(c)[0])
+            best = min(outside, key=lambda c: outside[c])
             yield f"outside your space: {best.configuration.label()} is better"
         if self._behave_alike():
             yield (

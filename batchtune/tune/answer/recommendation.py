@@ -53,7 +53,8 @@ class Compared:
     `names`: who named it ("present", "no_batching", "defaults", "rule", "guide", …). Estimates are median and range of
     `runs` runs, of which `fresh` were made after the choice; of a capacity those at the rate held. `behind` are the
     numbers of their trials. `gain` is that of the recommended configuration over this one, as a ratio of brackets;
-    `high` inf: this one never held. `open`: it may still be better.
+    `high` inf: this one never held. `open`: it may still be better. `outside`: it lies outside the space that the
+    user wrote, and is no candidate.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class Compared:
     fresh: int
     keeps: bool
     open: bool = False
+    outside: bool = False
     capacity: Capacity | None = None
     gain: Estimate | None = None
     mean_batch_rows: float | None = None

@@ -12,8 +12,9 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
+from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.units import rounded_duration
+from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
 from batchtune.tune.search.contenders import Contender, Contenders, guide_point, one_by_one
 from batchtune.tune.search.curve import Curve
@@ -22,7 +23,7 @@ from batchtune.tune.search.rule_formula import RuleAnswer, throughput_interval_r
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
-from batchtune.tune.trials.trial import Ask, Source, Trial
+from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Ask, Source, Trial
 
 SCOUT_SHARE = 0.2
 """Of the budget, for scouting at most; two scouts are made in any case."""
@@ -43,6 +44,9 @@ WAY_S = 0.005
 """No answer is on its way for longer than this."""
 
 CLIENTS_MAX = 2000
+
+GRID_MOST = 10_000
+"""Points of a space that strategy grid names: more are not run in a day."""
 
 _PACED = tuple(1 << power for power in range(12))
 """Rows at which a run is told how long a batch takes."""
@@ -117,7 +121,7 @@ class Search(ABC):
     def next_asks(self, count: int, *, left_s: float) -> list[Ask]:
         """At most so many loads to send now, each to a contender of its own but for fresh runs; none: it is done.
 
-        Nothing is asked beside what decides whether it is asked: scouts tell who is compared, comparisons who is confirmed.
+        Nothing is asked beside what decides about it: scouts tell who is compared, comparisons who is confirmed.
         """
         asks: list[Ask] = []
         self.pending = set()
@@ -126,6 +130,8 @@ class Search(ABC):
             if ask is None or (asks and _stage(ask) > _stage(asks[-1])):
                 break
             if sum(other.configuration == ask.configuration for other in asks) >= FRESH:
+                break
+            if self._has_tried_enough() and ask.configuration not in self._tried() and _stage(ask) == 1:
                 break
             asks.append(ask)
             self.pending |= {c for c in self.contenders.all() if c is self.contenders.find(ask.configuration)}
@@ -147,10 +153,22 @@ class Search(ABC):
         """Who would be the answer now."""
 
     def spent_s(self, left_s: float) -> float:
-        return self.budget_s - left_s
+        """Of the budget; where it counts trials too, and these are spent, no time is left to compare."""
+        spent_s = self.budget_s - left_s
+        return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
+
+    def _has_tried_enough(self) -> bool:
+        most = self.scenario.search.trials
+        return most is not None and len(self._tried()) >= most
+
+    def _tried(self) -> set[Configuration]:
+        """What a budget of trials counts: what ran beside scouts and fresh runs."""
+        return {trial.configuration for trial in self.trials if trial.source not in NO_CANDIDATES | REPEATS}
 
     def plan_text(self) -> str:
         """`60 s: 12 to scout, 30 to compare, 18 to confirm`, at most each."""
+        if self.scenario.search.time_budget_s is None:
+            return f"{counted(self.scenario.search.trials or 0, 'configuration')}, then fresh runs"
         scout_s = SCOUT_SHARE * self.budget_s
         compare_s = COMPARE_SHARE * self.budget_s - scout_s
         confirm_s = self.budget_s - scout_s - compare_s
@@ -167,7 +185,7 @@ class Search(ABC):
         if strategy in ("guided", "grid"):
             self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
         if strategy == "grid":
-            self.contenders.whole(self.scenario.search.trials or 10_000)
+            self.contenders.whole(GRID_MOST)
         elif strategy == "guided":
             self.contenders.grid()
         self._named = True

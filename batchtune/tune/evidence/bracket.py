@@ -117,7 +117,7 @@ class Bracket:
 
     @cached_property
     def saturated_rps(self) -> float:
-        """What it cannot answer, by loads that fill every batch: closed loops, and rates missed by far; inf: none did."""
+        """What it cannot answer, by loads that fill every batch: closed loops, rates missed by far; inf: none did."""
         full = [run.answered_rps for run in self.runs if (run.full or run.far) and run.answered_rps > 0.0]
         return SATURATED * max(full) if full else math.inf
 
@@ -145,7 +145,11 @@ class Bracket:
 
     def _requests(self, rate_rps: float) -> int:
         """Of the fresh runs that held this rate or a higher one."""
-        return sum(run.requests for run in self.open_runs if run.fresh and run.held and _rate(run) >= 0.999 * rate_rps)
+        return sum(
+            run.requests
+            for run in self.open_runs
+            if run.fresh and run.held and _rate(run) >= 0.999 * rate_rps
+        )
 
     @cached_property
     def stated_rps(self) -> float:
@@ -170,7 +174,9 @@ class Bracket:
     def fresh(self) -> tuple[Run, ...]:
         """Fresh runs at the rate stated."""
         return tuple(
-            run for run in self.open_runs if run.fresh and math.isclose(_rate(run), self.confirmed_rps, rel_tol=1e-3)
+            run
+            for run in self.open_runs
+            if run.fresh and math.isclose(_rate(run), self.confirmed_rps, rel_tol=1e-3)
         )
 
 

@@ -19,8 +19,15 @@ from collections.abc import Sequence
 
 from batchtune.tune.evidence.bracket import BACK, Bracket
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.search.search import CLIENTS_MAX, COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
-from batchtune.tune.trials.trial import Ask
+from batchtune.tune.search.search import (
+    CLIENTS_MAX,
+    COMPARE_SHARE,
+    FRESH_SHARE,
+    RUN_SHARE,
+    SCOUT_SHARE,
+    Search,
+)
+from batchtune.tune.trials.trial import Ask, Source
 
 CLOSED = 1.10
 """Missed over held rate of a leader that is known well enough to go on."""
@@ -35,8 +42,8 @@ OPEN = 1.10
 """A rival whose upper end lies this far above the answer is open."""
 
 NEIGHBOUR = 1.03
-"""The rate, times what the leader held, at which one that the curve does not favour must prove itself: what is missed there
-is no open rival once SAFE of the leader's is stated."""
+"""The rate, times what the leader held, at which one that the curve does not favour must prove itself: who misses it is
+no open rival once SAFE of the leader's is stated."""
 
 BEAT = 1.095
 """The rate, times what is stated, at which a rival that is open must prove itself."""
@@ -89,10 +96,10 @@ LOOP_SHARE = 0.8
 """Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
 
 HOPEFUL, CAUTIOUS, DEAR = 0.92, 0.75, 0.1
-"""Of the best hope, its first rate; and where a run takes more than the third of the budget, so that few can be made."""
+"""Of the best hope, its first rate: the second where a run takes more than the third of the budget, so few can be made."""
 
 BOLDEST = 3.0
-"""No first rate is more than this times what anybody answered: the curve may be wrong, and a flood takes long to drain."""
+"""No first rate is more than this times what anybody answered: the curve may be wrong, and floods take long to drain."""
 
 SHORTEST = 0.6
 """Of its length, what the last run is made for in the time that is left."""
@@ -186,13 +193,13 @@ class CapacitySearch(Search):
 
     def _unknown_size(self) -> Ask | None:
         """A size that the curve likes and does not know: growth, or a peak between those known."""
+        top = self._liked()
         for _ in range(GROWS_MAX):
-            self._ask_curve()
-            top = max(self.contenders, key=lambda c: _level(c.model_says, c))
             if not self.contenders.grow_sizes(top):
                 break
             self.contenders.grid()
             self._asked_model = None
+            top = self._liked()
         if top.configuration.batching is None or len(self._full_loops()) >= 6:
             return None
         fewest = min((c.threads for c in self.contenders if c.point is not None), default=1)
@@ -209,6 +216,11 @@ class CapacitySearch(Search):
             return None
         return self.full_loop(best)
 
+    def _liked(self) -> Contender:
+        """Whom the curve likes best."""
+        self._ask_curve()
+        return max(self.contenders, key=lambda c: _level(c.model_says, c))
+
     def _full_loops(self) -> list[Contender]:
         return [
             c
@@ -219,7 +231,10 @@ class CapacitySearch(Search):
     # 2. Hopes.
 
     def _ask_curve(self) -> None:
-        asked = len(list(self.contenders)), sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders)
+        asked = (
+            len(list(self.contenders)),
+            sum(len(c.runs) - len(c.bracket.open_runs) for c in self.contenders),
+        )
         if self._asked_model != asked:
             for contender in self.contenders:
                 if contender.configuration.batching is None:
@@ -357,7 +372,9 @@ class CapacitySearch(Search):
         """
         lo = top.bracket.held_rps
         widely = widely or self.scenario.search.strategy == "rule"
-        named = ("present", "defaults", "no_batching", "rule", "guide") if widely else ("present", "defaults")
+        named: tuple[Source, ...] = ("present", "defaults")
+        if widely:
+            named = (*named, "no_batching", "rule", "guide")
         standing = [c for source in named if (c := self.contenders.of(source)) is not None]
         steps = [
             c
@@ -436,9 +453,7 @@ class CapacitySearch(Search):
         seconds = self._fitting_s(top, rate, left_s=left_s, fresh=True)
         if seconds is None:
             return None
-        return self.ask(
-            top, "confirm", "a fresh run, since one missed", rate_rps=rate, duration_s=seconds
-        )
+        return self.ask(top, "confirm", "a fresh run, since one missed", rate_rps=rate, duration_s=seconds)
 
     def _fresh_rate(self, top: Contender) -> float:
         """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""
@@ -473,9 +488,15 @@ class CapacitySearch(Search):
         rivals = [c for c in self.contenders if c not in taken and self.is_open(c, top)]
         if rivals:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
-            return rival, max(BEAT * stated, NEIGHBOUR * bracket.held_rps), "whether it holds a tenth more than the answer"
+            return (
+                rival,
+                max(BEAT * stated, NEIGHBOUR * bracket.held_rps),
+                "whether it holds a tenth more than the answer",
+            )
         near = self._untried_near(top, taken, widely=True)
-        return None if near is None else (near, BEAT * stated, "whether it holds a tenth more than the answer")
+        return (
+            None if near is None else (near, BEAT * stated, "whether it holds a tenth more than the answer")
+        )
 
     # What a run costs.
 

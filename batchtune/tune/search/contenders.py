@@ -7,6 +7,7 @@ guessed itself (`search.grow`) ends nowhere: it grows by a step where the best l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Final
@@ -127,14 +128,15 @@ class Contenders:
         known = self._by_configuration.get(key)
         if known is None:
             self._widen(point)
-            located = dict(point) if point is not None else self._space.locate(configuration)
+            inside = point is not None and all(point[name] in values for name, values in self.values.items())
+            located = dict(point) if point is not None and inside else self._space.locate(configuration)
             known = Contender(
                 configuration=configuration,
                 sources=[],
                 point=located,
                 rows=self._rows(configuration),
                 threads=self._threads(configuration),
-                eligible=self._is_eligible(configuration, source, located),
+                eligible=self._is_eligible(configuration, source),
             )
             self._by_configuration[key] = known
         if source not in known.sources:
@@ -166,7 +168,7 @@ class Contenders:
     def grid(self) -> list[Contender]:
         """Sizes times threads, times more knobs while they are few; the rest at its base."""
         base = self.base()
-        names = [name for name in (_SIZE, _THREADS) if name in self.values]
+        names: list[str] = [name for name in (_SIZE, _THREADS) if name in self.values]
         count = 1
         for name in names:
             count *= len(self.values[name])
@@ -194,8 +196,12 @@ class Contenders:
             self._grow(name, point[name])
             values = self.values[name]
             at = values.index(point[name])
-            beside = values if isinstance(point[name], str | bool | tuple) else values[max(at - 1, 0) : at + 2]
-            found += [self.at({**point, name: value}, "neighbour") for value in beside if value != point[name]]
+            beside = (
+                values if isinstance(point[name], str | bool | tuple) else values[max(at - 1, 0) : at + 2]
+            )
+            found += [
+                self.at({**point, name: value}, "neighbour") for value in beside if value != point[name]
+            ]
         return [other for other in _unique(found) if other is not contender]
 
     def grow_sizes(self, contender: Contender) -> bool:
@@ -235,7 +241,8 @@ class Contenders:
 
     def _widen(self, point: Mapping[str, Any] | None) -> None:
         """Take in values that an interrupted sweep's space had grown to."""
-        for name, value in (point or {}).items():
+        grown = point if point is not None and self._scenario.search.grow else {}
+        for name, value in grown.items():
             values = self.values.get(name)
             if values is not None and name in GROWS and value not in values:
                 values.append(value)
@@ -262,26 +269,17 @@ class Contenders:
             return UNBATCHED_CLIENTS // 2
         return int(in_force(configuration, _THREADS, cpus=self._scenario.target.cpus) or 1)
 
-    def _is_eligible(
-        self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None
-    ) -> bool:
+    def _is_eligible(self, configuration: Configuration, source: Source) -> bool:
         """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing."""
-        return (
-            self._scenario.search.grow
-            or source == "present"
-            or source == self._scenario.search.strategy  # the rule's point, where that was asked for
-            or configuration.batching is None
-            or point is not None
-            or lies_inside(configuration, self._scenario)
-        )
+        return self._scenario.search.grow or source == "present" or lies_inside(configuration, self._scenario)
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     """What runs now, no batching where the server can be told so, and the server's own defaults.
 
     Each with the scenario's fixed server flags. What runs now is an attached server's own configuration, else that of
-    `fixed` where that names a size, a timeout or threads. Of a Triton the defaults are what the model's configuration says, with
-    `dynamic_batching { }` where it has none.
+    `fixed` where that names a size, a timeout or threads. Of a Triton the defaults are what the model's configuration
+    says, with `dynamic_batching { }` where it has none.
     """
     flags = scenario.fixed_flags
     original = scenario.target.found
@@ -295,10 +293,8 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
         return {present: found["defaults" if original.dynamic_batching else "no_batching"], **found}
     references: dict[Source, Configuration] = {}
     if {_SIZE, _TIMEOUT, _THREADS} & scenario.fixed.keys():
-        try:
+        with suppress(BatchingParametersError):
             references["present"] = scenario.configuration({})
-        except BatchingParametersError:
-            pass
     if can_be_off(scenario.target):
         references["no_batching"] = Configuration(batching=None, flags=flags)
     references["defaults"] = Configuration(batching=BatchingParameters(), flags=flags)

@@ -129,7 +129,11 @@ class Curve:
         for _ in range(_BISECTIONS):
             rate = 0.5 * (low + high)
             p95_s, errors, answered_rps = self._open(batcher, rate)
-            kept = p95_s <= self._limit_s and errors <= max(self._error_ratio, 0.01) and answered_rps >= 0.97 * rate
+            kept = (
+                p95_s <= self._limit_s
+                and errors <= max(self._error_ratio, 0.01)
+                and answered_rps >= 0.97 * rate
+            )
             low, high = (rate, high) if kept else (low, rate)
         return low
 
@@ -203,25 +207,24 @@ def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], 
         else:
             groups.append([(rows, seconds)])
     sizes = [float(np.median([rows for rows, _ in group])) for group in groups]
-    return np.array(sizes), np.array([float(np.median([seconds for _, seconds in group])) for group in groups])
+    return np.array(sizes), np.array(
+        [float(np.median([seconds for _, seconds in group])) for group in groups]
+    )
 
 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """τ at 1 to 4,096 rows, through [n] sizes read: a line with no negative part, else from size to size."""
     every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
     if len(rows) < 2:
-        return tau_s[0] * (1.0 + ROW_GUESS * np.maximum(every / rows[0] - 1.0, 0.0))
-    fixed_s, per_row_s = np.linalg.lstsq(
-        np.column_stack([1.0 / tau_s, rows / tau_s]), np.ones(len(rows)), rcond=None
-    )[0]
-    if fixed_s < 0.0:
-        fixed_s, per_row_s = 0.0, float(np.sum(rows / tau_s) / np.sum((rows / tau_s) ** 2))
-    if per_row_s < 0.0:
-        fixed_s, per_row_s = float(np.sum(1.0 / tau_s) / np.sum(1.0 / tau_s**2)), 0.0
+        guess = 1.0 + ROW_GUESS * np.maximum(every / rows[0] - 1.0, 0.0)
+        return np.asarray(float(tau_s[0]) * guess, dtype=np.float64)
+    from scipy.optimize import nnls
+
+    fixed_s, per_row_s = map(float, nnls(np.column_stack([1.0 / tau_s, rows / tau_s]), np.ones(len(rows)))[0])
     line = fixed_s + per_row_s * every
     misses = np.abs(np.log((fixed_s + per_row_s * rows) / tau_s))
     if np.max(misses) < STRAIGHT:
-        return line
+        return np.asarray(line, dtype=np.float64)
     tau_s = np.maximum.accumulate(tau_s)
     slope = (tau_s[-1] - tau_s[-2]) / (rows[-1] - rows[-2])
     beyond = tau_s[-1] + slope * (every - rows[-1])

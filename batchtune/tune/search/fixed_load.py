@@ -2,8 +2,8 @@
 
 Every run is of that load, so every run counts. A contender's bracket is the mean of its runs, wider by what runs of one
 configuration differ and narrower with each run. First the references and a few corners, then whom the service-time
-curve hopes best of, the leader's neighbours, whom Optuna names; who cannot be told from the leader runs again beside it;
-fresh runs confirm.
+curve hopes best of, the leader's neighbours, whom Optuna names; who cannot be distinguished from the leader runs again
+beside it; fresh runs confirm.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Final
 
+from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search import COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
-from batchtune.tune.trials.trial import Ask, Source, Trial
+from batchtune.tune.trials.trial import Ask, Source
 
 SPREAD, SPREAD_LEAST = 0.05, 0.015
 """Between runs of one configuration, in logs: until some were repeated, and at least."""
@@ -112,7 +113,10 @@ class FixedLoadSearch(Search):
             trial.number
             for trial in self.trials
             if trial.source in ("probe", "node")
-            or (trial.source == "calibration" and (self._clients is None or trial.asked_concurrency not in (None, self._clients)))
+            or (
+                trial.source == "calibration"
+                and (self._clients is None or trial.asked_concurrency not in (None, self._clients))
+            )
         }
 
     def standing(self, contender: Contender) -> Standing | None:
@@ -192,7 +196,9 @@ class FixedLoadSearch(Search):
         if self._clients is None:
             if (ask := self.unbatched_loop()) is not None:
                 return ask
-            self.name_rule(max((r.answered_rps for r in unbatched.runs if r.clients is not None), default=0.0))
+            self.name_rule(
+                max((r.answered_rps for r in unbatched.runs if r.clients is not None), default=0.0)
+            )
             if self.spent_s(left_s) < SCOUT_SHARE * self.budget_s or len(self.curve.rows_read) < 2:
                 for contender in self.corners():
                     if (ask := self.full_loop(contender)) is not None:
@@ -210,7 +216,7 @@ class FixedLoadSearch(Search):
         return list(dict.fromkeys([*one[len(one) // 2 : len(one) // 2 + 1], *one[-1:], *one[:1]]))
 
     def _first(self) -> list[Contender]:
-        """Who runs whatever is hoped of it, the best hope first: not who the curve says gives less than half the most."""
+        """The references and the named points, the best hope first; not whom the curve gives less than half the most."""
         named = [self.contenders.of(source) for source in _NAMED]
         first = [c for c in named if c is not None and not c.is_broken and not self.contenders.is_barred(c)]
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
@@ -256,7 +262,9 @@ class FixedLoadSearch(Search):
         top = self.standing(self.leader())
         bar = -math.inf if top is None or not top.keeps else top.mean + math.log(WORTH)
         untried = [
-            c for c in self.contenders if c not in taken and not self.own_runs(c) and c.hope > bar and c.model_says
+            c
+            for c in self.contenders
+            if c not in taken and not self.own_runs(c) and c.hope > bar and c.model_says
         ]
         best = max(untried, key=lambda c: (round(c.hope, 3), [-part for part in c.simplicity]), default=None)
         return None if best is None else (best, "it is hoped to be better than the leader")
@@ -300,7 +308,9 @@ class FixedLoadSearch(Search):
         for named in self.optuna_contenders(known):
             self._ask_curve()
             untried = named not in taken and named.eligible and not self.own_runs(named)
-            if untried and (self.scenario.search.strategy == "optuna" or not self._is_unlikely(named, leader)):
+            if untried and (
+                self.scenario.search.strategy == "optuna" or not self._is_unlikely(named, leader)
+            ):
                 return named, "named by Optuna"
         return None
 
@@ -321,7 +331,10 @@ class FixedLoadSearch(Search):
             return None
         for contender in (leader, *self._open_rivals(leader, top), *self._compared_with(top)):
             fresh = sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
-            if fresh < self._fresh_wanted(contender, leader) and self._cost_s(contender, fresh=True) <= left_s:
+            if (
+                fresh < self._fresh_wanted(contender, leader)
+                and self._cost_s(contender, fresh=True) <= left_s
+            ):
                 return self._own_run(contender, "a fresh run", fresh=True)
         return None
 
@@ -355,13 +368,12 @@ class FixedLoadSearch(Search):
 
     # Hopes.
 
-    def _learn(self, contender: Contender, run: Run, trial: Trial) -> None:
+    def _learn(self, contender: Contender, run: Run, measured: Measurement | None) -> None:
         """A closed loop keeps the device busy: what its batches held, and how many rows were done, are a reading."""
-        super()._learn(contender, run, trial)
-        if run.full or run.clients is None or trial.measurement is None or run.error_ratio > 0.1:
+        super()._learn(contender, run, measured)
+        if run.full or run.clients is None or measured is None or run.error_ratio > 0.1:
             return
-        server = trial.measurement.server
-        rows = None if server is None else server.mean_batch_rows
+        rows = None if measured.server is None else measured.server.mean_batch_rows
         if rows and contender.configuration.batching is not None and run.clients >= 4:
             self.curve.learn(contender.configuration, rows=rows, rows_per_s=run.answered_rps * self._rows)
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 from batchtune.batching.parameters import Configuration
+from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
@@ -106,12 +107,12 @@ class Search(ABC):
         contender.failures += trial.state == "failed"
         for run in runs_of([trial], self.scenario.slo, self.scenario):
             contender.add(run)
-            self._learn(contender, run, trial)
+            self._learn(contender, run, trial.measurement)
 
-    def _learn(self, contender: Contender, run: Run, trial: Trial) -> None:
-        """A loop in which every batch is full teaches the curve, and no other: what rows the others had is not known."""
+    def _learn(self, contender: Contender, run: Run, measured: Measurement | None) -> None:
+        """A loop in which every batch is full teaches the curve: what rows others had is not known."""
         busy = run.full or (contender is self.unbatched() and run.clients is not None and run.clients > 1)
-        if busy and run.error_ratio <= 0.1:
+        if busy and measured is not None and run.error_ratio <= 0.1:
             self.curve.learn(
                 contender.configuration, rows=contender.rows, rows_per_s=run.answered_rps * self._rows
             )
@@ -241,9 +242,9 @@ class Search(ABC):
     def batch_s(self, rows: float) -> float:
         if self.curve.is_known:
             return self.curve.batch_s(rows)
-        return self.lone_s if self.lone_s > 0.0 else 0.0
+        return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
 
-    def ask(self, contender: Contender, source: Source | None, reason: str, **load: float | int | None) -> Ask:
+    def ask(self, contender: Contender, source: Source | None, reason: str, **load: float | None) -> Ask:
         return Ask(
             configuration=contender.configuration,
             source=source or contender.source,
@@ -268,7 +269,9 @@ class Search(ABC):
 
     def loop(self, contender: Contender, clients: int, why: str) -> Ask | None:
         """A closed loop of a contender, unless one was made or is asked for."""
-        if contender in self.pending or any(run.clients is not None and run.rate_rps is None for run in contender.runs):
+        if contender in self.pending or any(
+            run.clients is not None and run.rate_rps is None for run in contender.runs
+        ):
             return None
         turn_s = self.batch_s(min(contender.rows, clients * self._rows))
         seconds = min(max(SCOUT_S, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
@@ -280,7 +283,9 @@ class Search(ABC):
         batch_s = self.batch_s(contender.rows)
         if contender.configuration.batching is not None and batch_s > 0.0:
             clients += int(min(max(WAY_S * contender.rows / self._rows / batch_s, 4), SPARE_CLIENTS))
-        return self.loop(contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer")
+        return self.loop(
+            contender, min(clients, CLIENTS_MAX), f"what full batches of {contender.rows} rows answer"
+        )
 
     def corners(self) -> list[Contender]:
         """A middle size with one and two threads, then a large one: of those whose batches end within the limit."""
@@ -292,9 +297,13 @@ class Search(ABC):
         one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
         sizes = sorted({c.rows for c in one})
         affordable = SCOUT_SHARE * self.budget_s / (3.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
-        wanted_rows = self._rows * min(MIDDLE, max(affordable, 2.0))  # as long as if a row cost what a request does
+        wanted_rows = self._rows * min(
+            MIDDLE, max(affordable, 2.0)
+        )  # as long as if a row cost what a request does
         middle = min(sizes, key=lambda rows: abs(math.log(rows / wanted_rows)))
-        useful = [rows for rows in sizes if rows <= LARGE * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s]
+        useful = [
+            rows for rows in sizes if rows <= LARGE * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s
+        ]
         large = max(useful, default=middle)
         wanted = [(middle, fewest), (middle, more), (large, fewest)]
         found = (

@@ -49,7 +49,13 @@ def sweep(
     """
     search = _Sweep(scenario, finished, watcher, now_s)
     bench = Bench(
-        scenario, target, fleet, on_live=search.report, now_s=now_s, guard=guard, client_max_rps=client_max_rps
+        scenario,
+        target,
+        fleet,
+        on_live=search.report,
+        now_s=now_s,
+        guard=guard,
+        client_max_rps=client_max_rps,
     )
     yield from search.run(OneServer(bench))
 
@@ -193,7 +199,7 @@ class _Sweep:
         )
 
     def _summary(self, nodes: Nodes) -> SearchSummary:
-        proposers = Counter(
+        proposers: Counter[str] = Counter(
             trial.source for trial in self._trials if trial.source not in NO_CANDIDATES | {"confirm"}
         )
         left = "the time is spent" if self._left_s() <= 0.0 else "nothing that there was time for is open"

@@ -1,0 +1,127 @@
+"""The search under the scenario's own load, on simulated devices in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.tune.search.fixed_load import FixedLoadSearch
+from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.trials.trial import Trial
+from batchtune.twin.simulator.replica import Device
+from tests.tune.tune_fakes import scenario_of
+from tests.twin.simulated_fleet import simulated_server
+
+SPACE = {
+    "max_batch_size": [1, 2, 4, 8, 16, 32],
+    "batch_timeout_micros": [0, 1000, 5000],
+    "num_batch_threads": [1, 2],
+}
+
+
+def device(fixed_ms: float, per_row_ms: float) -> Device:
+    rows = np.arange(1025)
+    return Device(tau_s=(fixed_ms + per_row_ms * rows) / 1e3, serial=True, delay_s=0.0003)
+
+
+def scenario(budget_s: float = 45.0, **load: object) -> Scenario:
+    objective = "latency" if "rate" in load else "throughput"
+    return scenario_of(
+        load={"warm_up": "500ms", "duration": "2s", "seed": 1, **load},
+        objective=objective,
+        slo={"p95": "60ms"},
+        search={"budget": {"time": f"{budget_s:g}s"}, "seed": 1, "space": SPACE},
+    )
+
+
+@cache
+def swept(
+    fixed_ms: float, per_row_ms: float, *, rate: str | None = None, noise: float = 0.02
+) -> tuple[tuple[Trial, ...], Recommendation, Scenario]:
+    load: dict[str, object] = {"arrivals": "closed", "concurrency": 32}
+    if rate is not None:
+        load = {"arrivals": "poisson", "rate": rate}
+    asked = scenario(**load)
+    clock, target, fleet = simulated_server(device(fixed_ms, per_row_ms), seed=1, noise=noise)
+    trials = tuple(done.trial for done in sweep(asked, target, fleet, now_s=clock))
+    return trials, recommend(trials, scenario=asked), asked
+
+
+def size_of(answer: Recommendation) -> int:
+    batching = answer.configuration.batching
+    return 1 if batching is None else batching.max_batch_size or 1000
+
+
+def test_a_closed_loop_gets_the_size_that_its_clients_fill() -> None:
+    _, answer, _ = swept(7.0, 0.11)
+    assert size_of(answer) == 32
+    assert answer.established
+    assert answer.batching_helps == "yes"
+    assert answer.batching_gain is not None
+    assert answer.batching_gain.low > 10.0
+
+
+def test_where_batching_cannot_pay_nothing_is_claimed_for_it() -> None:
+    _, answer, _ = swept(0.05, 1.5)
+    assert answer.batching_helps != "yes"
+    assert answer.batching_gain is not None
+    assert answer.batching_gain.low <= 1.0 <= answer.batching_gain.high
+
+
+def test_the_lowest_latency_at_a_rate_is_found() -> None:
+    trials, answer, _ = swept(4.0, 0.1, rate="1000/s")
+    p95_s = answer.latency_s["p95"]
+    best = min(
+        trial.measurement.latency_s["p95"].value
+        for trial in trials
+        if trial.measurement is not None and trial.asked_concurrency is None and trial.feasible
+    )
+    assert p95_s.value <= 1.1 * best
+
+
+def test_no_batching_that_cannot_serve_the_rate_is_told_by_batching_helps() -> None:
+    _, answer, _ = swept(4.0, 0.1, rate="1000/s")
+    assert answer.batching_helps == "yes"
+
+
+def test_an_slo_below_a_lone_request_is_missed_for_sure() -> None:
+    trials, _, asked = swept(7.0, 0.11)
+    slo = asked.slo.model_validate({"p95": "2ms"})
+    with pytest.raises(NoFeasibleConfigurationError, match="nearest"):
+        recommend(trials, scenario=asked, slo=slo)
+
+
+def test_figures_are_the_range_of_the_fresh_runs() -> None:
+    trials, answer, _ = swept(7.0, 0.11)
+    fresh = [
+        trial.measurement.throughput_rps.value
+        for trial in trials
+        if trial.source == "confirm"
+        and trial.configuration == answer.configuration
+        and trial.measurement is not None
+    ]
+    assert answer.confirmations == len(fresh) >= 3
+    if answer.interval == "range":
+        assert (answer.throughput_rps.low, answer.throughput_rps.high) == (min(fresh), max(fresh))
+
+
+def test_one_stalled_run_does_not_decide() -> None:
+    trials, answer, asked = swept(7.0, 0.11)
+    search = FixedLoadSearch(asked, budget_s=45.0)
+    search.observe(trials)
+    chosen = search.contenders.find(answer.configuration)
+    assert chosen is not None
+    before = search.standing(chosen)
+    stalled = next(run for run in chosen.runs)
+    chosen.runs.append(replace(stalled, answered_rps=1.0, held=False, fresh=True))
+    after = search.standing(chosen)
+    assert before is not None
+    assert after is not None
+    assert after.mean == pytest.approx(before.mean, abs=0.1)

@@ -22,6 +22,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.twin.calibration.cross_validation import left_out_error
 from batchtune.twin.calibration.least_squares import Draws, draws_around, laws_to_try
+from batchtune.twin.calibration.parameters import with_load
 from batchtune.twin.calibration.targets import FitRun, fit_run_of, merged
 from batchtune.twin.model.length_cost import fit_length_cost
 from batchtune.twin.model.traffic import Traffic, traffic_of
@@ -138,7 +139,7 @@ def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
         groups.setdefault((observation.batcher, traffic), []).append(
             fit_run_of(observation.batcher, traffic, observation.measurement, length=length)
         )
-    return [merged(runs) for runs in groups.values()]
+    return with_load([merged(runs) for runs in groups.values()])
 
 
 def _plain(observation: Observation) -> Traffic:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.twin.calibration.targets import FEWEST_BATCHES, THROUGHPUT_BETWEEN_SD, FitRun
+from batchtune.twin.calibration.targets import (
+    FEWEST_BATCHES,
+    LATENCY_BETWEEN_SD,
+    THROUGHPUT_BETWEEN_SD,
+    FitRun,
+)
 from batchtune.twin.model.length_cost import LengthCost
 from batchtune.twin.model.reading import Fitted, crowding
 from batchtune.twin.model.service_time import ServiceTime, fit_service_time, linear_service_time
@@ -78,6 +83,29 @@ class Law:
             crowding_s=float(np.exp(theta[CROWDING])),
             length=self.length,
         )
+
+
+LOAD_MOST: Final = 0.97
+"""Of the saturation: beyond, a latency tells no more than that the server is near it."""
+
+
+def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
+    """The runs with latencies as unsure as the load makes them.
+
+    A queue's wait is in proportion to 1 / (1 - ρ): where runs differ in speed by some per cent, it differs by ρ / (1 - ρ)
+    times as much. The load ρ is that of what the server's execution times alone say, before anything is simulated.
+    """
+    tried = [law.reading(law.start) for law in laws(runs)]
+    loaded = []
+    for run in runs:
+        saturation_rps = min(reading.saturation_rps(run.batcher, run.traffic) for reading in tried)
+        load = min(run.rate_rps / saturation_rps, LOAD_MOST)
+        spread = THROUGHPUT_BETWEEN_SD * load / (1.0 - load)
+        sds = {
+            name: math.hypot(sd, spread) if name in LATENCY_BETWEEN_SD else sd for name, sd in run.sds.items()
+        }
+        loaded.append(replace(run, sds=sds))
+    return loaded
 
 
 def laws(runs: Sequence[FitRun]) -> list[Law]:

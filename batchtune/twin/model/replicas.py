@@ -259,7 +259,7 @@ class Fleet:
 
         Every reading is asked about one replica alone, which tells how many there will be about; where one was
         measured, each lies between what was held and missed. What a pool of that size (at most POOL_MOST) gains over
-        one alone is asked of the best reading only. At most 90 % of the saturation, unless more was held.
+        one alone is asked of the best reading only. At most 90 % of the saturation, and never less than was held.
         """
         usual, alone = float(self._highest(1)[0]), self._highest(1)[1:]
         held_rps = 0.0
@@ -269,13 +269,13 @@ class Fleet:
                 alone = np.full_like(alone, held_rps)
         if not (self._routing == "random" and self._poisson):
             pool = POOL_MOST if usual <= 0.0 else int(min(max(math.ceil(rate_rps / usual), 1), POOL_MOST))
-            if pool > 1 and (usual > 0.0 or not held_rps):
+            if pool > 1:
                 together = float(self._highest(pool)[0])
                 alone = alone * (together / usual) if usual > 0.0 else np.full_like(alone, together)
         ceilings = [
             NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
         ]
-        return np.minimum(alone, np.maximum(ceilings, held_rps))
+        return np.maximum(np.minimum(alone, ceilings), held_rps)
 
     @property
     def _poisson(self) -> bool:

@@ -69,9 +69,7 @@ def sweep(
     parallel: ParallelOption = None,
     optuna_storage: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="Export the trials for optuna-dashboard: journal:///FILE, sqlite:///FILE, …"
-        ),
+        typer.Option(metavar="URL", help="Export the search as an Optuna study: sqlite:///FILE."),
     ] = None,
     why: WhyOption = False,
     json: JsonOption = False,

@@ -193,11 +193,11 @@ def _export(trials: list[Trial], scenario: Scenario, url: str) -> None:
     from batchtune.tune.sweep.optuna_export import export_study
 
     try:
-        export = export_study(trials, scenario, url)
+        name = export_study(trials, scenario, url)
     except BatchtuneError as error:
         print(f"no study exported: {error.message}", file=sys.stderr)
     else:
-        print(f"study {export.study_name!r} is in {url}", file=sys.stderr)
+        print(f"study {name!r} is in {url}", file=sys.stderr)
 
 
 def _resumed(path: Path, scenario: Scenario) -> tuple[Run, Scenario]:

@@ -27,6 +27,7 @@ from batchtune.tune.search.search import (
     SCOUT_SHARE,
     Search,
 )
+from batchtune.tune.trials.space import UNBATCHED_CLIENTS
 from batchtune.tune.trials.trial import Ask, Source
 
 CLOSED = 1.10
@@ -96,10 +97,10 @@ LOOP_SHARE = 0.8
 """Of what a closed loop of the very configuration answered within the limit, what is hoped at least."""
 
 HOPEFUL, CAUTIOUS, DEAR = 0.92, 0.75, 0.1
-"""Of the best hope, its first rate: the second where a run takes more than the third of the budget, so few can be made."""
+"""Of the best hope, its first rate: the second where a run takes more than the third of the budget."""
 
 BOLDEST = 3.0
-"""No first rate is more than this times what anybody answered: the curve may be wrong, and floods take long to drain."""
+"""No first rate is more than this times what anybody answered: the curve may be wrong, and floods drain slowly."""
 
 SHORTEST = 0.6
 """Of its length, what the last run is made for in the time that is left."""
@@ -268,7 +269,7 @@ class CapacitySearch(Search):
             ask = self._affordable(self._next_probe(top, taken), left_s=left_s, reserve_s=reserve_s)
             if ask is not None:
                 return ask
-        ask = self._fresh(top, left_s) or self._steadying(top, left_s)
+        ask = self._fresh(top, left_s) or self._steadying(top, left_s) or self._equal_loop(top)
         if ask is not None:
             return ask
         probe = self._open_question(top, taken)
@@ -443,6 +444,14 @@ class CapacitySearch(Search):
         if seconds is None:
             return None
         return self.ask(top, "confirm", "a fresh run of the leader", rate_rps=rate, duration_s=seconds)
+
+    def _equal_loop(self, top: Contender) -> Ask | None:
+        """What is answered one by one by as many instances as the leader has."""
+        equal = self.equal_unbatched(top)
+        if equal is None:
+            return None
+        clients = 2 * top.threads * UNBATCHED_CLIENTS
+        return self.loop(equal, min(clients, CLIENTS_MAX), "no batching, with as many instances")
 
     def _steadying(self, top: Contender, left_s: float) -> Ask | None:
         """One more fresh run at the rate stated, where one missed there; not for ever."""

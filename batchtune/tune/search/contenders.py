@@ -271,7 +271,12 @@ class Contenders:
 
     def _is_eligible(self, configuration: Configuration, source: Source) -> bool:
         """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing."""
-        return self._scenario.search.grow or source == "present" or lies_inside(configuration, self._scenario)
+        search = self._scenario.search
+        asked_for = source in (
+            "present",
+            search.strategy,
+        )  # strategy rule: the rule's point is what was asked for
+        return search.grow or asked_for or lies_inside(configuration, self._scenario)
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:

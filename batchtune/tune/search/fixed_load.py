@@ -16,7 +16,7 @@ from typing import Final
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, Run
-from batchtune.tune.search.contenders import Contender
+from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search import COMPARE_SHARE, FRESH_SHARE, RUN_SHARE, SCOUT_SHARE, Search
 from batchtune.tune.trials.trial import Ask, Source
 
@@ -216,7 +216,7 @@ class FixedLoadSearch(Search):
         return list(dict.fromkeys([*one[len(one) // 2 : len(one) // 2 + 1], *one[-1:], *one[:1]]))
 
     def _first(self) -> list[Contender]:
-        """The references and the named points, the best hope first; not whom the curve gives less than half the most."""
+        """The references and named points, the best hope first; not whom the curve gives less than half the most."""
         named = [self.contenders.of(source) for source in _NAMED]
         first = [c for c in named if c is not None and not c.is_broken and not self.contenders.is_barred(c)]
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
@@ -356,7 +356,8 @@ class FixedLoadSearch(Search):
 
     def _compared_with(self, top: Standing) -> list[Contender]:
         """The references over which the gain is not well known."""
-        named = (self.contenders.of(source) for source in ("present", "no_batching", "defaults"))
+        named = [self.contenders.of(source) for source in REFERENCES]
+        named.append(self.equal_unbatched(self.leader()))
         return [c for c in named if c is not None and not c.is_broken and not self._is_gain_known(c, top)]
 
     def _is_gain_known(self, reference: Contender, top: Standing) -> bool:

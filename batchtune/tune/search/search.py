@@ -17,7 +17,13 @@ from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import counted, rounded_duration
 from batchtune.tune.evidence.bracket import FRESH, Run, runs_of
-from batchtune.tune.search.contenders import Contender, Contenders, guide_point, one_by_one
+from batchtune.tune.search.contenders import (
+    Contender,
+    Contenders,
+    guide_point,
+    one_by_one,
+    same_instances,
+)
 from batchtune.tune.search.curve import Curve
 from batchtune.tune.search.optuna_proposals import proposed_points
 from batchtune.tune.search.rule_formula import RuleAnswer, throughput_interval_rule
@@ -320,6 +326,17 @@ class Search(ABC):
     def unbatched(self) -> Contender:
         """Whom the rule's throughput is read from."""
         return self.contenders.of("no_batching") or self.contenders.add(self._lone, "probe")
+
+    def equal_unbatched(self, top: Contender) -> Contender | None:
+        """No batching with as many of Triton's instances as the leader has, which batching's gain is read from.
+
+        None: that is no batching as it is, or the leader does not batch.
+        """
+        unbatched = self.contenders.of("no_batching")
+        if unbatched is None or top.configuration.batching is None:
+            return None
+        alike = same_instances(unbatched.configuration, top.configuration)
+        return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
 
     def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
         """What the curve says, moved by as much as this sweep's own runs moved it.

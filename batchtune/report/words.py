@@ -301,7 +301,7 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
     if gain == "may be better":
         return f"{gave}; it may still be better"
     if gain == NO_DIFFERENCE:
-        return f"{gave}; {gain}"
+        return f"{gave}; {gain} from what is recommended"
     return f"{gave}; what is recommended gives {gain} {GAINED[chosen.objective]} it"
 
 

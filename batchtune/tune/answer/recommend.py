@@ -125,7 +125,9 @@ class _Capacities:
         return self.value(contender) > 0.0
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        return self.search.is_open(rival, top)
+        if top.bracket.stated_rps:
+            return self.search.is_open(rival, top)
+        return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[Run], int]:
         """The runs behind its figures, and how many of them are fresh."""
@@ -281,7 +283,7 @@ class _Answer:
             helps = "not distinguishable"  # what is recommended says otherwise
         references = self._references()
         told = (chosen, *references.values())
-        others = [c for c in self._state.contenders.all() if c not in told and account.behind(c)[0]]
+        others = [c for c in self._state.contenders.all() if c not in told and self._has_figures(c)]
         compared = tuple(self._compared(c) for c in sorted(others, key=lambda c: -account.ends(c)[0]))
         named = tuple(self._compared(c, name) for name, c in references.items())
         latency_s = self._latency(runs)
@@ -361,7 +363,10 @@ class _Answer:
     def _references(self) -> dict[str, Contender]:
         """Those that were run, in the order in which an answer names them; one that is the answer stays."""
         named = ((name, self._state.contenders.of(name)) for name in REFERENCES)
-        return {name: c for name, c in named if c is not None and self._account.behind(c)[0]}
+        return {name: c for name, c in named if c is not None and self._has_figures(c)}
+
+    def _has_figures(self, contender: Contender) -> bool:
+        return not contender.is_broken and bool(self._account.behind(contender)[0])
 
     def _unbatched(self, best: Contender | None) -> Contender | None:
         """No batching, with as many instances as what it is compared with where that was run."""

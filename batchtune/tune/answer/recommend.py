@@ -102,7 +102,9 @@ class _Capacities:
         known = [c for c in self.search.contenders if self.value(c) > 0.0]
         if not known:
             return None
-        top = max(known, key=lambda c: (self.value(c), [-part for part in c.simplicity]))
+        top = max(
+            known, key=lambda c: (c.bracket.stated_rps, self.value(c), [-part for part in c.simplicity])
+        )  # whom only closed loops kept comes behind whoever held a rate
         simpler = [
             c
             for c in known

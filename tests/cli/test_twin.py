@@ -177,7 +177,7 @@ def test_without_batching_overload_waits_without_end(ask: Ask) -> None:
 def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, spearman=0.2, left_out=7)
+    error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, left_out=7)
     calibrated_run = cli_calibrated.calibrated_run
 
     def badly_calibrated(*given: Any, **named: Any) -> Any:

@@ -114,7 +114,7 @@ def twin() -> Twin:
         wake_s=0.0,
         length=length,
     )
-    error = FitError(p95_ratio=0.01, throughput_ratio=0.01, mape=0.01, spearman=1.0, left_out=8)
+    error = FitError(p95_ratio=0.01, throughput_ratio=0.01, mape=0.01, left_out=8)
     return Twin(best_fit=fitted, fits=(fitted,), rows_max=64, threads_max=1, error=error)
 
 
@@ -156,7 +156,7 @@ def test_the_servers_own_choice_is_foretold_as_it_would_be_for_such_lengths(twin
 
 @pytest.mark.slow
 def test_a_twin_made_from_five_runs_foretells_boundaries_that_it_has_not_seen() -> None:
-    twin = calibrate(probes(), draws=2, test=False)
+    twin = calibrate(probes())
     length = twin.best_fit.length
     assert length is not None
     ratio = (FIXED_S + 16 * (PER_ROW_S + PER_ELEMENT_S * 200)) / (

@@ -20,7 +20,7 @@ from tests.twin.twin_fakes import batcher_of, device_of, plan_replicas
 
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 POISSON = Traffic(rate_rps=1.0)
-SURE = FitError(p95_ratio=0.03, throughput_ratio=0.02, mape=0.04, spearman=0.95, left_out=8)
+SURE = FitError(p95_ratio=0.03, throughput_ratio=0.02, mape=0.04, left_out=8)
 
 
 def twin_of(*, spread: float = 0.05, readings: int = 6) -> Twin:

@@ -59,7 +59,6 @@ def observed(
     return Observation(
         batcher=batcher,
         measurement=measurement_of(run, batcher, traffic, known, tells=tells),
-        rows_per_request=rows,
         traffic=traffic,
     )
 

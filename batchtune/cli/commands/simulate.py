@@ -82,7 +82,7 @@ def run_simulate(wanted: SimulateRequest, *, results: Path, json: bool, quiet: b
 
 def trusted(twin: Twin) -> int:
     """The exit code of an answer of this twin: 0, or 5 with a warning where its figures are not to be relied on."""
-    if twin.trust != "off":
+    if twin.reliable:
         return 0
     print(f"warning: {twin.accuracy()}: too much to rely on it", file=sys.stderr)
     return InconclusiveError.exit_code
@@ -167,8 +167,8 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
     """What a reader of the figures needs to know of the twin."""
     twin = calibrated.twin
     return {
-        "trust": twin.trust,
-        "trust_reason": twin.accuracy(),
+        "reliable": twin.reliable,
+        "accuracy": twin.accuracy(),
         "error": to_plain(twin.error),
         "observations": twin.observations,
         "rows_max": twin.rows_max,

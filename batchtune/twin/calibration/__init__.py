@@ -1,1 +1,1 @@
-"""Which parameters would have shown what was measured, and how well is a trial left out predicted?"""
+"""Parameters that would have shown what was measured, and how well a trial left out is predicted."""

@@ -1,8 +1,8 @@
-"""Which server would have shown these measurements?
+"""Calibrates a twin: the server that would have shown these measurements.
 
 The server's own histograms give the execution times, freed of the contention of several batch threads; what passes
 outside the execution (front end, threads, network) is fitted by simulation, together with small corrections of the
-times (tuning.md 3.1). A server that tells nothing is fitted from latencies and throughput alone.
+times. A server that tells nothing is fitted from latencies and throughput alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import percentage, rounded_duration
 from batchtune.twin.calibration.cross_validation import left_out_error
-from batchtune.twin.calibration.least_squares import Draws, draws_around, laws_to_try
+from batchtune.twin.calibration.least_squares import laws_to_try, readings_around
 from batchtune.twin.calibration.parameters import with_load
 from batchtune.twin.calibration.targets import FitRun, fit_run_of, merged
 from batchtune.twin.model.length_cost import fit_length_cost
 from batchtune.twin.model.traffic import Traffic, traffic_of
-from batchtune.twin.model.twin import FitError, Twin
+from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
 
 FEWEST_REQUESTS = 3
@@ -51,30 +51,30 @@ _WORDS: Final[Mapping[Unusable, str]] = {
     "no load": "tell neither clients nor a rate",
 }
 
+READINGS = 30
+"""That fit about as well: the ends of a 95 % interval are the second from below and from above."""
+
 MOST_OBSERVATIONS = 40
 """Of a longer ledger the latest count: the server that is to be predicted is the one of now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One measurement under known parameters; `traffic` None: its closed loop or rate, with Poisson arrivals."""
+    """One measurement under known parameters, and the traffic that it was made under."""
 
     batcher: Batcher
     measurement: Measurement
-    rows_per_request: int = 1
-    traffic: Traffic | None = None
+    traffic: Traffic
 
 
 def observation_of(configuration: Configuration, measurement: Measurement, scenario: Scenario) -> Observation:
     """A trial's measurement, under the scenario's kinds of request and pattern of arrivals."""
     clients = measurement.concurrency
     rate_rps = None if clients is not None else measurement.offered_rps
-    traffic = traffic_of(scenario, rate_rps=rate_rps, concurrency=clients)
     return Observation(
         batcher=batcher_of(configuration, cpus=scenario.target.cpus),
         measurement=measurement,
-        rows_per_request=max(round(traffic.mean_rows), 1),
-        traffic=traffic,
+        traffic=traffic_of(scenario, rate_rps=rate_rps, concurrency=clients),
     )
 
 
@@ -103,23 +103,18 @@ def unusable_for(observation: Observation) -> Unusable | None:
     return None if measured.requests >= fewest and answered else "few answers"
 
 
-def calibrate(
-    observations: Sequence[Observation], *, seed: int = 1, draws: int = 30, test: bool = True
-) -> Twin:
-    """Fit a twin; `draws` readings carry the uncertainty, that between runs included.
-
-    `test` False skips the prediction of trials left out (the costly half); the twin then may only share.
+def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
+    """Fit a twin; READINGS carry the uncertainty, that between runs included.
 
     Raises:
         TwinError: nothing that can be fitted, with a hint.
     """
     runs = _fit_runs(observations)
     fitted = laws_to_try(runs)
-    error = left_out_error(runs, fitted[0]) if test else _untested()
-    drawn: Draws = draws_around(fitted, error, count=draws, rng=np.random.default_rng(seed))
+    error = left_out_error(runs, fitted[0])
     return Twin(
-        best_fit=drawn.best,
-        fits=drawn.fits,
+        best_fit=fitted[0].reading,
+        fits=readings_around(fitted, error, count=READINGS, rng=np.random.default_rng(seed)),
         rows_max=max(max(run.rows_seen) for run in runs),
         threads_max=max(run.threads_seen for run in runs),
         error=error,
@@ -131,7 +126,7 @@ def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
     used = [observation for observation in observations if usable(observation)][-MOST_OBSERVATIONS:]
     if not used:
         raise _nothing_usable(observations)
-    traffics = [observation.traffic or _plain(observation) for observation in used]
+    traffics = [observation.traffic for observation in used]
     servers = [observation.measurement.server for observation in used]
     length = fit_length_cost([server for server in servers if server is not None], traffics[-1])
     groups: dict[tuple[Batcher, Traffic], list[FitRun]] = {}
@@ -140,22 +135,6 @@ def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
             fit_run_of(observation.batcher, traffic, observation.measurement, length=length)
         )
     return with_load([merged(runs) for runs in groups.values()])
-
-
-def _plain(observation: Observation) -> Traffic:
-    measured = observation.measurement
-    clients = measured.concurrency
-    return Traffic(
-        clients=clients,
-        rate_rps=None if clients is not None else measured.offered_rps,
-        rows=(observation.rows_per_request,),
-    )
-
-
-def _untested() -> FitError:
-    return FitError(
-        p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
-    )
 
 
 def _nothing_usable(observations: Sequence[Observation]) -> TwinError:

@@ -1,4 +1,4 @@
-"""How well does the fit predict a trial that it has not seen?"""
+"""Tries the fit on trials that it has not seen."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchtune.twin.calibration.least_squares import Solution, simulated, solve_again
 from batchtune.twin.calibration.parameters import law_of
-from batchtune.twin.calibration.targets import THROUGHPUT_BETWEEN_SD, FitRun
+from batchtune.twin.calibration.targets import FitRun
 from batchtune.twin.model.reading import Fitted
 from batchtune.twin.model.twin import NEAR_SATURATION, FitError
 
 FOLDS_MAX: Final = 10
 FEWEST: Final = 4
 ENOUGH: Final = 0.75
-ALIKE: Final = 2.0 * THROUGHPUT_BETWEEN_SD
-"""Where measurements spread less than this, their order is chance."""
 
 
 def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
@@ -31,9 +28,7 @@ def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
     """
     groups = [group for group in _groups(runs) if _is_within(group, runs)]
     if len(groups) < FEWEST:
-        return FitError(
-            p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, spearman=math.nan, left_out=0
-        )
+        return FitError(p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, left_out=0)
     pairs_by_target: dict[str, list[tuple[float, float]]] = {"p95": [], "throughput": []}
     folds = [groups[start::FOLDS_MAX] for start in range(min(FOLDS_MAX, len(groups)))]
     for fold in folds:
@@ -93,24 +88,5 @@ def _error(pairs_by_target: dict[str, list[tuple[float, float]]], *, left_out: i
         p95_ratio=float(np.median(errors["p95"])) if errors["p95"] else math.nan,
         throughput_ratio=float(np.median(errors["throughput"])) if errors["throughput"] else math.nan,
         mape=float(np.mean(every)) if every else math.nan,
-        spearman=min((rank_correlation(pairs) for pairs in pairs_by_target.values()), default=1.0),
         left_out=left_out,
     )
-
-
-def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Rank correlation, ties at their mean rank; 1 for too few, and where everything measured alike."""
-    if len(pairs) < FEWEST:
-        return 1.0
-    ours, theirs = np.array(pairs).T
-    if np.std(theirs) < ALIKE:
-        return 1.0
-    if np.ptp(ours) == 0.0:
-        return 0.0
-    return float(np.corrcoef(_ranks(ours), _ranks(theirs))[0, 1])
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - 0.5 * (counts - 1))[places]
-    return ranks

@@ -61,12 +61,6 @@ class Solution:
         return self.law.reading(self.theta)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
-    best: Fitted
-    fits: tuple[Fitted, ...]
-
-
 def laws_to_try(runs: Sequence[FitRun]) -> list[Solution]:
     """Each law that the measurements allow, fitted; the best first."""
     return sorted((solve(law, runs) for law in laws(runs)), key=lambda solution: solution.misfit)
@@ -130,9 +124,9 @@ def _theta(law: Law, moved: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(law.start + moved * law.sd)
 
 
-def draws_around(
+def readings_around(
     solutions: Sequence[Solution], error: FitError, *, count: int, rng: np.random.Generator
-) -> Draws:
+) -> tuple[Fitted, ...]:
     """`count` readings from the normal approximation, each slower or faster as a whole as runs differ.
 
     Each law has as many of them, evenly mixed, as it is likely. The spread of a run is at least the usual one between
@@ -153,7 +147,7 @@ def draws_around(
             + (solution.theta[:CONTENTION])
         )
         fits.append(solution.law.reading(theta).slower(float(np.exp(run_sd * rng.standard_normal()))))
-    return Draws(best=solutions[0].reading, fits=tuple(fits))
+    return tuple(fits)
 
 
 def _likely(solutions: Sequence[Solution]) -> NDArray[np.float64]:

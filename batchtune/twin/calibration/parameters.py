@@ -92,8 +92,8 @@ LOAD_MOST: Final = 0.97
 def with_load(runs: Sequence[FitRun]) -> list[FitRun]:
     """The runs with latencies as unsure as the load makes them.
 
-    A queue's wait is in proportion to 1 / (1 - ρ): where runs differ in speed by some per cent, it differs by ρ / (1 - ρ)
-    times as much. The load ρ is that of what the server's execution times alone say, before anything is simulated.
+    A queue's wait grows as 1 / (1 - ρ): where runs differ in speed by some per cent, it differs ρ / (1 - ρ) times as
+    much. The load ρ is by what the server's execution times alone say, before anything is simulated.
     """
     tried = [law.reading(law.start) for law in laws(runs)]
     loaded = []

@@ -1,45 +1,33 @@
-"""What would the server do with these parameters under this traffic, and how far can that be trusted?"""
+"""Predicts what the server does with some parameters under some traffic, and says how far that can be trusted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, Estimate
-from batchtune.plain_values import fields_to_plain, from_plain, to_plain
+from batchtune.plain_values import to_plain
 from batchtune.scenario.units import counted, percentage, rounded
-from batchtune.twin.model.capacity import highest_rates
 from batchtune.twin.model.play import play
 from batchtune.twin.model.reading import Fitted, rows_needed, timed
 from batchtune.twin.model.traffic import Traffic
-from batchtune.twin.simulator.replica import Batcher, Device, Routing
+from batchtune.twin.simulator.replica import Batcher, Routing
 from batchtune.twin.simulator.summary import Summary
 
-SCHEMA_VERSION = 1
-
-Trust = Literal["leads", "shares", "off"]
-
-LEADS_BELOW: Final = 0.15
-SHARES_BELOW: Final = 0.30
-LEADS_FROM_SPEARMAN: Final = 0.7
+RELIABLE_BELOW: Final = 0.30
+"""A mean error on trials left out, from which on nothing that the twin says is to be relied on."""
 
 SHOWN: Final = ("p50", "p95", "p99")
 """Latencies that every prediction tells; those of limits come besides."""
 
 NEAR_SATURATION: Final = 0.9
 """Above this share of the saturation throughput a latency is the queue's growth, not the server's."""
-
-_TRUST_WORDS: Final[Mapping[Trust, str]] = {
-    "leads": "the twin leads the search",
-    "shares": "the twin proposes half of the trials",
-    "off": "the twin is switched off: the search trusts measurements only",
-}
 
 
 def shown_quantiles(limits: Sequence[Limit]) -> tuple[str, ...]:
@@ -52,14 +40,12 @@ class FitError:
     """How well trials that were left out of the fit are predicted.
 
     `p95_ratio` and `throughput_ratio` are medians of |log(predicted / measured)|, NaN where nothing could be compared;
-    `mape` is the mean over both; `spearman` the lesser of their rank correlations (1 where all measured alike);
-    `left_out` how many trials were predicted that way, 0: too few to leave any out.
+    `mape` is the mean over both; `left_out` how many trials were predicted that way, 0: too few to leave any out.
     """
 
     p95_ratio: float
     throughput_ratio: float
     mape: float
-    spearman: float
     left_out: int
 
 
@@ -115,32 +101,9 @@ class Twin:
     observations: int = 0
 
     @property
-    def best(self) -> Device:
-        return self.best_fit.device(self.rows_max)
-
-    @property
-    def draws(self) -> tuple[Device, ...]:
-        """Every reading as the simulator's device, with τ up to `rows_max` rows."""
-        return tuple(fit.device(self.rows_max) for fit in self.fits)
-
-    @property
-    def trust(self) -> Trust:
-        return trust_of(self.error)
-
-    def explain(self) -> str:
-        """The trust gate's verdict in one sentence, for a report."""
-        error = self.error
-        if not error.left_out:
-            return f"too few different trials to test the twin on: {_TRUST_WORDS[self.trust]}"
-        parts = [
-            f"{words} {percentage(ratio)}"
-            for words, ratio in (("p95", error.p95_ratio), ("throughput", error.throughput_ratio))
-            if not math.isnan(ratio)
-        ]
-        return (
-            f"trials left out of the fit are predicted within {' and '.join(parts)} (median), rank correlation "
-            f"{error.spearman:.2f}: {_TRUST_WORDS[self.trust]}"
-        )
+    def reliable(self) -> bool:
+        """Whether trials left out were predicted well; so few that none could be left out are no reason for doubt."""
+        return not self.error.left_out or math.isnan(self.error.mape) or self.error.mape <= RELIABLE_BELOW
 
     def accuracy(self) -> str:
         """How far off its predictions were, in one sentence for somebody who knows no search."""
@@ -193,28 +156,6 @@ class Twin:
             extrapolations=self._extrapolations(batcher, traffic, played, replicas),
         )
 
-    def capacity(
-        self,
-        batcher: Batcher,
-        traffic: Traffic,
-        limits: Sequence[Limit],
-        error_ratio: float = 0.01,
-        *,
-        draws: int | None = None,
-    ) -> NDArray[np.float64]:
-        """The highest rate in requests/s that keeps every limit, shape (draws,); 0 where none does.
-
-        All readings, and all batchers asked with the same traffic, get the same arrivals. `draws` takes the first so
-        many readings only.
-        """
-        return highest_rates(
-            batcher,
-            traffic,
-            [self.best_fit, *self.fits[:draws]],
-            limits=limits,
-            error_ratio=error_ratio,
-        )[1:]
-
     def slower(self, factor: float) -> Twin:
         """Every reading with batches that take so many times as long."""
         return replace(
@@ -224,24 +165,6 @@ class Twin:
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
         """X_sat: requests/s with every batch full and every thread busy, by the best reading (tuning.md 2.4)."""
         return self.best_fit.saturation_rps(batcher, traffic)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = fields_to_plain(self)
-        return {"schema_version": SCHEMA_VERSION, "best": plain.pop("best_fit"), **plain, "trust": self.trust}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Twin:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError: another schema version.
-            KeyError, TypeError: not a twin.
-        """
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {values.get('schema_version')!r} where {SCHEMA_VERSION} is read"
-            )
-        return from_plain(cls, {**values, "best_fit": values["best"]})
 
     def _extrapolations(
         self, batcher: Batcher, traffic: Traffic, played: Summary, replicas: int
@@ -267,15 +190,6 @@ class Twin:
                     f"{rounded(rate_rps)} requests/s is above {percentage(NEAR_SATURATION)} of {rounded(saturation)}/s"
                 )
         return tuple(extrapolations)
-
-
-def trust_of(error: FitError) -> Trust:
-    """The gate of tuning.md 3.4; a fit that nothing was left out of may share, not lead."""
-    if not error.left_out or math.isnan(error.mape):
-        return "shares"
-    if error.mape <= LEADS_BELOW and error.spearman >= LEADS_FROM_SPEARMAN:
-        return "leads"
-    return "shares" if error.mape <= SHARES_BELOW else "off"
 
 
 def estimate_of(values: NDArray[np.float64]) -> Estimate:

@@ -312,7 +312,7 @@ class _Played:
 
 
 def scenario_of(**changes: Any) -> Scenario:
-    """A closed-loop throughput scenario; keyword arguments replace whole top-level keys. The strategy is Optuna's."""
+    """A closed-loop throughput scenario; keyword arguments replace whole top-level keys."""
     given: dict[str, Any] = {
         "name": "fake",
         "target": {"model": "fake"},
@@ -330,8 +330,7 @@ def scenario_of(**changes: Any) -> Scenario:
             },
         },
     }
-    merged = {**given, **changes}
-    return Scenario.model_validate({**merged, "search": {"strategy": "optuna", **merged["search"]}})
+    return Scenario.model_validate({**given, **changes})
 
 
 def planted(

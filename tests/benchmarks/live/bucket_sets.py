@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from scipy.stats import spearmanr
 
 from batchtune.batching.length_buckets import AUTO_BUCKETS, LENGTH_BUCKETS, NO_BUCKETS, format_length_buckets
 from batchtune.batching.parameters import Configuration
@@ -36,17 +37,16 @@ from batchtune.load.fleet import LoadFleet
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.validity.host import HostGuard
 from batchtune.plain_values import from_plain, to_plain
-from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, draw
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.loader import Loader, LoadRun
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.twin.calibration.calibrate import calibrate, observation_of
-from batchtune.twin.calibration.cross_validation import rank_correlation
 from batchtune.twin.model.traffic import Traffic, traffic_of
 from batchtune.twin.model.twin import Twin
 from batchtune.twin.simulator.replica import Batcher, batcher_of
@@ -235,7 +235,7 @@ def foretell(kept: Path) -> None:
             )
             by_what.setdefault(entry["what"], []).append((entry["buckets"], asked, measured))
     twin = calibrate([observation_of(asked, measured, scenario) for _, asked, measured in by_what["probe"]])
-    print(f"{twin.explain()}; {twin.best_fit.length}")
+    print(f"{twin.accuracy()}; {twin.best_fit.length}")
     off: dict[str, list[float]] = {"p95": [], "throughput": []}
     for buckets, asked, measured in by_what.get("tried", []):
         expected = twin.predict(*_asked(scenario, asked, measured), only_best=True)
@@ -269,9 +269,10 @@ def _foretell_sets(
     if pairs:
         errors = [abs(ours / theirs - 1.0) for ours, theirs in pairs]
         best = max(theirs for _, theirs in pairs)
+        ranks = spearmanr(*zip(*pairs, strict=True)).statistic
         print(
             f"throughput of {len(pairs)} sets: median error {np.median(errors):.1%}, worst {max(errors):.1%}, rank correlation "
-            f"{rank_correlation(pairs):.2f}; the set foretold as best is {1 - max(pairs)[1] / best:.1%} below the best"
+            f"{ranks:.2f}; the set foretold as best is {1 - max(pairs)[1] / best:.1%} below the best"
         )
 
 

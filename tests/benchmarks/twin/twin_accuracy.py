@@ -201,7 +201,7 @@ def compare(recorded: dict[str, Any], scenario: Scenario, *, verbose: bool) -> N
         + ", ".join(f"{best.device(64).tau_s[rows] * 1e3:.2f}" for rows in (1, 8, 64))
         + " ms"
     )
-    print(twin.explain())
+    print(twin.accuracy())
     if verbose:
         for point, one in recorded["probes"]:
             print("  probe", line(point, [one], twin, scenario)[0])

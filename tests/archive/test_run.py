@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import re
 import subprocess
 import sys
@@ -22,21 +21,21 @@ from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_r
 from batchtune.archive.whole_files import write_whole
 from batchtune.batching.tfserving import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
-from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.reader import format_scenario, read_scenario
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.search_summary import SearchSummary
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
 
 PROVENANCE = {"host": "test"}
+SWEPT = scenario_of(search={"budget": {"trials": 4}, "space": {"max_batch_size": [1, 8, 16]}})
 
 
 @pytest.fixture(scope="module")
 def finished():
     clock = FakeClock()
     target = FakeTarget(clock)
-    scenario = scenario_of(search={"budget": {"trials": 4}, "space": {"max_batch_size": [1, 8, 16]}})
-    return list(sweep(scenario, target, FakeFleet(target), now_s=clock))
+    return list(sweep(SWEPT, target, FakeFleet(target), now_s=clock))
 
 
 def new_run(root: Path, **options) -> Run:
@@ -227,7 +226,7 @@ def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
 
 def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
     run = new_run(tmp_path)
-    recommendation = recommend([one.trial for one in finished], scenario=scenario_of())
+    recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
     run.write_recommendation(recommendation)
     assert run.recommendation() == recommendation
     parameters = parse_tfserving_text((run.path / "batching_parameters.txt").read_text())
@@ -237,10 +236,18 @@ def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
 
 def test_a_corrupt_recommendation_is_refused(tmp_path):
     run = new_run(tmp_path)
-    for text in ("", "{", "[]", '{"schema_version": 1}', '{"schema_version": 2}'):
+    for text in ("", "{", "[]", "{}", '{"schema_version": 3}', '{"schema_version": 4}'):
         (run.path / "recommendation.json").write_text(text)
         with pytest.raises(ArchiveError, match=r"recommendation\.json"):
             run.recommendation()
+
+
+def test_a_recommendation_of_an_older_schema_is_made_anew_from_the_trials(tmp_path, finished):
+    run = create_run(SWEPT, format_scenario(SWEPT), tmp_path, provenance=PROVENANCE)
+    for one in finished:
+        run.append(one.trial, None)
+    (run.path / "recommendation.json").write_text('{"schema_version": 2, "near_best": {"probability": 0.9}}')
+    assert run.recommendation() == recommend([one.trial for one in finished], scenario=SWEPT)
 
 
 def test_provenance_is_kept(tmp_path):
@@ -254,9 +261,10 @@ def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished
     script = (
         "import sys; from pathlib import Path; from batchtune.archive.run import open_run\n"
         "from tests.tune.tune_fakes import scenario_of\n"
-        "from batchtune.recommend.recommendation import recommend\n"
-        "run = open_run(Path(sys.argv[1])); run.write_recommendation(recommend(run.ledger(), scenario=scenario_of()))\n"
-        "print(sorted({'optuna', 'pandas', 'pyarrow', 'tensorflow', 'scipy', 'rich'} & set(sys.modules)))\n"
+        "from batchtune.tune.answer.recommend import recommend\n"
+        "scenario = scenario_of(search={'space': {'max_batch_size': [1, 8, 16]}})\n"
+        "run = open_run(Path(sys.argv[1])); run.write_recommendation(recommend(run.ledger(), scenario=scenario))\n"
+        "print(sorted({'optuna', 'pandas', 'pyarrow', 'tensorflow', 'rich'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, run.path],
@@ -272,17 +280,17 @@ def test_what_the_search_says_of_itself_is_kept(tmp_path):
     run = new_run(tmp_path)
     assert run.search() is None
     summary = SearchSummary(
-        strategy="guided", trust="shares", twin_error={"p95": 0.2, "spearman": math.inf}, space_size=30
+        strategy="guided", curve={1: 0.001, 16: 0.004}, proposals={"rule": 1}, space_size=30
     )
     run.write_search(summary)
     assert Run(run.path).search() == summary
 
 
 def test_a_sweep_that_goes_on_adds_its_time_to_what_was_spent_before():
-    earlier = SearchSummary(strategy="guided", seconds_by_phase={"calibration": 4.0, "race": 1.0})
-    later = SearchSummary(strategy="guided", seconds_by_phase={"race": 2.0, "confirmation": 3.0})
+    earlier = SearchSummary(strategy="guided", seconds_by_phase={"scouting": 4.0, "comparing": 1.0})
+    later = SearchSummary(strategy="guided", seconds_by_phase={"comparing": 2.0, "confirming": 3.0})
     spent = later.continuing(earlier).seconds_by_phase
-    assert dict(spent) == {"calibration": 4.0, "race": 3.0, "confirmation": 3.0}
+    assert dict(spent) == {"scouting": 4.0, "comparing": 3.0, "confirming": 3.0}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema_version": 1}'])

@@ -21,11 +21,11 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
-from batchtune.recommend.recommendation import recommend
 from batchtune.report.listing import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.trials.trial import Company
-from tests.recommend.test_recommendation import SCENARIO, helping_ledger
+from tests.tune.answer.ledgers import SCENARIO, helping_ledger
 from tests.tune.tune_fakes import planted
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ from batchtune.scenario.spec.slo import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
 from tests.archive.test_table import of_three
-from tests.recommend.test_recommendation import BATCH_14, SCENARIO, helping_ledger
+from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import planted
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +42,16 @@ NOISY_BLOCK = 3
 
 
 def kept_run(
-    root: Path, scenario: Scenario = SCENARIO, *, samples: Samples | None = None, repeat: int = 1
+    root: Path,
+    scenario: Scenario = SCENARIO,
+    *,
+    trials: Sequence[Trial] = (),
+    samples: Samples | None = None,
+    repeat: int = 1,
 ) -> Run:
-    """A sweep that finds that batching helps."""
+    """A sweep that finds that batching helps, or of these trials."""
     run = create_run(scenario, format_scenario(scenario), root=root, provenance={"cpu": {"model": EVIL}})
-    trials = helping_ledger()
+    trials = trials or helping_ledger()
     for at in range(repeat):
         for trial in trials:
             run.append(replace(trial, number=at * len(trials) + trial.number), samples)

@@ -130,7 +130,9 @@ def test_the_first_gain_is_that_over_what_runs_now(chosen: Recommendation) -> No
     now = replace(chosen, references=(present, chosen.references[0]))
     assert "Gain ×1.49 [1.44, 1.54] throughput over what runs now. 2,210" in said(now)
     assert "Gain None: this is what runs now." in said(
-        replace(chosen, names=("present",), references=(replace(present, configuration=chosen.configuration),))
+        replace(
+            chosen, names=("present",), references=(replace(present, configuration=chosen.configuration),)
+        )
     )
 
 
@@ -169,7 +171,10 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
         (OpenQuestion(code="unconfirmed", held=2, missed=1), "only 2 of 3 fresh runs kept the SLO"),
         (OpenQuestion(code="wide", high=1.4), "it may hold up to ×1.4"),
         (OpenQuestion(code="wide"), "no rate was surely missed, so how much more it holds is not known"),
-        (OpenQuestion(code="rivals", labels=("a", "b"), high=1.2), "a and 1 more may be better, by up to ×1.2"),
+        (
+            OpenQuestion(code="rivals", labels=("a", "b"), high=1.2),
+            "a and 1 more may be better, by up to ×1.2",
+        ),
         (OpenQuestion(code="rivals", labels=("a",)), "a may be better, without a known bound"),
     ],
 )
@@ -198,7 +203,10 @@ def test_a_longer_search_is_an_offer_where_nothing_is_open(chosen: Recommendatio
             {"kept": 2, "worst_s": float("inf")},
             "kept in 2 of 3; in the worst too many requests had no good answer.",
         ),
-        ({"limit_s": 0.0093}, "p95 ≤ 9.3 ms: 9.21-9.39 ms in 3 fresh runs; all kept it, a further one may miss it."),
+        (
+            {"limit_s": 0.0093},
+            "p95 ≤ 9.3 ms: 9.21-9.39 ms in 3 fresh runs; all kept it, a further one may miss it.",
+        ),
     ],
 )
 def test_a_limit_is_told_with_the_runs_that_kept_it(
@@ -233,7 +241,9 @@ def test_what_speaks_against_a_reference_is_said_and_an_emulated_device_last(cho
     text = said(
         replace(chosen, caveats=(caveat("emulated_device"),), references=(limited, *chosen.references[1:]))
     )
-    assert f"of the CPU that it has (no batching): {limited.caveats[0].advice}. The device is emulated" in text
+    assert (
+        f"of the CPU that it has (no batching): {limited.caveats[0].advice}. The device is emulated" in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.report.pages import (
 )
 
 PLOTS = {
-    "sweep": 10,
+    "sweep": 9,
     "compare": 5,
     "load": 5,
     "noise": 4,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,16 @@ from batchtune.archive.deployable import BATCHING_PARAMETERS
 from batchtune.archive.run import LEDGER, Run, create_run
 from batchtune.cli.commands.report import report_at_end, write_report
 from batchtune.errors import ArchiveError
-from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report.html.shell.document import PAGE_FILE
 from batchtune.report.html.sweep.account import account_of
 from batchtune.report.html.sweep.answers import answers_of
-from batchtune.report.html.sweep.forecast import Forecast
-from batchtune.report.html.sweep.twin_figures import agreement
 from batchtune.scenario.reader import format_scenario
-from batchtune.twin.model.twin import Prediction
-from tests.recommend.test_recommendation import SCENARIO, helping_ledger
+from batchtune.tune.answer.recommendation import OpenQuestion
 from tests.report.pages import document_of, evil_page, first_screen_of, kept_run, quickstart_run
+from tests.tune.answer.ledgers import CAPACITY, SCENARIO, capacity_ledger, helping_ledger
 
 FIGURES = {
+    "brackets",
     "pareto",
     "space",
     "knobs",
@@ -34,8 +31,6 @@ FIGURES = {
     "split",
     "batches",
     "tau",
-    "agreement",
-    "rates",
     "history",
 }
 
@@ -88,30 +83,34 @@ def test_first_screen_answers_with_the_command_that_deploys(page_file):
     assert "over no batching" in first
 
 
-@pytest.mark.parametrize(
-    ("high", "promised", "words"),
-    [
-        (1490.0, True, "capacity 1,420 [1,390, 1,490] requests/s"),
-        (1490.0, False, "capacity below 1,490 requests/s"),
-        (math.inf, True, "capacity at least 1,420 requests/s"),
-    ],
-)
-def test_a_capacity_reads_as_on_the_terminal(tmp_path, high, promised, words):
+def test_the_first_screen_reads_as_the_terminal(tmp_path):
     account = account_of(kept_run(tmp_path))
-    capacity = Estimate(value=1420.0, low=1390.0, high=high)
-    promises = account.chosen.promises if promised else ()
-    chosen = replace(account.chosen, capacity_rps=capacity, promises=promises)
-    _, gain, _, _ = answers_of(replace(account, chosen=chosen))
-    assert words in gain.lines
+    deploy, gain, sure, _ = answers_of(account)
+    assert deploy.headline == "Batching with"
+    assert gain.headline == "×2.90 [2.80, 3.00] throughput over no batching"
+    assert "2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 fresh runs." in gain.lines
+    assert sure.headline == "Established"
+    assert sure.lines[0] == "SLO p95 ≤ 50 ms: 9.21-9.39 ms in 3 fresh runs, 81 % to spare."
+    open_ = (OpenQuestion(code="unconfirmed", held=1),)
+    _, _, sure, _ = answers_of(
+        replace(account, chosen=replace(account.chosen, established=False, open_questions=open_))
+    )
+    assert sure.headline == "Not established"
+    assert "Only 1 fresh run kept the SLO, 3 are needed." in sure.lines
 
 
-def test_a_limit_is_kept_only_in_fresh_runs(tmp_path):
-    account = account_of(kept_run(tmp_path))
-    _, _, sure, _ = answers_of(account)
-    assert sure.lines[0].startswith("SLO p95 ≤ 50 ms: kept in 3 fresh runs; another stays below ")
-    unproven = replace(account.chosen, established=False, confirmations=0)
-    _, _, sure, _ = answers_of(replace(account, chosen=unproven))
-    assert sure.lines[0].startswith("SLO p95 ≤ 50 ms: a fresh run stays below ")
+def test_the_page_of_a_capacity_has_its_rates_and_every_contender(tmp_path):
+    text = write_report(kept_run(tmp_path, CAPACITY, trials=capacity_ledger())).read_text()
+    assert {"brackets", "rates", "history"} <= set(document_of(text)["figures"])
+    assert "Capacity 2,000/s held in 3 of 3 fresh runs (p95 38.0-39.2 ms); missed at 2,280/s." in text
+    row = re.search(r'<tr class="marked">(.*?)</tr>', text).group(1)
+    assert re.findall(r"<td[^>]*>([^<]*)", row)[:4] == [
+        "recommended, guide",
+        "size 14 · 2000 µs",
+        "2,000",
+        "2,280",
+    ]
+    assert "The throughput × interval rule names max_batch_size=8" in text
 
 
 def test_the_command_names_a_file_only_if_that_holds_what_is_recommended(tmp_path):
@@ -143,7 +142,7 @@ def test_an_emulated_device_says_so_at_every_figure(tmp_path):
     (run.path / LEDGER).write_text(lines)
     text = write_report(run).read_text()
     drawn = document_of(text)["figures"]
-    assert text.count('<span class="emulated">') == len(drawn) + 1
+    assert text.count('<span class="emulated">') == len(drawn) + 2  # the table of contenders, and the title
 
 
 @pytest.mark.parametrize(
@@ -157,32 +156,6 @@ def test_a_page_that_cannot_be_written_is_a_note_at_the_end_of_a_sweep(tmp_path,
     report_at_end(kept_run(tmp_path))
     told = {ValueError: "ValueError: min() of an empty list and more", ArchiveError: "disk is full"}
     assert capsys.readouterr().err == f"note: no report: {told[type(fault)]}\n"
-
-
-@pytest.mark.parametrize("unknown", ["measured", "predicted"])
-def test_without_a_p95_both_measured_and_predicted_their_figure_is_left_out(quickstart, monkeypatch, unknown):
-    account = account_of(quickstart)
-    assert account.twin is not None
-    nothing = Estimate(value=math.inf, low=math.nan, high=math.nan)
-    if unknown == "measured":
-        for pooled in account.choice.pooled:
-            pooled.runs[-1].latency_s["p95"] = nothing
-    else:
-        monkeypatch.setattr(Prediction, "latency", lambda *_: nothing)
-    forecast = Forecast(twin=account.twin, scenario=account.scenario, budget_s=math.inf, now_s=lambda: 0.0)
-    section = agreement(account, forecast)
-    assert section.figure is None
-    assert section.missing == "no configuration has both a measured and a predicted p95"
-
-
-def test_predictions_end_when_their_time_is_spent(quickstart):
-    account = account_of(quickstart)
-    clock = iter([0.0, 0.0, 1.0, 3.9, 4.1, 9.0, 9.0])
-    forecast = Forecast(twin=account.twin, scenario=account.scenario, budget_s=4.0, now_s=lambda: next(clock))
-    configuration = account.choice.chosen.configuration
-    answers = [forecast.objective(configuration, turn="rates") for _ in range(5)]
-    assert [answer is not None for answer in answers] == [True, True, True, False, False]
-    assert forecast.left_out == 2
 
 
 @pytest.mark.slow

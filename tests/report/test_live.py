@@ -11,7 +11,7 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.report import live
-from batchtune.report.units import interval
+from batchtune.report.units import span
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
@@ -83,10 +83,10 @@ def test_without_an_slo_nothing_is_missed() -> None:
     assert "misses the SLO" in live.trial_line(failing, scenario=scenario_of())
 
 
-def test_a_calibration_under_another_load_is_marked_and_misses_nothing() -> None:
-    """256 clients of a calibration look ten times better than the 16 of the scenario."""
+def test_a_scout_is_marked_and_misses_nothing() -> None:
+    """256 clients look ten times better than the 16 of the scenario."""
     line = live.trial_line(replace(trial(source="calibration", concurrency=256), feasible=False))
-    assert "trial 7 [calibration, not comparable]" in line
+    assert "trial 7 [scout]" in line
     assert "256 clients" in line
     assert "misses" not in line
 
@@ -101,7 +101,14 @@ def test_a_slow_model_is_told_in_seconds() -> None:
     assert "p95 2.50 [2.40, 2.60] s" in line
 
 
-def test_an_interval_that_tells_nothing_is_said_to_be_unknown() -> None:
-    assert interval(Estimate(value=3.36, low=0.0142, high=795.0)) == "3.36 [not known]"
-    assert interval(Estimate(value=3.36, low=2.1, high=5.0)) == "3.36 [2.10, 5.00]"
-    assert interval(Estimate(value=3.36, low=2.1, high=float("inf"))) == "3.36 [2.10, ∞]"
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (8.9, 9.4, "8.90-9.40"),
+        (9.401, 9.402, "9.40"),
+        (9.4, float("inf"), "9.40 or more"),
+        (float("nan"), float("nan"), "–"),
+    ],
+)
+def test_a_range_is_told_by_its_ends(low: float, high: float, words: str) -> None:
+    assert span(Estimate(value=low, low=low, high=high)) == words

@@ -27,7 +27,6 @@ from batchtune.scenario.spec.slo import SloSpec
 from batchtune.tune.compare.noise_floor import ARMS, arms_of, noise_floor
 from batchtune.tune.compare.result import summarise
 from batchtune.tune.compare.variant import runs_of
-from tests.recommend.test_recommendation import SCENARIO
 from tests.report.pages import (
     EVIL,
     NOISY_BLOCK,
@@ -40,6 +39,7 @@ from tests.report.pages import (
     rising_rates,
     two_arms_run,
 )
+from tests.tune.answer.ledgers import SCENARIO
 from tests.tune.tune_fakes import planted
 
 PAIR = ("without", "with")

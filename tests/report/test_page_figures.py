@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchtune.archive.run import create_run
 from batchtune.load.record.samples import Samples
 from batchtune.report.html.shell.batch_sizes import sizes
+from batchtune.report.html.shell.drawing import Section
 from batchtune.report.html.shell.latency_figures import distribution, split
 from batchtune.report.html.sweep.account import LATEST, Account, account_of
-from batchtune.report.html.sweep.search_figures import pareto
-from batchtune.report.html.sweep.twin_figures import rates
+from batchtune.report.html.sweep.contender_figures import brackets, history, pareto, rates
+from batchtune.report.html.sweep.service_time import service_time
+from batchtune.report.html.sweep.space_figures import heat_map, slices
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
-from tests.recommend.test_recommendation import BATCH_14, SCENARIO
 from tests.report.pages import latencies
-from tests.tune.evidence.test_pooled import CAPACITY, capacity_found, fresh_at
+from tests.tune.answer.ledgers import BATCH_14, CAPACITY, SCENARIO, capacity_ledger, helping_ledger, loop
 from tests.tune.tune_fakes import planted
 
 
@@ -37,14 +39,68 @@ def account_with(
     return account_of(run)
 
 
-def test_a_point_is_the_geometric_mean_of_its_runs_in_both(tmp_path):
-    fresh = [
-        planted(at, batching=BATCH_14, throughput=rate, p95_s=p95_s, source="confirm", block=at)
-        for at, (rate, p95_s) in enumerate([(1000.0, 0.01), (4000.0, 0.04)], start=1)
-    ]
-    (trace,) = pareto(account_with(tmp_path, fresh)).figure.data
-    assert trace["x"] == pytest.approx([2000.0])
-    assert trace["y"] == pytest.approx([20.0])
+def traces(section: Section) -> list[dict[str, Any]]:
+    assert section.figure is not None
+    return section.figure.data
+
+
+def test_a_bracket_reaches_from_the_rate_held_to_the_rate_missed(tmp_path):
+    account = account_with(tmp_path, capacity_ledger(), CAPACITY)
+    first, *others = traces(brackets(account))
+    assert (first["x"], first["error_x"]["array"]) == ([2000.0], pytest.approx([280.0]))
+    assert [trace["x"][0] for trace in others] == pytest.approx([540.0, 1080.0, 1710.0])
+    assert first["marker"]["symbol"] == "star"
+
+
+def test_of_a_fixed_load_a_bracket_is_the_range_of_the_runs(tmp_path):
+    account = account_with(tmp_path, helping_ledger())
+    first, *_ = traces(brackets(account))
+    assert first["x"] == [2230.0]
+    assert first["error_x"]["arrayminus"] + first["error_x"]["array"] == pytest.approx([22.3, 22.3])
+    xs = {trace["name"]: trace["x"] for trace in traces(pareto(account))}
+    assert xs == {
+        "recommended": [2230.0],
+        "no batching": [770.0],
+        "server defaults": [1500.0],
+        "tried": [1900.0],
+    }
+
+
+def test_every_rate_is_drawn_and_filled_where_it_held(tmp_path):
+    recommended, *_ = traces(rates(account_with(tmp_path, capacity_ledger(), CAPACITY)))
+    assert recommended["x"] == [2000.0, 2000.0, 2000.0, 2100.0, 2250.0, 2250.0]
+    assert recommended["marker"]["symbol"] == ["star"] * 4 + ["star-open"] * 2
+
+
+def test_the_runs_are_drawn_by_phase(tmp_path):
+    trials = [loop(90, 1500.0, 0.02), *capacity_ledger()]
+    found = {trace["name"]: trace for trace in traces(history(account_with(tmp_path, trials, CAPACITY)))}
+    assert {name: len(trace["x"]) for name, trace in found.items()} == {
+        "scouting": 1,
+        "comparing": 12,
+        "confirming": 3,
+    }
+    assert found["confirming"]["y"] == [2000.0] * 3
+
+
+def test_the_map_and_the_slices_hold_what_was_measured(tmp_path):
+    beside = {**BATCH_14, "max_batch_size": 16}
+    trials = [*helping_ledger(), planted(50, batching=beside, throughput=2000, p95_s=0.01)]
+    account = account_with(tmp_path, trials)
+    heat, star = traces(heat_map(account))
+    assert (heat["x"], heat["y"]) == (["8", "14", "16", "1000"], ["0", "1000", "2000"])
+    assert heat["z"][2] == [None, 2230.0, 2000.0, None]
+    assert (star["x"], star["y"]) == (["14"], ["2000"])
+    (knob,) = traces(slices(account))
+    assert (knob["x"], knob["y"]) == (["14", "16"], [2230.0, 2000.0])
+
+
+def test_the_curve_that_the_search_read_is_drawn_beside_what_the_server_counted(tmp_path):
+    account = replace(account_with(tmp_path, helping_ledger()), curve={1: 0.001, 14: 0.006})
+    read, counted, alone = traces(service_time(account))
+    assert (read["x"], read["y"]) == ([1, 14], [1.0, 6.0])
+    assert counted["x"] == [13, 14]
+    assert alone["name"] == "in batches of 13"
 
 
 @pytest.mark.parametrize(
@@ -80,22 +136,6 @@ def test_the_latency_of_single_requests_is_that_of_the_measured_window(tmp_path,
     account = account_with(tmp_path, [trial], samples=warmed_up)
     (trace,) = distribution(account.shown, account.scenario.slo, which=LATEST).figure.data
     assert max(trace["y"]) == pytest.approx(slowest_ms)
-
-
-def test_every_rate_behind_a_claimed_capacity_is_drawn_also_that_of_fresh_runs(tmp_path):
-    ledger = [
-        capacity_found(1, 1000.0, p95_s=0.040),
-        fresh_at(2, 1000.0, 0.055),
-        fresh_at(3, 900.0, 0.045),
-    ]
-    (trace,) = rates(account_with(tmp_path, ledger, CAPACITY), None).figure.data
-    assert list(zip(trace["x"], trace["y"], strict=True)) == [(900.0, 45.0), (1000.0, 40.0), (1000.0, 55.0)]
-    assert trace["text"] == ["keeps the SLO", "keeps the SLO", "misses the SLO"]
-
-
-def test_without_a_search_for_a_capacity_no_rate_was_varied(tmp_path):
-    section = rates(account_with(tmp_path, [fresh_at(1, 900.0, 0.045)]), None)
-    assert section.missing.startswith("the rate was not varied")
 
 
 def test_of_no_batching_the_model_and_the_rest_are_told_for_it_has_no_queue(tmp_path):

@@ -102,7 +102,10 @@ def test_every_contender_stands_in_the_table(found: Recommendation) -> None:
     ("changes", "words"),
     [
         ({"open": True}, "p95 10.0 ms; it may still be better."),
-        ({"keeps": False}, "names max_batch_size=8 batch_timeout_micros=1000 num_batch_threads=1: it misses the SLO."),
+        (
+            {"keeps": False},
+            "names max_batch_size=8 batch_timeout_micros=1000 num_batch_threads=1: it misses the SLO.",
+        ),
         ({}, "p95 10.0 ms; what is recommended gives ×1.17 [1.12, 1.23] throughput over it."),
     ],
 )
@@ -136,7 +139,9 @@ def test_what_limits_it_is_told_with_its_evidence_and_one_advice(found: Recommen
         evidence={},
     )
     text = said(replace(found, bottleneck=limit))
-    words = "Limit: the batch timeout, 80 % of the batches waited out 50 ms. Advice: lower batch_timeout_micros."
+    words = (
+        "Limit: the batch timeout, 80 % of the batches waited out 50 ms. Advice: lower batch_timeout_micros."
+    )
     assert words in text
     assert "13.6 batch timeout 3" in text
 

@@ -145,11 +145,13 @@ def pareto(account: Account) -> Section:
         "xaxis": axis("requests/s", rangemode="tozero"),
         "yaxis": log_axis("p95, ms", known),
         "hovermode": "closest",
+        "legend": {"traceorder": "reversed"},
     }
     return replace(
         section,
         lead=f"{counted(len(data), 'configuration')}; further right and lower is better.",
-        figure=Figure(data=data, layout=limited(account.scenario.slo, layout), height_px=440),
+        # What is recommended is drawn last, over the others.
+        figure=Figure(data=data[::-1], layout=limited(account.scenario.slo, layout), height_px=440),
         how="Medians and ranges of the runs of each configuration. A thin cross misses the SLO.",
     )
 

@@ -77,6 +77,9 @@ STEP_DOWN = 0.95
 LEADS = 0.93
 """Of a rate that was held, but not by enough fresh runs, this share counts when it is asked who leads."""
 
+REQUESTS_MIN = 4
+"""Of a run: where no rate holds, lower ones are tried until so few requests would be sent."""
+
 FRESH_RUNS = 3.3
 """Fresh runs of the leader for which time is set aside."""
 
@@ -295,6 +298,8 @@ class CapacitySearch(Search):
     ) -> float | None:
         """How long a run lasts in what is left: a little shorter at the end; None: too little is left."""
         seconds = self._seconds(contender, rate_rps, fresh=fresh)
+        if seconds * rate_rps < REQUESTS_MIN:
+            return None
         fitting = left_s - (self._cost_s(contender, rate_rps, fresh=fresh) - seconds)
         return min(seconds, fitting) if fitting >= SHORTEST * seconds else None
 

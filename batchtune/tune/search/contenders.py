@@ -136,7 +136,7 @@ class Contenders:
                 point=located,
                 rows=self._rows(configuration),
                 threads=self._threads(configuration),
-                eligible=self._is_eligible(configuration, source),
+                eligible=located is not None or self._is_eligible(configuration, source),
             )
             self._by_configuration[key] = known
         if source not in known.sources:
@@ -270,12 +270,12 @@ class Contenders:
         return int(in_force(configuration, _THREADS, cpus=self._scenario.target.cpus) or 1)
 
     def _is_eligible(self, configuration: Configuration, source: Source) -> bool:
-        """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing."""
+        """A space that the user wrote excludes what lies outside; one that we guessed excludes nothing.
+
+        What runs now may always stay, and the rule's point is what strategy rule asks for.
+        """
         search = self._scenario.search
-        asked_for = source in (
-            "present",
-            search.strategy,
-        )  # strategy rule: the rule's point is what was asked for
+        asked_for = source in ("present", search.strategy)
         return search.grow or asked_for or lies_inside(configuration, self._scenario)
 
 

@@ -13,7 +13,7 @@ import pytest
 from batchtune.archive.run import create_run
 from batchtune.provenance import collect
 from batchtune.scenario.reader import format_scenario
-from tests.recommend.test_recommendation import SCENARIO, helping_ledger
+from tests.tune.answer.ledgers import SCENARIO, helping_ledger
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """What do the samples mean: rates, quantiles with intervals, a verdict, and reasons for distrust?
 
 Out goes `measurement.Measurement`.
-Start with `measurement.measure`, `capacity.find_capacity`, `bottleneck.find_bottleneck`.
+Start with `measurement.measure`, `bottleneck.find_bottleneck`.
 """

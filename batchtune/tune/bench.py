@@ -20,8 +20,8 @@ from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune import policy
-from batchtune.tune.capacity_search import capacity_plan, search_capacity
 from batchtune.tune.loader import Figures, Fleet, Loader, LoadRun, Target
+from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.failure_texts import is_overload, texts_by_class, unanswered, undecodable
 from batchtune.tune.trials.pace import Pace, Times, times_of
 from batchtune.tune.trials.space import in_force
@@ -136,7 +136,7 @@ class Bench:
     def _asks_capacity(self, plan: Plan) -> bool:
         return (
             self._scenario.objective == "capacity"
-            and plan.source not in NO_CANDIDATES
+            and plan.source == "variant"
             and plan.rate_rps is None
             and plan.concurrency is None
         )
@@ -252,24 +252,22 @@ class Bench:
         return measurement.throughput_rps
 
     def _capacity(self, plan: Plan) -> _Outcome:
-        search = capacity_plan(
-            self._scenario,
-            plan.configuration,
-            source=plan.source,
-            hint_rps=plan.hint_rps,
-            seed=plan.seed,
-            pace=plan.pace,
-            budget_s=plan.budget_s,
+        def load(ask: Ask, number: int) -> Figures:
+            one = replace(
+                plan,
+                rate_rps=ask.rate_rps,
+                concurrency=ask.concurrency,
+                duration_s=ask.duration_s,
+                seed=plan.seed + number,
+            )
+            return self._one_load(one).figures
+
+        capacity = find_capacity(
+            load, self._scenario, plan.configuration, pace=plan.pace or Pace(), now_s=self._now_s
         )
-        outcome = search_capacity(
-            lambda run: self._loader.run(run, on_live=lambda live: self._on_live(plan, live)),
-            search,
-            scenario=self._scenario,
-            timeout_s=self._times(plan).timeout_s,
-        )
-        held = outcome.capacity.rate_rps.value > 0.0
-        objective = outcome.capacity.rate_rps if held else None
-        return _Outcome(figures=outcome.figures, objective=objective, probes=outcome.probes)
+        held_rps, missed_rps = capacity.bracket.held_rps, capacity.bracket.missed_rps
+        objective = Estimate(value=held_rps, low=held_rps, high=missed_rps) if held_rps else None
+        return _Outcome(figures=capacity.figures, objective=objective, probes=capacity.probes)
 
     def _defect(self, outcome: _Outcome) -> str | None:
         """Why these figures describe no working server; None when they do."""
@@ -289,12 +287,7 @@ class Bench:
         slo = self._scenario.slo
         run = outcome.figures.measurement
         latency_s = {name: estimate.value for name, estimate in run.latency_s.items()}
-        exceeded = violations(latency_s, run.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
-        watched = primary_limit(slo)
-        if outcome.probes and outcome.objective is not None and watched is not None:
-            # the search's verdict, not the quantile's noise
-            exceeded[watched.name] = min(exceeded[watched.name], 0.0)
-        return exceeded
+        return violations(latency_s, run.error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
 
 
 def _known(objective: Estimate | None) -> Estimate | None:

@@ -15,11 +15,6 @@ from numpy.typing import NDArray
 
 from batchtune.load.live import LiveAggregate
 from batchtune.load.record.samples import NEVER_NS, Samples, Status
-from batchtune.measure.capacity_probes import CapacityProbe, ProbeOutcome, probe_outcome
-from batchtune.measure.measurement import measure
-from batchtune.measure.sequential import SloWatch, WatchPlan
-from batchtune.measure.slo import Limit
-from batchtune.measure.statistics.quantiles import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,67 +236,6 @@ def looks(
             p95_s=0.0,
             in_flight=sent - answered,
             overdue=int(np.count_nonzero((due_s[:sent] < now - limit_s) & (done[:sent] > now))),
-        )
-
-
-@dataclass(slots=True)
-class SimulatedServer:
-    """Runs the probes of a capacity search on `batch_streams`; call it as `run_trial`."""
-
-    tau_s: NDArray[np.float64]
-    limit: Limit
-    others: tuple[Limit, ...] = ()
-    warm_up_s: float = 1.0
-    look_s: float = 0.1
-
-    def __call__(self, probe: CapacityProbe) -> ProbeOutcome:
-        if probe.kind in {"idle", "burst"}:
-            return self._closed(probe)
-        rate_rps = probe.rate_rps or 0.0
-        duration_s = self.warm_up_s + probe.duration_s
-        due, latency = (
-            column[0]
-            for column in batch_streams(
-                rate_rps, self.tau_s, streams=1, requests=int(rate_rps * duration_s), seed=probe.seed
-            )
-        )
-        watch = SloWatch(
-            WatchPlan(
-                limit=self.limit,
-                error_ratio=0.01,
-                warm_up_s=self.warm_up_s,
-                rate_rps=rate_rps,
-                requests_per_batch=exact_batch(rate_rps, self.tau_s),
-                batch_rows_max=len(self.tau_s) - 1,
-            )
-        )
-        stopped_s = due[-1]
-        for live in looks(due, latency, limit_s=self.limit.seconds, every_s=self.look_s):
-            if watch(live):
-                stopped_s = live.elapsed_s
-                break
-        sent = due <= stopped_s
-        measurement = measure(
-            make_samples(due[sent], latency[sent], offered_rps=rate_rps, stopped_early=stopped_s < due[-1]),
-            warm_up_s=self.warm_up_s,
-            slo=Promise(promised={one.name: one.seconds for one in (self.limit, *self.others)}),
-        )
-        return probe_outcome(
-            measurement, limit=self.limit, others=self.others, seconds=stopped_s, decision=watch.decision
-        )
-
-    def _closed(self, probe: CapacityProbe) -> ProbeOutcome:
-        users, most = probe.concurrency or 1, len(self.tau_s) - 1
-        batch_s = float(self.tau_s[min(users, most)])
-        latency_s = batch_s * -(-users // most)
-        exact = Estimate(value=latency_s, low=latency_s, high=latency_s)
-        return ProbeOutcome(
-            verdict="UNSURE",
-            quantile_s=exact,
-            requests=users,
-            misses=0,
-            throughput_rps=min(users, most) / batch_s,
-            seconds=probe.duration_s,
         )
 
 

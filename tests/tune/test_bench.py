@@ -93,7 +93,7 @@ def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
 def test_a_capacity_search_that_overwhelms_the_server_is_an_answer_not_a_failure():
     load = {"arrivals": "poisson", "warm_up": "100ms", "duration": "1s"}
     scenario = scenario_of(load=load, objective="capacity", slo={"p95": "10ms"})
-    found, _, _ = run(scenario, plan_for(NO_BATCHING, hint_rps=100.0), law=Law(fixed_s=60.0))
+    found, _, _ = run(scenario, plan_for(NO_BATCHING, source="variant"), law=Law(fixed_s=60.0))
     assert found.trial.state == "complete"
     assert found.trial.objective is None
     assert not found.trial.feasible

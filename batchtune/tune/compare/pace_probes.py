@@ -12,8 +12,8 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
 from batchtune.tune import policy
 from batchtune.tune.bench import Plan
-from batchtune.tune.capacity_search import capacity_plan
 from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.one_capacity import search_seconds
 from batchtune.tune.trials.pace import Pace, pace_of, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import FinishedTrial, Source
@@ -103,10 +103,7 @@ def run_seconds(variant: Variant, pace: Pace) -> float:
     if scenario.target.models:
         return scenario.load.warm_up_s + scenario.load.duration_s
     if scenario.objective == "capacity":
-        search = capacity_plan(
-            scenario, configuration, source="variant", hint_rps=None, seed=scenario.load.seed, pace=pace
-        )
-        return search.seconds_max
+        return search_seconds(scenario, configuration, pace)
     times = times_of(pace, scenario, configuration)
     load = scenario.load
     if load.requests is None:

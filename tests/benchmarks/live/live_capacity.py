@@ -1,12 +1,11 @@
 """Does the capacity search find the capacity of a live server? Searches with fresh seeds against the exact value.
 
-    python tests/benchmarks/live/live_capacity.py [--searches 4] [--first-seed 1] [--timeout-ms 0] [--cheap]
+    python tests/benchmarks/live/live_capacity.py [--searches 4] [--first-seed 1] [--timeout-ms 0]
 
 The bundled server on core 0 with an emulated device (tau(b) = 3 ms + 0.5 ms × b, batches of at most 16, one batch
 thread), one client process on core 1, Poisson arrivals, p95 within 25 ms. The exact capacity is that of the batch queue
 (tuning.md 2.2; with a timeout, of 2.4 million simulated requests) for the cycle of a batch as the live server has it
 and the constant delay of network and front end, both measured beforehand in closed loops (live_target.Calibrated).
-`--cheap` searches as `batchtune sweep` does for a reference point: no idle probe, no confirmations.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from batchtune.measure.capacity import CapacityPlan
-from batchtune.measure.capacity_probes import Capacity
 from batchtune.measure.slo import Limit
-from batchtune.tune.capacity_search import capacity_plan, search_capacity
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.trials.pace import Pace
+from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.live.live_target import Calibrated, Case, Live, live
 from tests.measure.measure_streams import batch_streams, exact_latency, highest_rate
 
@@ -34,7 +33,6 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--timeout-ms", type=float, default=0.0)
-    parser.add_argument("--cheap", action="store_true")
     asked = parser.parse_args()
     case = replace(CASE, batch_timeout_micros=round(asked.timeout_ms * 1e3))
     with live(case) as server:
@@ -46,21 +44,20 @@ def main() -> None:
         )
         for seed in range(asked.first_seed, asked.first_seed + asked.searches):
             started_s = time.monotonic()
-            found = _search(server, seed, cheap=asked.cheap)
-            _tell(seed, found, exact_rps, time.monotonic() - started_s)
+            _tell(_search(server, seed), exact_rps, time.monotonic() - started_s)
 
 
-def _search(server: Live, seed: int, *, cheap: bool) -> Capacity:
-    configuration = server.case.configuration
-    plan = capacity_plan(server.scenario, configuration, source="rule", hint_rps=None, seed=seed)
-    if not cheap:
-        plan = CapacityPlan(
-            limit=LIMIT,
-            concurrency=plan.concurrency,
-            batch_requests_max=plan.batch_requests_max,
-            seed=seed,
-        )
-    return search_capacity(server.load, plan, scenario=server.scenario).capacity
+def _search(server: Live, seed: int) -> Trial:
+    bench = Bench(server.scenario, server.target, server.fleet, on_live=lambda _plan, _live: None)
+    plan = Plan(
+        number=seed,
+        configuration=server.case.configuration,
+        source="variant",
+        reason="",
+        seed=1000 * seed,
+        pace=Pace(),
+    )
+    return bench.run(plan).trial
 
 
 def _miss_ratio(known: Calibrated, case: Case) -> Callable[[float], float]:
@@ -79,17 +76,12 @@ def _miss_ratio(known: Calibrated, case: Case) -> Callable[[float], float]:
     return simulated if timeout_s else exact
 
 
-def _tell(seed: int, found: Capacity, exact_rps: float, seconds: float) -> None:
-    crossing, promised = found.crossing_rps / exact_rps - 1.0, found.rate_rps.low / exact_rps - 1.0
-    probes = " ".join(
-        f"{each.probe.kind[0]}{each.probe.rate_rps or 0:.0f}:{each.outcome.verdict[0]}{each.outcome.requests}"
-        for each in found.evidence
-    )
-    print(
-        f"{seed:3d} crossing {crossing:+.3f} promised {promised:+.3f} [{found.rate_rps.low:.0f}, {found.rate_rps.high:.0f}] "
-        f"{found.limit}, {len(found.evidence)} trials, {seconds:.0f} s | {probes}",
-        flush=True,
-    )
+def _tell(searched: Trial, exact_rps: float, seconds: float) -> None:
+    found = searched.objective
+    probes = " ".join(f"{probe.rate_rps:.0f}{'+' if probe.met else '-'}" for probe in searched.probes)
+    held = "nothing held" if found is None else f"held {found.low / exact_rps - 1.0:+.3f}"
+    missed = "" if found is None else f" missed {found.high / exact_rps - 1.0:+.3f}"
+    print(f"{searched.number:3d} {held}{missed}, {seconds:.0f} s | {probes}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How often do the stated 95 % intervals hold the truth, and what do verdicts cost? Prints; about six minutes.
+"""How often do the stated 95 % intervals hold the truth, and what do verdicts cost? Prints; about five minutes.
 
 Truth is the exact law of the batch queue (tuning.md 2.2), and of M/M/1, where requests go one by one and slow ones come
-in the longest spells. Run: python tests/benchmarks/twin/measure_coverage.py [coverage] [one_by_one] [limits] [verdicts] [capacities]
+in the longest spells. Run: python tests/benchmarks/twin/measure_coverage.py [coverage] [one_by_one] [limits] [verdicts]
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from batchtune.measure.capacity import CapacityPlan, find_capacity
 from batchtune.measure.measurement import measure
 from batchtune.measure.sequential import SloWatch, WatchPlan
 from batchtune.measure.slo import Limit
 from batchtune.measure.statistics.quantiles import QUANTILES, latency_quantiles, rate_estimate
 from tests.measure.measure_streams import (
     Promise,
-    SimulatedServer,
     batch_streams,
     exact_batch,
     exact_latency,
-    highest_rate,
     linear_tau,
     looks,
     make_samples,
@@ -197,44 +194,6 @@ def verdicts() -> None:
     )
 
 
-def capacities() -> None:
-    print("\ncapacity searches, 20 seeds each: error of the crossing, of the promised rate, trials, seconds")
-    cases = ((TAU_S, 0.010), (linear_tau(0.004, 0.001, 8), 0.030), (linear_tau(0.0013, 0.0001, 32), 0.008))
-    for tau_s, limit_s in cases:
-        limit = Limit(name="p95", quantile=0.95, seconds=limit_s)
-        most = (len(tau_s) - 1) / tau_s[-1]
-
-        def miss_ratio(rate_rps: float, tau_s=tau_s, limit_s=limit_s) -> float:
-            return exact_latency(rate_rps, tau_s, states=130, steps=16).miss_ratio(limit_s)
-
-        exact_rps = highest_rate(miss_ratio, 0.05, 0.3 * most, 0.95 * most, steps=9)
-        for cheap in (False, True):
-            crossing, low, trials, seconds = [], [], [], []
-            for seed in range(1, 21):
-                plan = CapacityPlan(limit=limit, concurrency=4 * (len(tau_s) - 1), seed=seed)
-                if cheap:
-                    plan = CapacityPlan(
-                        limit=limit,
-                        concurrency=4 * (len(tau_s) - 1),
-                        seed=seed,
-                        probes_max=6,
-                        width_ratio=0.1,
-                        probe_s=1.0,
-                        first_rate_rps=0.75 * exact_rps,
-                    )
-                found = find_capacity(SimulatedServer(tau_s=tau_s, limit=limit), plan)
-                crossing.append(found.crossing_rps / exact_rps - 1)
-                low.append(found.rate_rps.low / exact_rps - 1)
-                trials.append(len(found.evidence))
-                seconds.append(found.seconds)
-            print(
-                f"exact {exact_rps:6.0f}/s {'cheap' if cheap else 'full ':5} crossing within 5 %: "
-                f"{sum(abs(each) <= 0.05 for each in crossing)}/20 (median {np.median(crossing):+.3f}), promised "
-                f"{np.median(low):+.3f} (worst {min(low):+.3f} … {max(low):+.3f}), {np.median(trials):.0f} trials, "
-                f"{np.median(seconds):.0f} s (most {max(seconds):.0f})"
-            )
-
-
 def speed() -> None:
     latencies = np.random.default_rng(1).exponential(0.01, 10**6)
     due_ns = np.arange(10**6, dtype=np.int64) * 10_000
@@ -246,7 +205,7 @@ def speed() -> None:
     print(f"\n10^6 samples: five quantiles {quantiles_s:.3f} s, rate {time.perf_counter() - start:.3f} s")
 
 
-PARTS = (coverage, one_by_one, limits, verdicts, capacities, speed)
+PARTS = (coverage, one_by_one, limits, verdicts, speed)
 
 if __name__ == "__main__":
     asked = sys.argv[1:] or [each.__name__ for each in PARTS]

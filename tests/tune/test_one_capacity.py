@@ -1,0 +1,167 @@
+"""The capacity of one configuration: the next rate by what was held and missed, and searches of a fake server."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.evidence.bracket import Bracket, Run
+from batchtune.tune.one_capacity import CLOSED, LEAST, SEARCH_S, next_rate, search_seconds
+from batchtune.tune.trials.pace import Pace
+from batchtune.tune.trials.trial import Trial
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+
+LIMITS = {"p95": 0.020}
+SIXTEEN = Configuration(
+    batching=BatchingParameters(max_batch_size=16, batch_timeout_micros=0, num_batch_threads=1)
+)
+SCENARIO = scenario_of(
+    load={"arrivals": "poisson", "warm_up": "100ms", "duration": "2s"},
+    objective="capacity",
+    slo={"p95": "20ms"},
+)
+
+
+def loop(answered_rps: float, *, full: bool = True) -> Run:
+    return Run(
+        trial=0,
+        rate_rps=None,
+        clients=32,
+        answered_rps=answered_rps,
+        latency_s={"p95": 0.03},
+        error_ratio=0.0,
+        held=False,
+        far=False,
+        full=full,
+    )
+
+
+def at(rate_rps: float, *, held: bool, far: bool = False, p95_s: float = 0.01) -> Run:
+    return Run(
+        trial=0,
+        rate_rps=rate_rps,
+        clients=None,
+        answered_rps=0.79 * rate_rps if far else rate_rps,
+        latency_s={"p95": p95_s},
+        error_ratio=0.0,
+        held=held,
+        far=far,
+    )
+
+
+def after(*runs: Run) -> float | None:
+    return next_rate(Bracket(runs), LIMITS)
+
+
+def test_the_first_rate_is_below_what_a_closed_loop_answered():
+    assert after(loop(1000.0)) == pytest.approx(700.0)
+    assert after(loop(0.0)) == 1.0
+
+
+def test_rates_go_down_until_one_is_held_and_end_where_hardly_any_load_is_left():
+    runs = [loop(1000.0)]
+    while (rate := after(*runs)) is not None:
+        runs.append(at(rate, held=False))
+    tried = [run.rate_rps for run in runs[1:]]
+    assert tried == sorted(tried, reverse=True)
+    assert LEAST * 700.0 <= tried[-1] <= 2.0 * LEAST * 700.0
+
+
+def test_a_rate_that_was_held_is_followed_by_the_room_that_its_latency_leaves_twice_at_most():
+    wide = loop(1000.0, full=False)  # it bounds nothing
+    assert after(wide, at(700.0, held=True, p95_s=0.0125)) == pytest.approx(700.0 * math.sqrt(1.6))
+    assert after(wide, at(700.0, held=True, p95_s=0.001)) == pytest.approx(1400.0)
+    assert after(loop(1000.0), at(700.0, held=True, p95_s=0.001)) == pytest.approx(math.sqrt(700.0 * 1300.0))
+
+
+def test_a_near_miss_counts_when_it_is_seen_twice_and_a_far_one_at_once():
+    held, miss = at(1000.0, held=True), at(1090.0, held=False)
+    assert after(held, miss) == 1090.0
+    assert after(held, miss, miss) is None
+    assert after(held, at(1090.0, held=False, far=True)) is None
+
+
+def test_between_a_rate_that_was_held_and_one_that_was_surely_missed_lies_the_next():
+    held, far = at(1000.0, held=True, p95_s=0.005), at(1440.0, held=False, far=True)
+    assert after(held, far) == pytest.approx(math.sqrt(1000.0 * 1440.0))
+
+
+@pytest.mark.parametrize(("p95_s", "expected"), [(0.005, 1440.0), (0.018, 1100.0)])
+def test_a_miss_that_the_latency_below_contradicts_is_seen_again_at_once(p95_s, expected):
+    after_both = after(at(1000.0, held=True, p95_s=p95_s), at(1440.0, held=False))
+    assert after_both == pytest.approx(expected)
+
+
+@given(knee=st.floats(30.0, 5000.0), answered=st.floats(0.6, 1.6), steep=st.floats(1.0, 8.0))
+def test_on_a_quiet_server_the_bracket_closes_around_the_capacity(knee, answered, steep):
+    """Whatever the loop answered between 0.6 and 1.6 times the capacity, within a dozen loads."""
+    runs = [loop(answered * knee, full=answered > 1.0)]
+    while (rate := after(*runs)) is not None:
+        p95_s = 0.02 * (rate / knee) ** steep
+        runs.append(at(rate, held=rate <= knee, far=rate > 1.27 * knee, p95_s=p95_s))
+        assert len(runs) < 14
+    bracket = Bracket(tuple(runs))
+    assert bracket.held_rps <= knee <= 1.001 * bracket.missed_rps
+    assert bracket.missed_rps <= 1.001 * CLOSED * bracket.held_rps
+
+
+def searched(law: Law, *, seed: int = 1, slo: str = "20ms", **load: object) -> tuple[Trial, FakeFleet, float]:
+    scenario = scenario_of(
+        load={"arrivals": "poisson", "warm_up": "100ms", "duration": "2s", **load},
+        objective="capacity",
+        slo={"p95": slo},
+    )
+    clock = FakeClock()
+    target = FakeTarget(clock, law=law)
+    fleet = FakeFleet(target, seed=seed)
+    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
+    plan = Plan(
+        number=1, configuration=SIXTEEN, source="variant", reason="with", seed=1000 * seed, pace=Pace()
+    )
+    return bench.run(plan).trial, fleet, clock() - 1000.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_capacity_of_a_server_is_what_its_law_says(seed):
+    """tau(b) = 0.9 ms + 0.4 ms × b: batches of 16 end 2,192 requests a second, and 20 ms leave room for a queue."""
+    trial, fleet, seconds = searched(Law(), seed=seed)
+    assert 0.8 * 2192 < trial.objective.value < 2192
+    assert trial.objective.low == trial.objective.value < trial.objective.high <= 1.3 * 2192
+    assert trial.feasible
+    assert trial.measurement.latency_s["p95"].value <= 0.02
+    assert trial.rate_rps == pytest.approx(trial.objective.value, rel=0.01)
+    assert len(trial.probes) == len(fleet.jobs) - 1
+    assert seconds < SEARCH_S
+
+
+def test_the_loads_of_a_search_have_schedules_of_their_own():
+    _, fleet, _ = searched(Law())
+    schedules = [tuple(job.arrivals.due_ns[:20].tolist()) for job in fleet.jobs[1:]]
+    assert len(set(schedules)) == len(schedules)
+
+
+def test_a_server_too_slow_for_its_limit_holds_nothing_and_its_lowest_rate_is_shown():
+    trial, _, _ = searched(Law(fixed_s=0.03, per_row_s=0.0))
+    assert trial.state == "complete"
+    assert trial.objective is None
+    assert not trial.feasible
+    assert trial.rate_rps == pytest.approx(min(probe.rate_rps for probe in trial.probes), rel=0.05)
+
+
+def test_a_slow_server_is_searched_for_longer():
+    slow = Pace(lone_s=1.0, batch_s_by_rows={1: 1.0, 16: 2.0})
+    assert search_seconds(SCENARIO, SIXTEEN, Pace()) == SEARCH_S
+    assert search_seconds(SCENARIO, SIXTEEN, slow) >= 2 * SEARCH_S
+
+
+def test_a_search_ends_when_its_time_is_over(monkeypatch):
+    monkeypatch.setattr("batchtune.tune.one_capacity.SEARCH_S", 3.0)
+    trial, _, seconds = searched(replace(Law(), noise=0.2))
+    assert trial.probes
+    assert seconds < 10.0

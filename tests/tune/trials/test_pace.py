@@ -1,0 +1,60 @@
+"""What is known of a server's speed, and how long a load of it lasts."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchtune.target.telemetry import ServerActivity
+from batchtune.tune import policy
+from batchtune.tune.trials.pace import Pace, pace_of, times_of
+from batchtune.tune.trials.trial import Trial
+from tests.tune.tune_fakes import planted, scenario_of
+
+
+def calibration(number: int, times_s: dict[int, float], threads: int = 1) -> Trial:
+    server = ServerActivity(
+        duration_s=5.0,
+        batches=10,
+        batches_by_rows=dict.fromkeys(times_s, 5),
+        execution_s_by_rows=times_s,
+    )
+    size = {"max_batch_size": max(times_s), "num_batch_threads": threads}
+    return planted(number, throughput=5, p95_s=1, batching=size, source="calibration", server=server)
+
+
+def test_a_batch_not_seen_yet_takes_what_its_rows_would_alone_then_what_the_slope_says():
+    assert Pace().batch_s(8) == 0.0
+    assert Pace(lone_s=0.2).batch_s(8) == pytest.approx(1.6)
+    known = Pace(lone_s=0.25, batch_s_by_rows={4: 0.7, 16: 2.5})
+    assert known.batch_s(10) == pytest.approx(1.6)
+    assert known.batch_s(32) == pytest.approx(4.9)
+    assert known.turn_s(40, 16) == pytest.approx(7.5)
+
+
+def test_batches_that_share_the_device_with_others_do_not_slow_the_pace():
+    asked = scenario_of()
+    pace = pace_of([calibration(1, {4: 0.7}), calibration(2, {4: 2.8}, threads=4)], asked)
+    assert pace.batch_s(4) == pytest.approx(0.7)
+    pace = pace_of([calibration(1, {16: 0.55, 64: 1.04}), calibration(2, {5: 2.9, 63: 4.1})], asked)
+    assert dict(pace.batch_s_by_rows) == {5: 0.55, 16: 0.55, 63: 1.04, 64: 1.04}
+
+
+def test_times_that_the_scenario_sets_stay():
+    asked = scenario_of(
+        load={"arrivals": "closed", "concurrency": 32, "duration": "2s"}, request={"timeout": "3s"}
+    )
+    pace = Pace(lone_s=0.25, batch_s_by_rows={4: 0.7, 16: 2.5})
+    times = times_of(pace, asked, asked.configuration({"max_batch_size": 16}))
+    assert (times.duration_s, times.timeout_s) == (2.0, 3.0)
+
+
+def test_a_load_of_a_slow_server_holds_batches_enough_and_its_answers_are_waited_for():
+    asked = scenario_of(load={"arrivals": "closed", "concurrency": 32})
+    pace = Pace(lone_s=0.25, batch_s_by_rows={4: 0.7, 16: 2.5})
+    configuration = asked.configuration({"max_batch_size": 16})
+    times = times_of(pace, asked, configuration)
+    assert times.duration_s >= policy.RUN_BATCHES_MIN * 2.5
+    assert times.timeout_s >= 2.0 * times.turn_s > 0.0
+    short = times_of(pace, asked, configuration, short_s=1.0)
+    assert short.duration_s == pytest.approx(policy.PROBE_BATCHES * 2.5)
+    assert short.warm_up_s == pytest.approx(policy.WARM_UP_BATCHES * 2.5)

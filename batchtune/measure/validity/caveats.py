@@ -42,7 +42,7 @@ CLIENT_CODES: Final = frozenset(
 HOST_CODES: Final = frozenset({"host_steal", "host_busy", "host_canary"})
 
 _MORE_CLIENT = "give the load generator more processes or cores, or another machine, and measure again"
-_QUIET_HOST = "stop other work on this machine, or repeat; noisy trials are repeated at most twice"
+_QUIET_HOST = "stop other work on this machine, or repeat"
 
 _KNOWN: Final[Mapping[str, _Known]] = {
     "client_late": _Known(

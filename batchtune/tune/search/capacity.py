@@ -472,10 +472,10 @@ class CapacitySearch(Search):
     def _fresh_rate(self, top: Contender) -> float:
         """A little less than what was found; lower, by ever larger steps, where fresh runs failed."""
         bracket = top.bracket
-        found = bracket.held_rps or self._humbled(top)
-        rate = SAFE * min(found, max(self._belief(top), 0.9 * found))
+        likely = bracket.held_rps or self._humbled(top)
+        rate = SAFE * min(likely, max(self._belief(top), 0.9 * likely))
         if not bracket.held_rps:
-            rate = CAUTIOUS * min(found, BOLDEST * bracket.loop_rps or found)
+            rate = CAUTIOUS * min(likely, BOLDEST * bracket.loop_rps or likely)
         tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
         if tried and not bracket.confirmed_rps:
             failed = [known for known in tried if self._has_failed(bracket, known)]

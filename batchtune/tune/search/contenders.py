@@ -191,7 +191,7 @@ class Contenders:
         point = self.point_of(contender)
         if point is None or self._scenario.search.strategy in ("rule", "optuna"):
             return []
-        found = []
+        near = []
         for name in self.values:
             self._grow(name, point[name])
             values = self.values[name]
@@ -199,10 +199,8 @@ class Contenders:
             beside = (
                 values if isinstance(point[name], str | bool | tuple) else values[max(at - 1, 0) : at + 2]
             )
-            found += [
-                self.at({**point, name: value}, "neighbour") for value in beside if value != point[name]
-            ]
-        return [other for other in _unique(found) if other is not contender]
+            near += [self.at({**point, name: value}, "neighbour") for value in beside if value != point[name]]
+        return [other for other in _unique(near) if other is not contender]
 
     def grow_sizes(self, contender: Contender) -> bool:
         """Whether a larger size was named, because this one is as large as any."""
@@ -290,12 +288,12 @@ def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     original = scenario.target.found
     if original is not None:
         unbatched = replace(original, dynamic_batching=False)
-        found: dict[Source, Configuration] = {
+        own: dict[Source, Configuration] = {
             "no_batching": configuration_as_found(unbatched, flags=flags, batching=False),
             "defaults": configuration_as_found(original, flags=flags),
         }
         present: Source = "present"
-        return {present: found["defaults" if original.dynamic_batching else "no_batching"], **found}
+        return {present: own["defaults" if original.dynamic_batching else "no_batching"], **own}
     references: dict[Source, Configuration] = {}
     if {_SIZE, _TIMEOUT, _THREADS} & scenario.fixed.keys():
         with suppress(BatchingParametersError):

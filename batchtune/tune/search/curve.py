@@ -182,19 +182,19 @@ class Curve:
 
         0: not at all. None: a second thread gains too little; they share the device.
         """
-        one = [(r.rows, r.rows / r.rows_per_s) for r in self._readings if r.threads == 1]
-        if not one:
+        single = [(r.rows, r.rows / r.rows_per_s) for r in self._readings if r.threads == 1]
+        if not single:
             return None
-        rows, seconds = _medians(one)
+        rows, seconds = _medians(single)
         tau_s = np.concatenate(([1.0], curve_through(rows, seconds)))
-        found = []
+        contended = []
         for reading in self._readings:
             beside = np.min(np.abs(np.log(rows / reading.rows)))
             if reading.threads > 1 and (beside < 0.1 or len(rows) > 1):
                 alone_s = float(tau_s[min(max(round(reading.rows), 1), _ROWS_MAX)])
                 gain = reading.rows_per_s * alone_s / reading.rows
-                found.append((reading.threads / gain - 1.0) / (reading.threads - 1))
-        contention = max(float(np.median(found)), 0.0) if found else math.inf
+                contended.append((reading.threads / gain - 1.0) / (reading.threads - 1))
+        contention = max(float(np.median(contended)), 0.0) if contended else math.inf
         return contention if 2.0 / (1.0 + contention) >= PARALLEL else None
 
 

@@ -212,8 +212,8 @@ class FixedLoadSearch(Search):
     def _sizes(self) -> list[Contender]:
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         fewest = min((c.threads for c in grid), default=1)
-        one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
-        return list(dict.fromkeys([*one[len(one) // 2 : len(one) // 2 + 1], *one[-1:], *one[:1]]))
+        alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
+        return list(dict.fromkeys([*alone[len(alone) // 2 : len(alone) // 2 + 1], *alone[-1:], *alone[:1]]))
 
     def _first(self) -> list[Contender]:
         """The references and named points, the best hope first; not whom the curve gives less than half the most."""

@@ -215,8 +215,7 @@ class Search(ABC):
         if self.scenario.search.strategy in ("rule", "grid"):
             return
         known = [(contender.point, value) for contender, value in worth if contender.point is not None]
-        seed = self.scenario.search.seed + len(self.trials)
-        for point in proposed_points(self.contenders.values, known, seed=seed):
+        for point in proposed_points(self.contenders.values, known, seed=self.scenario.search.seed):
             contender = self.contenders.at(point, "sampler")
             if contender is not None:
                 yield contender
@@ -300,8 +299,8 @@ class Search(ABC):
             return []
         fewest = min(c.threads for c in grid)
         more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
-        one = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
-        sizes = sorted({c.rows for c in one})
+        alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
+        sizes = sorted({c.rows for c in alone})
         affordable = SCOUT_SHARE * self.budget_s / (3.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
         wanted_rows = self._rows * min(
             MIDDLE, max(affordable, 2.0)
@@ -312,10 +311,10 @@ class Search(ABC):
         ]
         large = max(useful, default=middle)
         wanted = [(middle, fewest), (middle, more), (large, fewest)]
-        found = (
+        matching = (
             next((c for c in grid if (c.rows, c.threads) == pair), None) for pair in dict.fromkeys(wanted)
         )
-        return [c for c in found if c is not None]
+        return [c for c in matching if c is not None]
 
     def unbatched_loop(self) -> Ask | None:
         """What is answered one by one: by fewer clients where the last of them would wait for long."""
@@ -365,11 +364,11 @@ def _stage(ask: Ask) -> int:
     return {"probe": 0, "calibration": 0, "confirm": 2}.get(ask.source, 1)
 
 
-def _distance(one: Contender, other: Contender) -> float:
+def _distance(first: Contender, other: Contender) -> float:
     """Doublings of rows and threads between two contenders; none is as far from batching as can be."""
-    if (one.configuration.batching is None) != (other.configuration.batching is None):
+    if (first.configuration.batching is None) != (other.configuration.batching is None):
         return 100.0
-    return abs(math.log2(one.rows / other.rows)) + abs(math.log2(one.threads / other.threads))
+    return abs(math.log2(first.rows / other.rows)) + abs(math.log2(first.threads / other.threads))
 
 
 def _proposer(source: Source) -> Source:

@@ -31,8 +31,8 @@ from batchtune.scenario.reader import format_scenario, unchecked_scenario
 from batchtune.target.launch.demand import demand_of
 from batchtune.target.served_model import ServedModel
 from batchtune.target.tfserving import TfServingTarget
-from batchtune.tune import policy
 from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.together import LoadedTogether, ModelLoad, load_together
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _loaded(
         )
 
     done = load()
-    for _ in range(policy.REPEATS_MAX):
+    for _ in range(REPEATS_MAX):
         if not any(spoilt_by(trial) == "host" for trial in done.trials):
             break
         view.event("the host was noisy: once more")

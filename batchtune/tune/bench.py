@@ -19,11 +19,10 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune import policy
-from batchtune.tune.loader import Figures, Fleet, Loader, LoadRun, Target
+from batchtune.tune.loader import PATIENCE, Figures, Fleet, Loader, LoadRun, Target
 from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.failure_texts import is_overload, texts_by_class, unanswered, undecodable
-from batchtune.tune.trials.pace import Pace, Times, times_of
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, Times, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
@@ -34,6 +33,15 @@ from batchtune.tune.trials.trial import (
     is_feasible,
     violations,
 )
+
+SEED_STRIDE = 1_000_003
+"""Seeds of two trials or blocks are this far apart: a prime, so that none plays the schedule of another."""
+
+LONE_ANSWERS, LONE_MAX_S = 5, 8.0
+"""A lone client goes on until so many answers, where that takes no longer. One answer is a measurement too."""
+
+HOPELESS_RATIO = 0.25
+"""An open loop ends when this share of its time is over and this share of all its requests is far beyond the SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ class Bench:
             )
         limit_s = max(self._scenario.slo.limits().values(), default=None)
         watch = self._watch(plan, warm_up_s=warm_up_s)
-        late_s = None if limit_s is None else policy.PATIENCE * limit_s
+        late_s = None if limit_s is None else PATIENCE * limit_s
         run = LoadRun(
             arrivals=arrivals,
             warm_up_s=warm_up_s,
@@ -180,8 +188,8 @@ class Bench:
     def _with_enough_answers(self, plan: Plan, run: LoadRun, figures: Figures) -> Figures:
         """The lone client again, for longer, where it got few answers and more are to be had in reasonable time."""
         latency_s = figures.measurement.latency_s["p50"].value
-        enough_s = min(policy.LONE_ANSWERS * latency_s, policy.LONE_MAX_S)
-        if figures.measurement.requests >= policy.LONE_ANSWERS or not 2.0 * latency_s <= enough_s:
+        enough_s = min(LONE_ANSWERS * latency_s, LONE_MAX_S)
+        if figures.measurement.requests >= LONE_ANSWERS or not 2.0 * latency_s <= enough_s:
             return figures
         longer = replace(
             run, arrivals=ClosedLoop(concurrency=1, duration_s=enough_s), warm_up_s=0.0, whole=True
@@ -202,7 +210,7 @@ class Bench:
             )
         short = plan.duration_s is not None
         return Times(
-            warm_up_s=min(load.warm_up_s, policy.PROBE_WARM_UP_S) if short else load.warm_up_s,
+            warm_up_s=min(load.warm_up_s, PROBE_WARM_UP_S) if short else load.warm_up_s,
             duration_s=load.duration_s if plan.duration_s is None else plan.duration_s,
             timeout_s=scenario.request.timeout_s,
         )
@@ -300,12 +308,9 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
     if not isinstance(arrivals, Schedule):
         return None
     total = len(arrivals.due_ns)
-    enough_s = warm_up_s + policy.HOPELESS_RATIO * (arrivals.duration_s - warm_up_s)
+    enough_s = warm_up_s + HOPELESS_RATIO * (arrivals.duration_s - warm_up_s)
 
     def far_beyond(live: LiveAggregate) -> bool:
-        return (
-            live.elapsed_s >= enough_s
-            and live.errors + live.late + live.overdue >= policy.HOPELESS_RATIO * total
-        )
+        return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= HOPELESS_RATIO * total
 
     return far_beyond

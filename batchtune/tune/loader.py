@@ -31,10 +31,21 @@ from batchtune.target.apply_record import ApplyRecord
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, ServerActivity, activity
 from batchtune.target.urls import replicas_of
-from batchtune.tune import policy
 from batchtune.wire.signature import Signature
 
 _LEFT_BEHIND = (int(Status.UNFINISHED), int(Status.TIMEOUT))
+
+REPEATS_MAX = 2
+"""A run that the host or the client spoilt is repeated at most so often."""
+
+PATIENCE = 10.0
+"""Answers later than so many times the SLO's largest limit are not waited for when a run has ended."""
+
+SETTLE_LIMIT_S, SETTLE_STEP_S = 10.0, 0.1
+"""A server that was overwhelmed is given this long to come to rest, and looked at so often,"""
+
+SETTLE_BATCHES, SETTLE_STEPS_MIN = 1.5, 20
+"""at least so many batches apart (within a batch a slow server looks at rest), and so often at least."""
 
 
 class Target(Protocol):
@@ -169,7 +180,7 @@ class Loader:
         """Once as it was, since any node may have a bad moment; without one that falls short again, if that may be."""
         if slow.name not in suspects:
             suspects.add(slow.name)
-            return len(suspects) <= policy.REPEATS_MAX
+            return len(suspects) <= REPEATS_MAX
         if not self._fleet.retire(slow.name, slow.why):
             return False
         self._with_fewer(1.0 - 1.0 / len(figures.samples.workers))
@@ -251,7 +262,7 @@ class Loader:
             requests=requests,
             arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
             timeout_s=timeout_s,
-            drain_s=None if limit_s is None else min(timeout_s, policy.PATIENCE * limit_s),
+            drain_s=None if limit_s is None else min(timeout_s, PATIENCE * limit_s),
             in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
             connections=self._scenario.load.connections,
             check_every=max(1, round(1 / answers.sample)) if checked else 0,
@@ -280,8 +291,8 @@ class Loader:
     def _settle(self, load: LoadRun) -> None:
         """Wait until the server has worked off what we gave up on, so that it does not weigh on the next trial."""
         before = self._target.counters()
-        step_s = max(policy.SETTLE_STEP_S, policy.SETTLE_BATCHES * load.batch_s)
-        limit_s = max(policy.SETTLE_LIMIT_S, policy.SETTLE_STEPS_MIN * step_s)
+        step_s = max(SETTLE_STEP_S, SETTLE_BATCHES * load.batch_s)
+        limit_s = max(SETTLE_LIMIT_S, SETTLE_STEPS_MIN * step_s)
         for _ in range(round(limit_s / step_s)):
             self._sleep(step_s)
             after = self._target.counters()

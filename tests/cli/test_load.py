@@ -20,9 +20,9 @@ from batchtune.load.record.samples import Samples
 from batchtune.load.worker.job import LoadJob
 from batchtune.measure.validity.host import HostGuard
 from batchtune.report.live import sweep_view
-from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.tune.loader import REPEATS_MAX
 from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED, batchtune
 from tests.server.server_process import ServerProcess
@@ -205,7 +205,7 @@ def test_an_open_loop_without_an_slo_is_repeated_on_a_noisy_host() -> None:
         (finished,) = repeated_points(bench, [plan], scenario=scenario, view=view)
     assert spoilt_by(finished.trial) == "host"
     assert finished.trial.measurement.verdict is None
-    assert len(fleet.jobs) == 1 + policy.REPEATS_MAX
+    assert len(fleet.jobs) == 1 + REPEATS_MAX
 
 
 class LaunchedFake(FakeTarget):

@@ -25,7 +25,6 @@ from batchtune.report.comparison import (
     variant_line,
 )
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune import policy
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
 from batchtune.tune.compare.noise_floor import arms_of, noise_floor
@@ -39,7 +38,8 @@ from batchtune.tune.compare.pace_probes import (
     run_seconds,
 )
 from batchtune.tune.compare.result import Comparison, summarise
-from batchtune.tune.trials.pace import Pace
+from batchtune.tune.loader import REPEATS_MAX
+from batchtune.tune.trials.pace import RUN_BATCHES, Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
@@ -254,7 +254,7 @@ def test_a_noisy_trial_is_repeated_and_counted_and_the_last_attempt_counts():
 
 def test_one_trial_is_repeated_twice_at_most():
     trials, turns, found = run_on(lambda number: number <= 5, blocks=6)
-    assert [turn.attempt for turn in turns][:5] == [1, 2, 1 + policy.REPEATS_MAX, 1, 2]
+    assert [turn.attempt for turn in turns][:5] == [1, 2, 1 + REPEATS_MAX, 1, 2]
     assert not any(one.disturbed for one in found.variants)
     assert found.repeats == 4
     assert sum(one.noisy for one in found.variants) == 1
@@ -491,7 +491,7 @@ def test_runs_of_a_slow_model_hold_batches_enough_and_say_beforehand_how_long_th
     assert text.startswith("on: a batch takes about 2.1 s, each run ")
     trials = [done.trial for done in compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces)]
     on = next(trial.measurement for trial in trials if trial.reason == "on")
-    assert on.window_s >= policy.RUN_BATCHES * 2.0
+    assert on.window_s >= RUN_BATCHES * 2.0
     assert on.error_ratio == 0.0
     took_s = laboratory.clock() - 1000.0 - probed_s
     assert took_s == pytest.approx(comparison_seconds(variants, paces, blocks=1), rel=0.35)

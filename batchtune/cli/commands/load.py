@@ -40,11 +40,12 @@ from batchtune.scenario.units import counted, rounded_duration
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.triton.target import TritonTarget
-from batchtune.tune import policy
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.compare.blocks import REPEATS_SHARE
 from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
 from batchtune.tune.evidence.best_point import best_point
 from batchtune.tune.evidence.bottleneck_of import spoilt_by
+from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of
 from batchtune.tune.trials.trial import FinishedTrial
 
@@ -253,11 +254,11 @@ def _bench(
 def repeated_points(
     bench: Bench, plans: Sequence[Plan], *, scenario: Scenario, view: View
 ) -> Iterator[FinishedTrial]:
-    """Each point once; one that a noisy host disturbed is repeated, within policy, and only its last run counts."""
-    repeats_left = max(policy.REPEATS_MAX, int(policy.COMPARE_REPEATS_SHARE * len(plans)))
+    """Each point once; one that a noisy host disturbed is repeated, within reason, and only its last run counts."""
+    repeats_left = max(REPEATS_MAX, int(REPEATS_SHARE * len(plans)))
     for plan in plans:
         finished = without_empty_verdict(bench.run(plan), scenario)
-        for _ in range(min(policy.REPEATS_MAX, repeats_left)):
+        for _ in range(min(REPEATS_MAX, repeats_left)):
             if spoilt_by(finished.trial) != "host":
                 break
             view.event("the host was noisy: once more")

@@ -19,10 +19,16 @@ from batchtune.errors import UsageError
 from batchtune.measure.statistics.paired import balanced_orders
 from batchtune.measure.validity.caveats import HOST_CODES
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune import policy
-from batchtune.tune.bench import Plan
+from batchtune.tune.bench import SEED_STRIDE, Plan
+from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial
+
+REPEATS_SHARE = 0.5
+"""Repeats end when so many, per trial planned, were made: that host is always noisy, and repeating buys nothing."""
+
+RETRIES = 1
+"""A variant that fails is tried again so often in its block: a server may die of what has nothing to do with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +147,7 @@ def compare(
     other seeds and orders. Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
-    repeats_left = int(policy.COMPARE_REPEATS_SHARE * blocks * len(variants))
+    repeats_left = int(REPEATS_SHARE * blocks * len(variants))
     seed = variants[0].scenario.load.seed + first_block - 1
     number = first_number - 1
     for block, order in enumerate(balanced_orders(variants, blocks=blocks, seed=seed), start=first_block):
@@ -161,12 +167,12 @@ def compare(
                 trials = [arm.trial for arm in finished]
                 if any(trial.state == "failed" for trial in trials):
                     failures += 1
-                    if failures <= policy.COMPARE_RETRIES:
+                    if failures <= RETRIES:
                         continue
                     working.discard(variant.name)
                     break
                 failures = 0
-                if not any(map(is_noisy, trials)) or attempt > policy.REPEATS_MAX or not repeats_left:
+                if not any(map(is_noisy, trials)) or attempt > REPEATS_MAX or not repeats_left:
                     break
                 repeats_left -= 1
 
@@ -185,7 +191,7 @@ def plan_of(turn: Turn, pace: Pace | None) -> Plan:
         configuration=turn.variant.configuration,
         source="variant",
         reason=turn.variant.name,
-        seed=turn.variant.scenario.load.seed + policy.SEED_STRIDE * turn.block,
+        seed=turn.variant.scenario.load.seed + SEED_STRIDE * turn.block,
         block=turn.block,
         pace=pace,
     )

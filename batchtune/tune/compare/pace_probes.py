@@ -10,13 +10,18 @@ from typing import Protocol
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.units import rounded_duration
-from batchtune.tune import policy
 from batchtune.tune.bench import Plan
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.one_capacity import search_seconds
-from batchtune.tune.trials.pace import Pace, pace_of, times_of
+from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import FinishedTrial, Source
+
+PACE_PROBE_S = 0.3
+"""Length of the probe of a lone client; a slower answer is waited for."""
+
+FILLING_CLIENTS = (4, 256)
+"""Fewest and most clients of the probe that fills a batch."""
 
 
 class TrialBench(Protocol):
@@ -34,15 +39,13 @@ def probed_pace(
     The pace stays unknown where nothing was answered: the loads that follow say why.
     """
     clients = clients or scenario.load.concurrency or _filling_clients(scenario, configuration)
-    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=policy.PACE_PROBE_S))
+    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=PACE_PROBE_S))
     pace = pace_of([lone.trial], scenario)
     batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
-    may_be_slow = (
-        configuration.batching is not None and policy.RUN_BATCHES * batch_s > scenario.load.duration_s
-    )
+    may_be_slow = configuration.batching is not None and RUN_BATCHES * batch_s > scenario.load.duration_s
     if not may_be_slow and (not _counts_requests(scenario) or math.isnan(pace.lone_s)):
         return pace
-    long_s = max(policy.PACE_PROBE_S, policy.WARM_UP_BATCHES * pace.lone_s)
+    long_s = max(PACE_PROBE_S, WARM_UP_BATCHES * pace.lone_s)
     full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
     pace = pace_of([lone.trial, full.trial], scenario)
     measured = full.trial.measurement
@@ -127,7 +130,7 @@ def _counts_requests(scenario: Scenario) -> bool:
 
 
 def _filling_clients(scenario: Scenario, configuration: Configuration) -> int:
-    fewest, most = policy.CALIBRATION_CLIENTS
+    fewest, most = FILLING_CLIENTS
     if configuration.batching is None:
         return fewest
     requests = int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most

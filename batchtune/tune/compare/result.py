@@ -11,7 +11,6 @@ from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.measure.statistics.paired import ratio_estimate
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain
-from batchtune.tune import policy
 from batchtune.tune.compare.blocks import Variant, paired_arms
 from batchtune.tune.compare.variant import (
     QUANTILES,
@@ -26,6 +25,9 @@ from batchtune.tune.compare.variant import (
 from batchtune.tune.trials.trial import Trial
 
 SCHEMA_VERSION = 1
+
+HARDLY = 0.05
+"""A gain below this, sure as it may be, is called hardly any."""
 
 
 Outcome = Literal["different", "not distinguishable", "client-limited", "not measured"]
@@ -189,4 +191,4 @@ def _helps(pair: Pair) -> Helps:
     gain = 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
     if gain < 1.0:
         return "no"
-    return "yes" if gain >= 1.0 + policy.HARDLY else "hardly"
+    return "yes" if gain >= 1.0 + HARDLY else "hardly"

@@ -13,11 +13,41 @@ from dataclasses import dataclass, field
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune import policy
 from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import RULE_PROBES, Trial
 
 _LASTING_AS_LONG_AS_ASKED = frozenset({"ramp", "steps", "trace"})
+
+# A rate read between the ends of n batches of one size is exact; n of 4 or 5 leave room for one that was slow
+# (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
+
+WARM_UP_BATCHES = 1.5
+"""A closed loop starts with a batch of its first request alone; the next one is full."""
+
+PROBE_WARM_UP_S = 0.3
+"""Warm-up of a short run, where the scenario's is longer and so are no batches."""
+
+PROBE_BATCHES = 4
+"""Batches in the measured part of a short closed loop, at least."""
+
+RUN_BATCHES, RUN_BATCHES_MIN = 5, 2
+"""Batches in the measured part of a run, at least; where the budget of time leaves no room for more."""
+
+RUN_REQUESTS = 100
+"""Requests of a run of an open loop, at least: 72 independent ones bound p95."""
+
+RUN_SHARE = 1 / 12
+"""A load that is longer than the scenario's takes at most this share of the budget."""
+
+TIME_BUDGET_MAX_S = 1800.0
+"""The budget where nobody gives one and the server is slow."""
+
+TIMEOUT_TURNS, TIMEOUT_MAX_S = 3.0, 600.0
+"""Where the scenario says nothing a request may take as many times as long as the last in the queue should, and no
+longer than this: a server that hangs is to be noticed."""
+
+LONE_TIMEOUT_S = 60.0
+"""The first request, of a server of unknown speed, is waited for this long where the scenario says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,40 +157,35 @@ def times_of(
     batch_s = pace.batch_s(rows)
     warm_up_s = load.warm_up_s
     if short_s is not None:
-        warm_up_s = min(warm_up_s, policy.PROBE_WARM_UP_S)
+        warm_up_s = min(warm_up_s, PROBE_WARM_UP_S)
     if short_s is not None or "warm_up_s" not in load.model_fields_set:
-        warm_up_s = max(warm_up_s, policy.WARM_UP_BATCHES * batch_s)
+        warm_up_s = max(warm_up_s, WARM_UP_BATCHES * batch_s)
     if short_s is not None:
-        duration_s = short_s if closed is None else max(short_s, policy.PROBE_BATCHES * batch_s)
+        duration_s = short_s if closed is None else max(short_s, PROBE_BATCHES * batch_s)
     else:
         duration_s = load.duration_s
         if "duration_s" not in load.model_fields_set and load.arrivals not in _LASTING_AS_LONG_AS_ASKED:
-            requests_s = policy.RUN_REQUESTS / rate_rps if rate_rps else 0.0
-            wanted_s = min(max(policy.RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
-            duration_s = max(duration_s, wanted_s, policy.RUN_BATCHES_MIN * batch_s)
+            requests_s = RUN_REQUESTS / rate_rps if rate_rps else 0.0
+            wanted_s = min(max(RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
+            duration_s = max(duration_s, wanted_s, RUN_BATCHES_MIN * batch_s)
     in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s
     if "timeout_s" not in scenario.request.model_fields_set:
-        patience_s = policy.TIMEOUT_TURNS * turn_s
+        patience_s = TIMEOUT_TURNS * turn_s
         if math.isnan(pace.lone_s):
-            patience_s = policy.LONE_TIMEOUT_S
-        timeout_s = max(timeout_s, min(patience_s, policy.TIMEOUT_MAX_S))
+            patience_s = LONE_TIMEOUT_S
+        timeout_s = max(timeout_s, min(patience_s, TIMEOUT_MAX_S))
     return Times(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )
 
 
-def most_budget_s(scenario: Scenario) -> float:
-    """What a sweep may take at most before its plan is made: where nobody gave a time, the server's pace decides it."""
-    search = scenario.search
-    budget_s = search.time_budget_s if search.budget_is_given else None
-    return budget_s or policy.TIME_BUDGET_MAX_S
-
-
 def _most_s(scenario: Scenario) -> float:
     """The longest load that leaves time for others, where it is not the scenario's own."""
-    return policy.RUN_SHARE * most_budget_s(scenario)
+    search = scenario.search
+    budget_s = search.time_budget_s if search.budget_is_given else None
+    return RUN_SHARE * (budget_s or TIME_BUDGET_MAX_S)
 
 
 def _batch_rows(

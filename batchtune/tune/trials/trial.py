@@ -12,7 +12,6 @@ from batchtune.load.record.samples import Samples
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.plain_values import fields_to_plain, from_plain
-from batchtune.tune import policy
 
 SCHEMA_VERSION = 1
 """Of one line of trials.jsonl; raised when an older reader would misread a newer line."""
@@ -53,14 +52,17 @@ REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 
 State = Literal["complete", "failed"]
 
+WORST_VIOLATION = 10.0
+"""Relative violations are cut here, so that an undefined or infinite quantile stays a finite number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A trial that a search wants, with its reason in words.
 
     `rate_rps`, `concurrency` (a closed loop of so many clients) and `duration_s` (the measured part) replace the
-    scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `hint_rps` is where a search for
-    the capacity begins. `block` numbers runs made side by side under one seed.
+    scenario's; with `rate_rps` a capacity is not searched but this one rate measured. `block` numbers runs made side by
+    side under one seed.
     """
 
     configuration: Configuration
@@ -71,7 +73,6 @@ class Ask:
     rate_rps: float | None = None
     concurrency: int | None = None
     duration_s: float | None = None
-    hint_rps: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +184,11 @@ def violations(
     """How far each promise is missed, as a share of it: at most 0 when kept.
 
     Keys in the order of `limits` (quantile name -> seconds), then "errors"; every trial gets all of them, because
-    samplers compare constraints by position. An undefined quantile counts as missed by policy.WORST_VIOLATION.
+    samplers compare constraints by position. An undefined quantile counts as missed by WORST_VIOLATION.
     """
     misses = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
     misses["errors"] = (
-        _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, policy.WORST_VIOLATION)
+        _relative(error_ratio, error_limit) if error_limit > 0 else min(error_ratio, WORST_VIOLATION)
     )
     return misses
 
@@ -199,5 +200,5 @@ def is_feasible(constraints: Mapping[str, float]) -> bool:
 
 def _relative(value: float, limit: float) -> float:
     if math.isnan(value):
-        return policy.WORST_VIOLATION
-    return min(value / limit - 1.0, policy.WORST_VIOLATION)
+        return WORST_VIOLATION
+    return min(value / limit - 1.0, WORST_VIOLATION)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune import policy
-from batchtune.tune.trials.pace import Pace, pace_of, times_of
+from batchtune.tune.trials.pace import (
+    PROBE_BATCHES,
+    RUN_BATCHES_MIN,
+    WARM_UP_BATCHES,
+    Pace,
+    pace_of,
+    times_of,
+)
 from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import planted, scenario_of
 
@@ -53,8 +59,8 @@ def test_a_load_of_a_slow_server_holds_batches_enough_and_its_answers_are_waited
     pace = Pace(lone_s=0.25, batch_s_by_rows={4: 0.7, 16: 2.5})
     configuration = asked.configuration({"max_batch_size": 16})
     times = times_of(pace, asked, configuration)
-    assert times.duration_s >= policy.RUN_BATCHES_MIN * 2.5
+    assert times.duration_s >= RUN_BATCHES_MIN * 2.5
     assert times.timeout_s >= 2.0 * times.turn_s > 0.0
     short = times_of(pace, asked, configuration, short_s=1.0)
-    assert short.duration_s == pytest.approx(policy.PROBE_BATCHES * 2.5)
-    assert short.warm_up_s == pytest.approx(policy.WARM_UP_BATCHES * 2.5)
+    assert short.duration_s == pytest.approx(PROBE_BATCHES * 2.5)
+    assert short.warm_up_s == pytest.approx(WARM_UP_BATCHES * 2.5)

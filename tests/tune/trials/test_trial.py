@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.tune import policy
-from batchtune.tune.trials.trial import Probe, Trial, is_feasible, violations
+from batchtune.tune.trials.trial import WORST_VIOLATION, Probe, Trial, is_feasible, violations
 from tests.tune.tune_fakes import planted
 
 SECONDS = st.floats(min_value=1e-4, max_value=1e3)
@@ -29,17 +28,14 @@ def test_every_trial_gets_every_constraint_and_all_are_finite(latency_s, limit_s
     limits = {"p95": limit_s, "p99": limit_s}
     found = violations(latency_s, error_ratio, limits=limits, error_limit=0.01)
     assert list(found) == ["p95", "p99", "errors"]
-    assert all(math.isfinite(value) and -1.0 <= value <= policy.WORST_VIOLATION for value in found.values())
+    assert all(math.isfinite(value) and -1.0 <= value <= WORST_VIOLATION for value in found.values())
     kept = all(latency_s.get(name, math.inf) <= limit_s for name in limits) and error_ratio <= 0.01
     assert is_feasible(found) == kept
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_undefined_quantile_is_missed_by_the_most(value):
-    assert (
-        violations({"p95": value}, 0.0, limits={"p95": 0.1}, error_limit=0.01)["p95"]
-        == policy.WORST_VIOLATION
-    )
+    assert violations({"p95": value}, 0.0, limits={"p95": 0.1}, error_limit=0.01)["p95"] == WORST_VIOLATION
 
 
 def test_no_errors_at_all_may_be_promised():

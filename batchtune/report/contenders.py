@@ -113,6 +113,7 @@ def _rates(one: Recommendation | Compared, chosen: Recommendation) -> list[str]:
     if one.capacity is None:
         return ["–", "–"]
     held = number(one.capacity.held_rps) if one.capacity.held_rps else "none"
+    held += " by loops" if one.capacity.by_loops else ""
     return [held, number(one.capacity.missed_rps)]
 
 

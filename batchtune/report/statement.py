@@ -93,7 +93,7 @@ def print_recommendation(
         tell(text)
     console.print()
     for alternative in chosen.alternatives[:ALTERNATIVES_SHOWN]:
-        searched = "" if alternative.confirmations else " (by the search alone)"
+        searched = "" if alternative.confirmations else " (not confirmed)"
         tell(f"Instead: {alternative.configuration.label()}: {alternative.trade}{searched}.")
     for text in marks.lines():
         tell(text, indent="   ")

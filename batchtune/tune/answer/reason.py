@@ -54,7 +54,7 @@ def explain_gain(
         clauses.append(f"without batching {shown} {rounded_duration(limit_s)} allowed")
     facts = "; ".join(clause for clause in clauses if clause)
     verdict = "" if gain is None else _worth(gain)
-    return ": ".join(filter(None, (facts, verdict))) or "there is no run without batching to compare with"
+    return ": ".join(filter(None, (facts, verdict))) or "what was measured does not tell"
 
 
 def _worth(gain: Estimate) -> str:

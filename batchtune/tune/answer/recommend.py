@@ -132,10 +132,20 @@ class _Capacities:
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[Run], int]:
-        """The runs behind its figures, and how many of them are fresh."""
-        bracket = contender.bracket
-        if bracket.fresh:
-            return list(bracket.fresh), len(bracket.fresh)
+        """The runs behind its figures, and how many are fresh: the fresh ones that vote on the rate stated, if any do."""
+        bracket, stated = contender.bracket, self.value(contender)
+        fresh = [
+            run
+            for run in bracket.open_runs
+            if run.fresh
+            and (
+                (run.rate_rps or 0.0) >= 0.999 * stated
+                if run.held
+                else (run.rate_rps or 0.0) <= 1.001 * stated
+            )
+        ]
+        if fresh:
+            return fresh, len(fresh)
         held = [run for run in bracket.open_runs if run.held]
         highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
         runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]
@@ -291,7 +301,7 @@ class _Answer:
         latency_s = self._latency(runs)
         capacity = account.capacity(chosen)
         last = self._by_number[runs[-1].trial]
-        throughput = range_of([run.answered_rps for run in runs])
+        throughput = _throughput(runs)
         return Recommendation(
             configuration=chosen.configuration,
             names=tuple(chosen.sources),
@@ -390,7 +400,7 @@ class _Answer:
         return Compared(
             names=names,
             configuration=contender.configuration,
-            throughput_rps=range_of([run.answered_rps for run in runs]) if runs else None,
+            throughput_rps=_throughput(runs) if runs else None,
             latency_s=self._latency(runs),
             runs=len(runs),
             fresh=fresh,
@@ -580,6 +590,11 @@ def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool
         return Estimate(value=low, low=low, high=math.inf)
     value = math.sqrt(low * high) if low > 0.0 else ours[0] / theirs[0]
     return Estimate(value=value, low=low, high=high)
+
+
+def _throughput(runs: Sequence[Run]) -> Estimate:
+    """Of the runs that did not fail."""
+    return range_of([run.answered_rps for run in runs if run.latency_s])
 
 
 def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> OpenQuestion:

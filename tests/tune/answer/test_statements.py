@@ -1,0 +1,319 @@
+"""No two sentences of an answer contradict each other, whatever was measured: 500 random ledgers, each printed twice."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from batchtune.archive.run import create_run
+from batchtune.cli.commands.recommend import conclude
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
+from batchtune.report.answer import print_answer
+from batchtune.report.statement import print_recommendation
+from batchtune.report.words import NO_DIFFERENCE, gain_cell, other_references
+from batchtune.scenario.reader import format_scenario
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.slo import SloSpec
+from batchtune.tune.answer.recommend import LEVEL, recommend
+from batchtune.tune.answer.recommendation import Compared, Recommendation
+from batchtune.tune.trials.trial import Trial
+from tests.tune.answer.ledgers import at_rate, loop
+from tests.tune.tune_fakes import planted, scenario_of
+
+LEDGERS = 250
+"""Of each kind."""
+STEP, OFFER = "batchtune sweep S --resume R", "--budget 3m"
+SPACE = {
+    "max_batch_size": [1, 4, 8, 16, 32],
+    "batch_timeout_micros": [0, 1000],
+    "num_batch_threads": [1, 2],
+}
+EXCLUDE = [
+    (r"Use no batching|Recommended: no batching", r"Batching helps:"),
+    (r"Batching does not help", r"Use max_batch_size|Recommended max_batch_size"),
+    (r"Batching helps:", r"cannot pay"),
+    (r"Confirmed:", r"Not established"),
+    (r"Confirmed:", r"Whether it is better than [\w' ]+ is open"),
+    (r"Confirmed:", r"by the search alone|by closed loops alone|no rate was missed"),
+    (r"Confirmed:", r"may be better|it may still be better"),
+    (r"Confirmed:", r"of the search[,.;]"),
+    (r"Not established", r"may find more"),
+    (r"None: this is what runs now", r"(over|than|from) what runs now"),
+    (r"no fresh run confirms it", r"held in [1-9]\d* of"),
+    (r"to spare", r"a further one may miss it"),
+    (r"\bnan\b|\binf\b|∞|…|\.\.\.|not known\]|None\b(?!:)", r"."),
+]
+"""What must not stand in one text together."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random ledger, and what it is asked."""
+
+    scenario: Scenario
+    trials: list[Trial]
+    slo: SloSpec | None
+
+
+def scenario_with(draw: random.Random, **changes: Any) -> Scenario:
+    """Sometimes with something that runs now, and a space that is a guess."""
+    fixed = {"max_batch_size": 8, "num_batch_threads": 1} if draw.random() < 0.3 else {}
+    space = {name: values for name, values in SPACE.items() if name not in fixed}
+    search = {
+        "strategy": "guided",
+        "seed": 1,
+        "budget": {"time": "60s"},
+        "grow": draw.random() < 0.5,
+        "space": space,
+    }
+    return scenario_of(fixed=fixed, search=search, **changes)
+
+
+def contenders(draw: random.Random, scenario: Scenario) -> list[tuple[Any, str]]:
+    """Batching and who named it: the references mostly, and some points."""
+    found: list[tuple[Any, str]] = [
+        (batching, source)
+        for batching, source in ((None, "no_batching"), ("defaults", "defaults"))
+        if draw.random() < 0.85
+    ]
+    for _ in range(draw.randint(0, 5)):
+        point = {name: draw.choice(values) for name, values in SPACE.items()} | dict(scenario.fixed)
+        found.append((point, draw.choice(["grid", "rule", "guide", "sampler", "neighbour"])))
+    return found or [(None, "no_batching")]
+
+
+def capacity_case(seed: int) -> Case:
+    """Scouts, runs at rates about a capacity of each contender, and fresh runs of one or two."""
+    draw = random.Random(seed)
+    scenario = scenario_with(draw, load={"arrivals": "poisson"}, objective="capacity")
+    noise = draw.choice([0.0, 0.02, 0.1, 0.3])
+    truths = [
+        (batching, source, draw.choice([100.0, 1000.0, 1000.0, 1020.0, 20_000.0]) * draw.uniform(0.8, 1.2))
+        for batching, source in contenders(draw, scenario)
+    ]
+    trials: list[Trial] = []
+
+    def run(batching: Any, source: str, capacity_rps: float, rate_rps: float) -> None:
+        here_rps = capacity_rps * math.exp(draw.gauss(0.0, noise))
+        p95_s = 0.05 * (rate_rps / here_rps) ** draw.choice([1, 4, 8])
+        answered = min(1.0, here_rps / rate_rps) if draw.random() < 0.5 else 1.0
+        trial = at_rate(len(trials) + 1, rate_rps, p95_s, batching=batching, source=source, answered=answered)
+        if draw.random() < 0.03:
+            trial = replace(trial, state="failed", failure="OOM", measurement=None, objective=None)
+        trials.append(trial)
+
+    if draw.random() < 0.7:
+        lone = loop(1, 50.0, draw.choice([0.002, 0.02, 0.08]), clients=1, batching=None)
+        trials.append(replace(lone, source="probe"))
+    for batching, _, capacity_rps in truths:
+        if draw.random() < 0.6:
+            clients = draw.choice([4, 16, 64, 4000])
+            trials.append(
+                loop(
+                    len(trials) + 1,
+                    capacity_rps,
+                    draw.choice([0.01, 0.09]),
+                    clients=clients,
+                    batching=batching,
+                )
+            )
+    for _ in range(draw.randint(0, 14)):
+        batching, source, capacity_rps = draw.choice(truths)
+        run(batching, source, capacity_rps, capacity_rps * draw.uniform(0.6, 1.3))
+    for batching, _, capacity_rps in draw.sample(truths, min(len(truths), draw.randint(0, 2))):
+        rate_rps = capacity_rps * draw.uniform(0.8, 1.02)
+        for _ in range(draw.randint(1, 6)):
+            run(batching, "confirm", capacity_rps, rate_rps)
+            rate_rps *= draw.choice([1.0, 1.0, 0.95])
+    if draw.random() < 0.5:  # as a search ends that had the time
+        best = max(truths, key=lambda truth: truth[2])
+        for batching, source, capacity_rps in truths:
+            run(batching, source, capacity_rps, 1.04 * capacity_rps)
+            run(batching, source, capacity_rps, 1.04 * capacity_rps)
+        for _ in range(draw.randint(3, 6)):
+            run(best[0], "confirm", best[2], 0.96 * best[2])
+    return Case(scenario, trials, other_slo(draw))
+
+
+def fixed_case(seed: int) -> Case:
+    """Runs of some contenders under one load, and fresh runs of one or two."""
+    draw = random.Random(seed)
+    objective = draw.choice(["throughput", "latency"])
+    load = (
+        {"arrivals": "poisson", "rate": "900/s"}
+        if objective == "latency"
+        else {"arrivals": "closed", "concurrency": 16}
+    )
+    scenario = scenario_with(draw, load=load, objective=objective)
+    noise = draw.choice([0.0, 0.02, 0.1, 0.3])
+    truths = [
+        (batching, source, draw.choice([500.0, 1000.0, 1020.0, 3000.0]), draw.uniform(0.005, 0.07))
+        for batching, source in contenders(draw, scenario)
+    ]
+    trials: list[Trial] = []
+
+    def run(batching: Any, source: str, rate_rps: float, p95_s: float) -> None:
+        off = math.exp(draw.gauss(0.0, noise))
+        trial = planted(
+            len(trials) + 1,
+            batching=batching,
+            throughput=rate_rps * off,
+            p95_s=p95_s / off if draw.random() > 0.05 else math.inf,
+            source=source,
+            error_ratio=draw.choice([0.0] * 9 + [0.3]),
+            objective=objective,
+            failure="OOM" if draw.random() < 0.03 else None,
+        )
+        if objective == "latency" and trial.measurement is not None:
+            measured = replace(trial.measurement, concurrency=None, offered_rps=rate_rps)
+            trial = replace(trial, concurrency=None, rate_rps=rate_rps, measurement=measured)
+        trials.append(trial)
+
+    for _ in range(draw.randint(1, 14)):
+        run(*draw.choice(truths))
+    for batching, _, rate_rps, p95_s in draw.sample(truths, min(len(truths), draw.randint(0, 2))):
+        for _ in range(draw.randint(1, 6)):
+            run(batching, "confirm", rate_rps, p95_s)
+    return Case(scenario, trials, other_slo(draw))
+
+
+def other_slo(draw: random.Random) -> SloSpec | None:
+    """Sometimes another limit than the one that was searched."""
+    if draw.random() < 0.7:
+        return None
+    limit = draw.choice(["20ms", "45ms", "90ms"])
+    return SloSpec.model_validate({"p95": limit} | ({"p99": "120ms"} if draw.random() < 0.3 else {}))
+
+
+def answered(case: Case) -> Recommendation | None:
+    try:
+        return recommend(case.trials, scenario=case.scenario, slo=case.slo)
+    except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
+        assert not re.search(EXCLUDE[-1][0], f"{error.message} {error.hint}"), error.message
+        return None
+
+
+def texts_of(chosen: Recommendation, scenario: Scenario) -> Iterator[str]:
+    """The short answer and the whole statement, with lines joined."""
+    step = None if chosen.established else STEP
+    for write in (print_answer, print_recommendation):
+        stream = io.StringIO()
+        write(chosen, scenario=scenario, deployment="DEPLOY", next_step=step, offer=OFFER, stream=stream)
+        yield re.sub(r"\s+", " ", stream.getvalue())
+
+
+def check_choice_against_table(chosen: Recommendation) -> None:
+    """Nothing in the table is stated to be better, but what is level, open, or outside the space.
+
+    A higher rate that closed loops alone kept stands there as such.
+    """
+    for other in (*other_references(chosen), *chosen.contenders):
+        ours, theirs = merit(chosen, chosen), merit(other, chosen)
+        cell = gain_cell(other)
+        if theirs > ours and not other.outside:
+            simpler = chosen.capacity is not None and theirs <= LEVEL * ours * 1.001
+            assert simpler or cell in (NO_DIFFERENCE, "may be better", "misses the SLO"), (ours, theirs, cell)
+        by_loops = other.capacity is not None and other.capacity.by_loops
+        if chosen.capacity is not None and theirs > ours and not other.outside and not by_loops:
+            assert {"present", "no_batching", "defaults"} & set(chosen.names), (ours, theirs)
+        if other.capacity is not None and other.capacity.missed_rps is not None:
+            assert other.capacity.missed_rps >= other.capacity.held_rps
+
+
+def merit(one: Recommendation | Compared, chosen: Recommendation) -> float:
+    if chosen.capacity is not None:
+        return 0.0 if one.capacity is None else one.capacity.held_rps
+    if chosen.objective == "latency":
+        return 1.0 / one.latency_s["p95"].value if "p95" in one.latency_s else 0.0
+    return 0.0 if one.throughput_rps is None else one.throughput_rps.value
+
+
+def check_certainty(chosen: Recommendation, text: str) -> None:
+    """Established, open questions, the sentence and the command are of one mind."""
+    assert chosen.established == (not chosen.open_questions) == ("Confirmed:" in text)
+    assert chosen.established == ("Not established" not in text) == (STEP not in text)
+    for question in chosen.open_questions:
+        assert question.text() in text
+    if chosen.established:
+        assert not any(other.open for other in (*chosen.references, *chosen.contenders))
+        assert chosen.confirmations >= 3
+        if chosen.capacity is not None:
+            held, runs = chosen.capacity.held, chosen.capacity.held + chosen.capacity.missed
+            assert held >= 3
+            assert held >= 3 * chosen.capacity.missed
+            assert f"held in {held} of {runs} fresh run" in text
+    assert ("may find more" in text) == (chosen.established and chosen.may_find_more)
+
+
+def check_limits(chosen: Recommendation, text: str) -> None:
+    """What is said of the SLO follows from the figures beside it."""
+    for promise in chosen.promises:
+        all_kept = promise.kept == promise.runs
+        assert all_kept == (promise.worst_s <= promise.limit_s)
+        said = re.search(rf"SLO {promise.name} ≤ [^:;]+: ([^.]|\.\d)*\.", text)
+        assert said is not None, text
+        high = chosen.latency_s[promise.name].high
+        assert ("to spare" in said[0]) == (all_kept and high <= promise.limit_s)
+        assert ("may miss it" in said[0]) == (all_kept and high > promise.limit_s)
+        assert (f"kept in {promise.kept} of {promise.runs}" in said[0]) == (not all_kept)
+        meaning = "95 % of further runs" in said[0]
+        assert meaning == (chosen.interval == "prediction") == (chosen.runs >= 5)
+
+
+def check_gains(chosen: Recommendation, text: str) -> None:
+    """A gain is told of each reference in one way."""
+    for other in other_references(chosen):
+        cell = gain_cell(other)
+        if cell.startswith("×") and other.gain is not None:
+            assert not other.gain.low <= 1.0 <= other.gain.high
+        if chosen.level_with == other.name:
+            assert cell in (NO_DIFFERENCE, "may be better"), cell
+    assert chosen.level_with is None or chosen.level_with not in chosen.names
+
+
+@pytest.mark.parametrize("cases", [capacity_case, fixed_case])
+def test_no_two_sentences_of_one_answer_contradict_each_other(cases: Callable[[int], Case]) -> None:
+    told = established = 0
+    for seed in range(LEDGERS):
+        case = cases(seed)
+        chosen = answered(case)
+        if chosen is None:
+            continue
+        told += 1
+        established += chosen.established
+        check_choice_against_table(chosen)
+        for text in texts_of(chosen, case.scenario):
+            try:
+                check_certainty(chosen, text)
+                check_limits(chosen, text)
+                check_gains(chosen, text)
+                for one, other in EXCLUDE:
+                    assert not (re.search(one, text) and re.search(other, text)), (one, other)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}\n{text}") from error
+    assert told > 0.6 * LEDGERS
+    assert established > 0.05 * LEDGERS
+
+
+@pytest.mark.parametrize("cases", [capacity_case, fixed_case])
+def test_the_exit_code_says_what_the_answer_says(
+    cases: Callable[[int], Case], tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(0, LEDGERS, 10):
+        case = cases(seed)
+        chosen = answered(case)
+        if chosen is None:
+            continue
+        run = create_run(case.scenario, format_scenario(case.scenario), root=tmp_path, provenance={})
+        code = conclude(run, case.scenario, case.trials, slo=case.slo)
+        text = capsys.readouterr().out
+        assert (code == 0) == ("Confirmed:" in text) == chosen.established
+        if code != 0:
+            assert "Next   batchtune sweep " in text

@@ -46,17 +46,11 @@ HOPELESS_RATIO = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Ask):
-    """A trial that is to be run; `repeat_of` is the number of the spoilt trial that this one repeats.
-
-    `pace` is what is known of the server's speed; None: the scenario's own times hold. `budget_s` is what the sweep may
-    take in all; None: as the scenario says.
-    """
+    """A trial that is to be run; `pace`: what is known of the server's speed (None: the scenario's own times hold)."""
 
     number: int
     seed: int
-    repeat_of: int | None = None
     pace: Pace | None = None
-    budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +121,6 @@ class Bench:
             asked_rate_rps=plan.rate_rps,
             asked_concurrency=plan.concurrency,
             asked_duration_s=plan.duration_s,
-            repeat_of=plan.repeat_of,
             error_texts={} if outcome is None else texts_by_class(outcome.figures.samples),
             startup_s=startup_s,
             seconds=self._now_s() - started_s,

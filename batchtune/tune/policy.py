@@ -5,16 +5,6 @@ from __future__ import annotations
 FAILURES_MAX = 3
 """So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""
 
-FAILURES_TO_END = 6
-"""The search ends after so many failed trials in a row, and what worked is confirmed: a size that fails may follow
-others that do."""
-
-SURE_BATCHES = 600
-"""Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some batches."""
-
-TIME_BUDGET_MAX_S = 1800.0
-"""The budget where nobody gives one and the server is slow."""
-
 SEED_STRIDE = 1_000_003
 """Seeds of two blocks are this far apart: a prime, so that no block plays the schedule of another."""
 

@@ -14,16 +14,25 @@ from batchtune.measure.validity.host import HostGuard
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search import DEFAULT_TIME_BUDGET_S
-from batchtune.tune import policy
-from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.bench import SEED_STRIDE, Bench, Plan
 from batchtune.tune.evidence.ledger import spent_s
 from batchtune.tune.loader import Fleet, Target
 from batchtune.tune.search.choice import search_of
 from batchtune.tune.sweep.nodes import Nodes, OneServer, TrialBench
 from batchtune.tune.sweep.progress import NOBODY, SweepProgress, Watcher, phase_of
 from batchtune.tune.trials.out_of_memory import out_of_memory
+from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S
 from batchtune.tune.trials.search_summary import SearchSummary
 from batchtune.tune.trials.trial import NO_CANDIDATES, Ask, FinishedTrial, Trial
+
+FAILURES_MAX = 3
+"""So many failed trials, and none that worked, mean that it is not the configurations that are at fault."""
+
+FAILURES_TO_END = 6
+"""The search ends after so many failed trials in a row: a size that fails may follow others that do."""
+
+SURE_BATCHES = 600
+"""Lone requests that a sweep may last, at least, where nobody gives a budget: some forty runs of some batches."""
 
 
 def sweep(
@@ -108,7 +117,7 @@ class _Sweep:
             self._set_budget()
             while asks := self._asks(nodes):
                 yield from self._measure(asks, nodes)
-                if self._failures >= policy.FAILURES_TO_END:
+                if self._failures >= FAILURES_TO_END:
                     self._stop_reason = f"{self._failures} trials in a row failed"
                     break
         except (KeyboardInterrupt, GeneratorExit):
@@ -140,9 +149,9 @@ class _Sweep:
             self._set_budget()
             self._failures = 0 if self._tells_something(trial) else self._failures + 1
             yield replace(done, trial=trial)
-            if self._failures >= policy.FAILURES_MAX and not self._worked():
+            if self._failures >= FAILURES_MAX and not self._worked():
                 raise TargetError(
-                    f"{policy.FAILURES_MAX} trials in a row failed; the last: {trial.failure}",
+                    f"{FAILURES_MAX} trials in a row failed; the last: {trial.failure}",
                     hint="the failed trials are in the ledger; see whether the server works by hand",
                 )
 
@@ -152,14 +161,13 @@ class _Sweep:
             configuration=ask.configuration,
             source=ask.source,
             reason=ask.reason,
-            seed=self._scenario.load.seed + policy.SEED_STRIDE * number,
+            seed=self._scenario.load.seed + SEED_STRIDE * number,
             point=ask.point,
             block=ask.block,
             concurrency=ask.concurrency,
             duration_s=ask.duration_s,
             rate_rps=ask.rate_rps,
             pace=self._search.pace(),
-            budget_s=self._search.budget_s,
         )
 
     def _set_budget(self) -> None:
@@ -218,9 +226,9 @@ class _Sweep:
 
 def usual_budget_s(batch_s: float) -> float:
     """What a sweep may take where nobody says, for a server whose batches take so long."""
-    return min(max(DEFAULT_TIME_BUDGET_S, policy.SURE_BATCHES * batch_s), policy.TIME_BUDGET_MAX_S)
+    return min(max(DEFAULT_TIME_BUDGET_S, SURE_BATCHES * batch_s), TIME_BUDGET_MAX_S)
 
 
 def _given_budget_s(scenario: Scenario) -> float:
     """The scenario's; what a sweep may take at most where only trials are counted."""
-    return scenario.search.time_budget_s or policy.TIME_BUDGET_MAX_S
+    return scenario.search.time_budget_s or TIME_BUDGET_MAX_S

@@ -112,7 +112,6 @@ class RecordedBench:
                 seed=plan.seed,
                 point=plan.point,
                 block=plan.block,
-                repeat_of=plan.repeat_of,
                 seconds=seconds,
                 measurement=measured,
                 asked_concurrency=plan.concurrency,

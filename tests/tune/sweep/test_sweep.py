@@ -6,12 +6,11 @@ from collections import Counter
 
 import pytest
 
-from batchtune.errors import NoFeasibleConfigurationError, TargetError
-from batchtune.tune import policy
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
 from batchtune.tune.sweep.progress import PHASES, SweepProgress, Watcher
-from batchtune.tune.sweep.sweep import sweep
+from batchtune.tune.sweep.sweep import FAILURES_TO_END, sweep
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
@@ -171,7 +170,7 @@ def test_six_failures_in_a_row_end_a_search_that_had_worked():
     told = []
     refuses = lambda configuration: "no" if configuration.batching is not None else None  # noqa: E731
     trials = run(asked(), refuses=refuses, watcher=Watcher(on_summary=told.append))
-    assert sum(one.state == "failed" for one in trials) <= policy.FAILURES_TO_END
+    assert sum(one.state == "failed" for one in trials) <= FAILURES_TO_END
     assert any(one.state == "complete" for one in trials)
 
 
@@ -295,3 +294,14 @@ def test_points_that_hold_flags_the_switch_and_fitted_sizes_are_searched_confirm
     tried = [one for one in trials if one.point is not None and one.source != "defaults"]
     assert {"4", "8", "16"} >= {str(one.point["max_batch_size"]) for one in tried}
     assert all(set(one.point) == set(space) for one in tried)
+
+
+def test_where_nobody_may_be_the_answer_the_sweep_ends_without_a_fault_of_its_own():
+    """No batching cannot be said, and every size of the space is out of memory."""
+    target = {"kind": "command", "model": "m", "rest_url": "http://h:1", "apply": ["reload", "{file}"]}
+    scenario = asked(time="20s", space={"max_batch_size": [4, 16]})
+    scenario = scenario_of(target={**target, "render": "tfserving"}, search=scenario.search.model_dump())
+    trials = run(scenario, law=Law(rows_max=1))
+    assert any(one.state == "failed" for one in trials)
+    with pytest.raises((NoFeasibleConfigurationError, InconclusiveError)):
+        recommend(trials, scenario=scenario)

@@ -23,10 +23,11 @@ Table = list[list[str]]
 def compared_table(chosen: Recommendation) -> Table:
     """What is recommended and each reference, without their parameters."""
     headings = ["", *_rate_headings(chosen), "p95 ms", "runs", _GAINS[chosen.objective]]
-    references = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
+    first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
+    others = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
     rows = [
         [name, *_rates(one, chosen), span(one.latency_s.get("p95"), scale=1e3), str(one.runs), gain]
-        for name, one, gain in ((RECOMMENDED, chosen, ""), *references)
+        for name, one, gain in (*first, *others)
     ]
     return _without_empty([headings, *rows])
 

@@ -12,9 +12,9 @@ from batchtune.cli.arguments.kept_run import asked_run
 from batchtune.cli.commands.recommend import parameters_file
 from batchtune.cli.deployment import deployment, joint_deployment
 from batchtune.errors import BatchtuneError
-from batchtune.tune.joint.answer import JointRecommendation
 from batchtune.report.html.page import kind_of, measured_document
 from batchtune.report.html.shell.document import PAGE_FILE, Document, write_page
+from batchtune.tune.joint.answer import JointRecommendation
 
 
 def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:

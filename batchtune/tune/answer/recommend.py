@@ -132,7 +132,7 @@ class _Capacities:
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[Run], int]:
-        """The runs behind its figures, and how many are fresh: the fresh ones that vote on the rate stated, if any do."""
+        """The runs behind its figures, and how many are fresh: those that vote on the rate stated, if any do."""
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [
             run

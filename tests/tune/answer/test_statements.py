@@ -196,8 +196,9 @@ def answered(case: Case) -> Recommendation | None:
     try:
         return recommend(case.trials, scenario=case.scenario, slo=case.slo)
     except (NoFeasibleConfigurationError, InconclusiveError, TargetError) as error:
-        assert not re.search(EXCLUDE[-1][0], f"{error.message} {error.hint}"), error.message
-        return None
+        told = f"{error.message} {error.hint}"
+    assert not re.search(EXCLUDE[-1][0], told), told
+    return None
 
 
 def texts_of(chosen: Recommendation, scenario: Scenario) -> Iterator[str]:

@@ -8,7 +8,7 @@ from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import ScenarioError
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.strategies.references import reference_configurations
+from batchtune.tune.search.contenders import reference_configurations
 
 ATTACHED = """\
 name: attached

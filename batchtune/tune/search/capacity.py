@@ -197,6 +197,8 @@ class CapacitySearch(Search):
 
     def _unknown_size(self) -> Ask | None:
         """A size that the curve likes and does not know: growth, or a peak between those known."""
+        if self.contenders.is_empty:
+            return None
         top = self._liked()
         for _ in range(GROWS_MAX):
             if not self.contenders.grow_sizes(top):

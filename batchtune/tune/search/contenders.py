@@ -107,6 +107,11 @@ class Contenders:
             if contender.eligible and not contender.is_broken and not self.is_barred(contender)
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody may be the answer: nobody is named yet, or no batch fits into memory."""
+        return next(iter(self), None) is None
+
     def all(self) -> tuple[Contender, ...]:
         """Those outside a space that the user wrote, too."""
         return tuple(self._by_configuration.values())

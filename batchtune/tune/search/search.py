@@ -133,7 +133,9 @@ class Search(ABC):
         asks: list[Ask] = []
         self.pending = set()
         while len(asks) < count:
-            ask = self._scout(left_s) or self._question(left_s=left_s, taken=self.pending)
+            ask = self._scout(left_s)
+            if ask is None and not self.contenders.is_empty:
+                ask = self._question(left_s=left_s, taken=self.pending)
             if ask is None or (asks and _stage(ask) > _stage(asks[-1])):
                 break
             if sum(other.configuration == ask.configuration for other in asks) >= FRESH:
@@ -195,6 +197,8 @@ class Search(ABC):
             self.contenders.whole(GRID_MOST)
         elif strategy == "guided":
             self.contenders.grid()
+        elif strategy == "optuna" and self.contenders.is_empty:
+            next(self.optuna_contenders([]), None)
         self._named = True
 
     def name_rule(self, unbatched_rps: float) -> None:
@@ -324,7 +328,7 @@ class Search(ABC):
 
     def unbatched(self) -> Contender:
         """Whom the rule's throughput is read from."""
-        return self.contenders.of("no_batching") or self.contenders.add(self._lone, "probe")
+        return self.contenders.of("no_batching") or self.contenders.add(self._lone, "calibration")
 
     def equal_unbatched(self, top: Contender) -> Contender | None:
         """No batching with as many of Triton's instances as the leader has, which batching's gain is read from.

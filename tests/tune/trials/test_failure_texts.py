@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.tune.answer.recommend import recommend
 from batchtune.target.model_errors import meaning_of
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.trials.failure_texts import explain_failure
 from batchtune.tune.trials.trial import Trial
 from tests.tune.tune_fakes import planted, scenario_of

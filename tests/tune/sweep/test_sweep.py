@@ -302,5 +302,5 @@ def test_where_nobody_may_be_the_answer_the_sweep_ends_without_a_fault_of_its_ow
     scenario = asked(time="20s", space={"max_batch_size": [4, 16]})
     scenario = scenario_of(target={**target, "render": "tfserving"}, search=scenario.search.model_dump())
     trials = run(scenario, law=Law(rows_max=1))
-    assert [one.source for one in trials][0] == "probe"
+    assert trials[0].source == "probe"
     assert trials[-1].state == "failed"

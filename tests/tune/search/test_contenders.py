@@ -1,0 +1,128 @@
+"""Who may be the answer: references, the guide's point, points of the space and beyond it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchtune.batching.parameters import Configuration, from_dict
+from batchtune.batching.triton_config import FoundBatching
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.search.contenders import Contenders, guide_point, one_by_one, reference_configurations
+from tests.tune.tune_fakes import scenario_of
+
+SPACE = {"max_batch_size": [1, 4, 16], "batch_timeout_micros": [0, 1000], "num_batch_threads": [1, 2]}
+
+
+def scenario(**search: Any) -> Scenario:
+    """An open loop: so many clients would bound the sizes."""
+    return scenario_of(load={"arrivals": "poisson"}, objective="capacity", search={"space": SPACE, **search})
+
+
+def points(contenders: Contenders) -> list[tuple[Any, ...]]:
+    return [tuple(contender.point.values()) for contender in contenders if contender.point is not None]
+
+
+def test_no_batching_and_the_defaults_are_always_named() -> None:
+    assert list(reference_configurations(scenario())) == ["no_batching", "defaults"]
+    assert one_by_one(scenario()).batching is None
+
+
+def test_what_fixed_says_is_what_runs_now() -> None:
+    asked = scenario_of(fixed={"num_batch_threads": 2}, search={"space": {"max_batch_size": [1, 8]}})
+    assert reference_configurations(asked)["present"] == Configuration(
+        batching=from_dict({"num_batch_threads": 2})
+    )
+    flags = scenario_of(fixed={"max_enqueued_batches": 100}, search={"space": {"max_batch_size": [1, 8]}})
+    assert "present" not in reference_configurations(flags)
+
+
+def test_what_an_attached_triton_has_is_what_runs_now() -> None:
+    for batched in (True, False):
+        found = FoundBatching(max_batch_size=8, dynamic_batching=batched)
+        asked = scenario_of(
+            target={"kind": "triton", "model": "m", "rest_url": "http://h:1"},
+            request={"protocol": "kserve_rest_binary"},
+            search={"space": {"max_batch_size": [1, 8]}},
+        )
+        asked = asked.model_copy(update={"target": asked.target.model_copy(update={"found": found})})
+        references = reference_configurations(asked)
+        assert list(references) == ["present", "no_batching", "defaults"]
+        assert references["present"] == references["defaults" if batched else "no_batching"]
+
+
+def test_a_configuration_that_several_name_is_one_contender() -> None:
+    contenders = Contenders(scenario())
+    first = contenders.at({"max_batch_size": 4, "batch_timeout_micros": 0, "num_batch_threads": 1}, "grid")
+    again = contenders.overlaid({"max_batch_size": 4, "num_batch_threads": 1}, "rule")
+    assert first is again
+    assert first is not None
+    assert first.sources == ["grid", "rule"]
+
+
+def test_a_written_space_excludes_what_lies_outside_and_a_guessed_one_nothing() -> None:
+    wanted = {"max_batch_size": 7, "batch_timeout_micros": 333}
+    for grow in (False, True):
+        contenders = Contenders(scenario(grow=grow))
+        named = contenders.overlaid(wanted, "rule")
+        assert named is not None
+        assert (named in list(contenders)) is grow
+        assert named in contenders.all()
+    alone = Contenders(scenario(strategy="rule"))
+    assert alone.overlaid(wanted, "rule") in list(alone)
+
+
+def test_points_with_words_and_the_switch_lie_inside_their_own_space() -> None:
+    space = {"max_batch_size": [4, 8], "allowed_batch_sizes": ["powers_of_two", "none"]}
+    contenders = Contenders(scenario_of(search={"space": {**space, "enable_batching": [True, False]}}))
+    grid = contenders.grid()
+    assert {contender.configuration.batching is None for contender in grid} == {True, False}
+    assert all(contender in list(contenders) for contender in grid)
+
+
+def test_points_that_cannot_hold_a_request_are_not_named() -> None:
+    asked = scenario_of(request={"rows": 4}, search={"space": SPACE})
+    contenders = Contenders(asked)
+    contenders.whole(1000)
+    assert {size for size, *_ in points(contenders)} == {4, 16}
+
+
+def test_batches_that_ran_out_of_memory_bar_all_as_large() -> None:
+    contenders = Contenders(scenario())
+    contenders.grid()
+    contenders.ceiling_rows = 16
+    assert {size for size, *_ in points(contenders)} == {1, 4}
+    assert contenders.of("no_batching") in list(contenders)
+    assert contenders.of("defaults") not in list(contenders)
+
+
+def test_neighbours_are_a_step_of_one_parameter_and_grow_a_guessed_space() -> None:
+    top = {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1}
+    for grow, sizes in ((False, {4}), (True, {4, 32})):
+        contenders = Contenders(scenario(grow=grow))
+        leader = contenders.at(top, "grid")
+        assert leader is not None
+        near = [contender.point for contender in contenders.neighbours(leader)]
+        assert {point["max_batch_size"] for point in near if point} - {16} == sizes
+        assert all(sum(point[name] != top[name] for name in top) == 1 for point in near if point)
+
+
+@pytest.mark.parametrize("strategy", ["rule", "optuna"])
+def test_where_others_name_all_contenders_nobody_steps_or_grows(strategy: str) -> None:
+    contenders = Contenders(scenario(strategy=strategy, grow=True))
+    leader = contenders.at(
+        {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1}, "sampler"
+    )
+    assert leader is not None
+    assert contenders.neighbours(leader) == []
+    assert not contenders.grow_sizes(leader)
+
+
+def test_the_guide_begins_with_a_thread_for_each_cpu_a_large_batch_and_no_timeout() -> None:
+    asked = scenario_of(target={"model": "fake", "cpus": [0, 1, 2]}, search={"space": SPACE})
+    assert guide_point(asked, SPACE) == {
+        "max_batch_size": 16,
+        "batch_timeout_micros": 0,
+        "num_batch_threads": 3,
+    }

@@ -115,7 +115,7 @@ def print_simulations(
     lines += [f"* {reason}" for reason in list(reasons)[:5]]
     known = {point.configuration: point for point in points if point.measured is not None}
     for point in list(known.values())[:MEASURED_MOST]:
-        lines.append(f"{point.configuration.label()}: {_measured_text(point.measured, point.twin_rps)}.")
+        lines.append(f"{point.configuration.label()}: {measured_text(point.measured, point.twin_rps)}.")
     width = text_width(stream)
     for line in lines:
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
@@ -175,7 +175,7 @@ def print_plan(
             f"Then: {latencies}; mean batch {number(plan.mean_batch_rows)} rows; devices "
             f"busy {percent(plan.busy_ratio)} of the time."
         ),
-        *([] if plan.measured is None else [f"One replica: {_measured_text(plan.measured, plan.twin_rps)}."]),
+        *([] if plan.measured is None else [f"One replica: {measured_text(plan.measured, plan.twin_rps)}."]),
         *([] if plan.failure is None else _failure_lines(plan, plan.failure)),
         *([] if plan.exact is None else [_exact_line(plan, plan.exact)]),
         f"Cross-check: by 90 % of the saturation alone, {counted(plan.by_saturation_alone, 'replica')}.",
@@ -187,20 +187,20 @@ def print_plan(
         console.print(paragraph(line, width=width), markup=False, soft_wrap=True)
 
 
-def _measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
-    """`measured 9,340 requests/s held, 11,200 missed`, and what the twin says instead where that lies outside."""
+def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
+    """`measured to hold 9,340 requests/s, and less than 11,200`, and what the twin says if that lies outside."""
     if measured is None or twin_rps is None:
         return "not measured"
-    held = f"{number(measured.held_rps)} requests/s held" if measured.held_rps else "no rate held"
-    missed = "none missed" if measured.missed_rps is None else f"{number(measured.missed_rps)} missed"
-    text = f"measured {held}, {missed}"
+    held, missed = number(measured.held_rps), number(measured.most_rps)
+    if measured.missed_rps is None:
+        ends, text = f"{held}/s and more", f"measured to hold {held} requests/s or more"
+    elif measured.held_rps:
+        ends, text = f"{held}-{missed}/s", f"measured to hold {held} requests/s, and less than {missed}"
+    else:
+        ends, text = f"0-{missed}/s", f"measured to hold less than {missed} requests/s"
     if measured.hold(twin_rps):
         return text
-    ends = [number(end) for end in (measured.held_rps, measured.missed_rps) if end]
-    between = (
-        "-".join(ends) if len(ends) == 2 else f"{'up to' if measured.missed_rps else 'at least'} {ends[0]}"
-    )
-    says = f"the twin says {number(twin_rps)}/s, outside the measured {between}/s: the measured rate counts"
+    says = f"the twin says {number(twin_rps)}/s, outside the measured {ends}: the measured rate counts"
     return f"{text}; {says}"
 
 

@@ -17,13 +17,14 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.cli.commands import calibrated as cli_calibrated
 from batchtune.cli.ending import main
-from batchtune.report.twin import note_when_slow
+from batchtune.report.twin import measured_text, note_when_slow
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.trial import Source
 from batchtune.twin.calibration.calibrate import Observation, calibrate
+from batchtune.twin.model.measured_rates import MeasuredRates
 from batchtune.twin.model.twin import FitError, Twin
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
@@ -241,7 +242,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
     _, text, _ = ask(*words, root=capacity_run)
-    assert "One replica: measured 4,000 requests/s held, 6,500 missed." in " ".join(text.split())
+    assert "One replica: measured to hold 4,000 requests/s, and less than 6,500." in " ".join(text.split())
 
 
 @pytest.mark.parametrize("slower", [0.2, 5.0])
@@ -258,6 +259,25 @@ def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
     assert not 3_900.0 < plan["twin_rps"] < 6_600.0
     _, text, _ = ask(*words, root=capacity_run)
     assert "outside the measured 4,000-6,500/s: the measured rate counts." in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("held_rps", "missed_rps", "twin_rps", "reads", "outside"),
+    [
+        (450.0, None, 5e3, "measured to hold 450 requests/s or more", ""),
+        (450.0, None, 100.0, "measured to hold 450 requests/s or more", "450/s and more"),
+        (0.0, 1e3, 800.0, "measured to hold less than 1,000 requests/s", ""),
+        (0.0, 1e3, 5e3, "measured to hold less than 1,000 requests/s", "0-1,000/s"),
+        (9340.0, 11.2e3, 1e4, "measured to hold 9,340 requests/s, and less than 11,200", ""),
+        (9340.0, 11.2e3, 36.7e3, "measured to hold 9,340 requests/s, and less than 11,200", "9,340-11,200/s"),
+    ],
+)
+def test_what_was_measured_reads_as_a_range(
+    held_rps: float, missed_rps: float | None, twin_rps: float, reads: str, outside: str
+) -> None:
+    text = measured_text(MeasuredRates(held_rps=held_rps, missed_rps=missed_rps), twin_rps)
+    says = f"; the twin says {twin_rps:,.0f}/s, outside the measured {outside}: the measured rate counts"
+    assert text == reads + (says if outside else "")
 
 
 def test_parameters_that_were_not_measured_have_the_word_of_the_twin(ask: Ask, capacity_run: Path) -> None:

@@ -26,8 +26,14 @@ def compared_table(chosen: Recommendation) -> Table:
     first: list[tuple[str, Recommendation | Compared, str]] = [(RECOMMENDED, chosen, "")]
     others = [(REFERENCES[other.name], other, gain_cell(other)) for other in other_references(chosen)]
     rows = [
-        [name, *_rates(one, chosen), span(one.latency_s.get("p95"), scale=1e3), str(one.runs), gain]
-        for name, one, gain in (*first, *others)
+        [
+            name,
+            *_rates(contender, chosen),
+            span(contender.latency_s.get("p95"), scale=1e3),
+            str(contender.runs),
+            gain,
+        ]
+        for name, contender, gain in (*first, *others)
     ]
     return _without_empty([headings, *rows])
 
@@ -51,15 +57,15 @@ def contenders_table(chosen: Recommendation) -> Table:
     rows = [
         [
             name,
-            brief_label(one.configuration, common),
-            *_rates(one, chosen),
-            *(span(one.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
-            number(one.mean_batch_rows),
-            limit_word(one.bottleneck),
-            str(one.runs),
+            brief_label(contender.configuration, common),
+            *_rates(contender, chosen),
+            *(span(contender.latency_s.get(quantile), scale=1e3) for quantile in ("p50", "p95", "p99")),
+            number(contender.mean_batch_rows),
+            limit_word(contender.bottleneck),
+            str(contender.runs),
             gain,
         ]
-        for name, one, gain in _all(chosen, others)
+        for name, contender, gain in _all(chosen, others)
     ]
     return _without_empty([headings, *rows])
 
@@ -70,8 +76,8 @@ DISPENSABLE = ("p50 ms", "p99 ms", "mean batch", "limited by")
 
 def common_parameters(configurations: Sequence[Configuration]) -> dict[str, Any]:
     """The parameters that have one value in all of these that batch."""
-    batched = [to_dict(one.batching) for one in configurations if one.batching is not None]
-    batched = [parameters for parameters in batched if parameters]
+    batchings = [configuration.batching for configuration in configurations]
+    batched = [parameters for batching in batchings if batching and (parameters := to_dict(batching))]
     if len(batched) < 2:
         return {}
     return {
@@ -108,14 +114,14 @@ def _rate_headings(chosen: Recommendation) -> list[str]:
     return ["requests/s"] if chosen.capacity is None else ["held /s", "missed /s"]
 
 
-def _rates(one: Recommendation | Compared, chosen: Recommendation) -> list[str]:
+def _rates(contender: Recommendation | Compared, chosen: Recommendation) -> list[str]:
     if chosen.capacity is None:
-        return [span(one.throughput_rps)]
-    if one.capacity is None:
+        return [span(contender.throughput_rps)]
+    if contender.capacity is None:
         return ["–", "–"]
-    held = number(one.capacity.held_rps) if one.capacity.held_rps else "none"
-    held += " by loops" if one.capacity.by_loops else ""
-    return [held, number(one.capacity.missed_rps)]
+    held = number(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
+    held += " by loops" if contender.capacity.by_loops else ""
+    return [held, number(contender.capacity.missed_rps)]
 
 
 def _without_empty(table: Table) -> Table:

@@ -65,11 +65,12 @@ def trades(
     figures: `throughput_rps` and `p95_s` of the recommended configuration. spread: standard deviation between runs, in
     logs.
     """
-    found = []
+    trading = []
     for other in others:
         p95 = other.latency_s.get("p95")
         if (
             not other.keeps
+            or other.outside
             or other.configuration == configuration
             or p95 is None
             or other.throughput_rps is None
@@ -85,14 +86,14 @@ def trades(
         )
         least = max(math.log1p(TRADE), 2.0 * spread)
         if _signs(alternative, least) in ((1, -1), (-1, 1)):
-            found.append(alternative)
+            trading.append(alternative)
     front = [
-        one
-        for one in found
+        candidate
+        for candidate in trading
         if not any(
-            rival.throughput_ratio >= one.throughput_ratio and rival.p95_ratio <= one.p95_ratio
-            for rival in found
-            if rival is not one
+            rival.throughput_ratio >= candidate.throughput_ratio and rival.p95_ratio <= candidate.p95_ratio
+            for rival in trading
+            if rival is not candidate
         )
     ]
     return tuple(sorted(front, key=lambda alternative: alternative.p95_s))

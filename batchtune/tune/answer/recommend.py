@@ -164,18 +164,18 @@ class _Capacities:
         stated = bracket.stated_rps
         if not stated:
             return [OpenQuestion(code="no_run")]
-        found = []
+        questions = []
         if bracket.confirmed_rps < stated:
             held, missed = bracket.held(stated, fresh=True), bracket.missed(stated, fresh=True)
-            found.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
+            questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         high = bracket.stated_missed_rps / stated
         if high > WIDEST:
-            found.append(OpenQuestion(code="wide", high=high if math.isfinite(high) else None))
+            questions.append(OpenQuestion(code="wide", high=high if math.isfinite(high) else None))
         if rivals:
             first = max(rivals, key=self.search.upper)
             factor = self.search.upper(first) / stated
-            found.append(_rivals(first, rivals, factor))
-        return found
+            questions.append(_rivals(first, rivals, factor))
+        return questions
 
     def spread(self) -> float:
         return 0.0
@@ -245,15 +245,15 @@ class _FixedLoads:
         fresh = [run for run in self.search.own_runs(chosen) if run.fresh]
         held = sum(run.held for run in fresh)
         missed = len(fresh) - held
-        found = []
+        questions = []
         if held < FRESH or missed > held / 3:
-            found.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
+            questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         if rivals:
             first = max(rivals, key=lambda c: self.ends(c)[1])
             mean = self.search.standing(chosen)
             factor = self.ends(first)[1] / math.exp(mean.mean) if mean is not None else math.inf
-            found.append(_rivals(first, rivals, factor))
-        return found
+            questions.append(_rivals(first, rivals, factor))
+        return questions
 
     def spread(self) -> float:
         return self.search.spread()
@@ -294,8 +294,8 @@ class _Answer:
         if helps == ("yes" if chosen.configuration.batching is None else "no"):
             helps = "not distinguishable"  # what is recommended says otherwise
         references = self._references()
-        told = (chosen, *references.values())
-        others = [c for c in self._state.contenders.all() if c not in told and self._has_figures(c)]
+        named_apart = (chosen, *references.values())
+        others = [c for c in self._state.contenders.all() if c not in named_apart and self._has_figures(c)]
         compared = tuple(self._compared(c) for c in sorted(others, key=lambda c: -account.ends(c)[0]))
         named = tuple(self._compared(c, name) for name, c in references.items())
         latency_s = self._latency(runs)
@@ -307,7 +307,9 @@ class _Answer:
             names=tuple(chosen.sources),
             objective=scenario.objective,
             throughput_rps=throughput,
-            throughput_rows_per_s=range_of([each.throughput_rows_per_s.value for each in measured]),
+            throughput_rows_per_s=range_of(
+                [measurement.throughput_rows_per_s.value for measurement in measured]
+            ),
             latency_s=latency_s,
             slo={**self._slo.limits(), "errors": self._slo.error_ratio},
             batching_helps=helps,
@@ -499,11 +501,11 @@ class _Answer:
         }
 
     def _promises(self, runs: Sequence[Run]) -> tuple[Promise, ...]:
-        found = []
+        promises = []
         for name, limit_s in self._slo.limits().items():
             values = sorted(run.latency_s[name] for run in runs if name in run.latency_s)
             if values:
-                found.append(
+                promises.append(
                     Promise(
                         name=name,
                         limit_s=limit_s,
@@ -513,7 +515,7 @@ class _Answer:
                         runs=len(values),
                     )
                 )
-        return tuple(found)
+        return tuple(promises)
 
     # What else is to be said.
 
@@ -604,11 +606,11 @@ def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> Ope
 
 def _mean_batch_rows(measured: Sequence[Measurement]) -> float | None:
     """Over the runs whose server tells; None: none does."""
-    known = [each.server.mean_batch_rows for each in measured if each.server is not None]
+    known = [measurement.server.mean_batch_rows for measurement in measured if measurement.server is not None]
     rows = [mean for mean in known if mean is not None]
     return sum(rows) / len(rows) if rows else None
 
 
 def _caveats(measured: Sequence[Measurement]) -> tuple[Caveat, ...]:
     """One of each code that any of the runs has, as the last of these has it."""
-    return tuple({caveat.code: caveat for each in measured for caveat in each.caveats}.values())
+    return tuple({caveat.code: caveat for measurement in measured for caveat in measurement.caveats}.values())

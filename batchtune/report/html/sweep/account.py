@@ -64,7 +64,7 @@ class Account:
     @cached_property
     def names(self) -> dict[Configuration, str]:
         """The roles by their configurations."""
-        return {one.configuration: name for name, one in self.roles.items()}
+        return {contender.configuration: name for name, contender in self.roles.items()}
 
     def look(self, configuration: Configuration) -> Look:
         return ROLE_LOOKS.get(self.names.get(configuration, ""), OTHER)
@@ -81,9 +81,9 @@ class Account:
         """The latest run of each role."""
         by_number = {trial.number: trial for trial in self.trials}
         return [
-            Shown(name=name, look=ROLE_LOOKS[name], trial=by_number[one.behind[-1]], run=self.run)
-            for name, one in self.roles.items()
-            if one.behind
+            Shown(name=name, look=ROLE_LOOKS[name], trial=by_number[contender.behind[-1]], run=self.run)
+            for name, contender in self.roles.items()
+            if contender.behind
         ]
 
 
@@ -114,21 +114,23 @@ def account_of(run: Run) -> Account:
     )
 
 
-def merit_of(one: Recommendation | Compared, objective: str) -> Estimate | None:
+def merit_of(contender: Recommendation | Compared, objective: str) -> Estimate | None:
     """What is best to have more of, or of the objective latency less: a capacity from the rate held to that missed."""
     if objective == "latency":
-        return one.latency_s.get("p95")
+        return contender.latency_s.get("p95")
     if objective != "capacity":
-        return one.throughput_rps
-    if one.capacity is None or not one.capacity.held_rps:
+        return contender.throughput_rps
+    if contender.capacity is None or not contender.capacity.held_rps:
         return None
-    held_rps, missed_rps = one.capacity.held_rps, one.capacity.missed_rps
+    held_rps, missed_rps = contender.capacity.held_rps, contender.capacity.missed_rps
     return Estimate(value=held_rps, low=held_rps, high=missed_rps or held_rps)
 
 
 def keeping(account: Account) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
     """All that was tried and keeps the SLO, with its merit."""
-    for one in account.contenders:
-        merit = merit_of(one, account.scenario.objective)
-        if merit is not None and (one is account.chosen or (isinstance(one, Compared) and one.keeps)):
-            yield one, merit
+    for contender in account.contenders:
+        merit = merit_of(contender, account.scenario.objective)
+        if merit is not None and (
+            contender is account.chosen or (isinstance(contender, Compared) and contender.keeps)
+        ):
+            yield contender, merit

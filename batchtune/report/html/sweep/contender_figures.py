@@ -50,17 +50,17 @@ def brackets(account: Account) -> Section:
     if account.chosen is None:
         return replace(section, missing=account.refusal)
     merit = MERITS[account.scenario.objective]
-    common = common_parameters([one.configuration for one in account.contenders])
+    common = common_parameters([contender.configuration for contender in account.contenders])
     data: list[Trace] = []
     names = []
-    for at, one in enumerate(account.contenders):
-        role = account.names.get(one.configuration)
-        text = brief_label(one.configuration, common)
+    for at, contender in enumerate(account.contenders):
+        role = account.names.get(contender.configuration)
+        text = brief_label(contender.configuration, common)
         names.append(f"{role}: {text}" if role and role not in text else text)
-        estimate = merit_of(one, account.scenario.objective)
+        estimate = merit_of(contender, account.scenario.objective)
         if estimate is None or not math.isfinite(estimate.value):
             continue
-        look = account.look(one.configuration)
+        look = account.look(contender.configuration)
         data.append(
             {
                 "x": [finite(estimate.value, merit.scale)],
@@ -74,7 +74,7 @@ def brackets(account: Account) -> Section:
                 "mode": "markers",
                 "marker": {"color": look.colour, "symbol": look.symbol, "size": 11},
                 "customdata": [at],
-                "text": [f"<b>{safe(label(one.configuration))}</b><br>{safe(_told(one))}"],
+                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(_told(contender))}"],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -108,25 +108,25 @@ def brackets(account: Account) -> Section:
 def pareto(account: Account) -> Section:
     """Throughput against p95 under the scenario's own load, a point a configuration."""
     section = Section(anchor="pareto", title="Throughput against latency", clickable=True)
-    kept = {one.configuration for one, _ in keeping(account)}
+    kept = {contender.configuration for contender, _ in keeping(account)}
     data: list[Trace] = []
     known = []
-    for at, one in enumerate(account.contenders):
-        p95 = one.latency_s.get("p95")
-        if one.throughput_rps is None or p95 is None or not 0.0 < p95.value < math.inf:
+    for at, contender in enumerate(account.contenders):
+        p95 = contender.latency_s.get("p95")
+        if contender.throughput_rps is None or p95 is None or not 0.0 < p95.value < math.inf:
             continue
         known.append(p95.value * 1e3)
-        look = account.look(one.configuration)
-        misses = one.configuration not in kept
+        look = account.look(contender.configuration)
+        misses = contender.configuration not in kept
         colour = "@limit" if misses and look is OTHER else look.colour
         data.append(
             {
-                "x": [finite(one.throughput_rps.value)],
+                "x": [finite(contender.throughput_rps.value)],
                 "y": [finite(p95.value, 1e3)],
-                "error_x": {**bars([one.throughput_rps]), "color": colour},
+                "error_x": {**bars([contender.throughput_rps]), "color": colour},
                 "error_y": {**bars([p95], 1e3), "color": colour},
                 "mode": "markers",
-                "name": account.names.get(one.configuration, "misses the SLO" if misses else "tried"),
+                "name": account.names.get(contender.configuration, "misses the SLO" if misses else "tried"),
                 "showlegend": look is not OTHER,
                 "marker": {
                     "color": colour,
@@ -135,7 +135,7 @@ def pareto(account: Account) -> Section:
                     "line": {"width": 1.5, "color": colour if misses and look is OTHER else "@surface"},
                 },
                 "customdata": [at],
-                "text": [f"<b>{safe(label(one.configuration))}</b><br>{safe(_told(one))}"],
+                "text": [f"<b>{safe(label(contender.configuration))}</b><br>{safe(_told(contender))}"],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -268,12 +268,11 @@ def _run_text(trial: Trial, run: Run) -> str:
     return f"trial {trial.number}, {safe(label(trial.configuration))}: {verdict}"
 
 
-def _told(one: Recommendation | Compared) -> str:
+def _told(contender: Recommendation | Compared) -> str:
     """What a configuration gave, in the words of the table."""
-    if one.capacity is not None:
-        held = f"held {number(one.capacity.held_rps)}/s" if one.capacity.held_rps else "held at no rate tried"
-        missed = "" if one.capacity.missed_rps is None else f", missed {number(one.capacity.missed_rps)}/s"
-        rate = f"{held}{missed}"
-    else:
-        rate = f"{span(one.throughput_rps)} requests/s"
-    return f"{rate}, p95 {span(one.latency_s.get('p95'), scale=1e3)} ms, {counted(one.runs, 'run')}"
+    rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
+    if capacity is not None:
+        held = f"held {number(capacity.held_rps)}/s" if capacity.held_rps else "held at no rate tried"
+        rate = held if capacity.missed_rps is None else f"{held}, missed {number(capacity.missed_rps)}/s"
+    p95 = span(contender.latency_s.get("p95"), scale=1e3)
+    return f"{rate}, p95 {p95} ms, {counted(contender.runs, 'run')}"

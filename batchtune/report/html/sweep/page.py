@@ -89,17 +89,21 @@ def _subtitle(account: Account) -> str:
 
 
 def _caveats_by_role(account: Account) -> dict[str, tuple[Caveat, ...]]:
-    return {name: one.caveats for name, one in account.roles.items()}
+    return {name: contender.caveats for name, contender in account.roles.items()}
 
 
 def _trials(account: Account) -> TrialTable:
     """A detail for each configuration, in the order of the table of contenders."""
     details = [
         Detail(
-            heading=label(one.configuration),
-            parameters=parameters_of(one.configuration),
-            rows=[at for at, trial in enumerate(account.trials) if trial.configuration == one.configuration],
+            heading=label(contender.configuration),
+            parameters=parameters_of(contender.configuration),
+            rows=[
+                at
+                for at, trial in enumerate(account.trials)
+                if trial.configuration == contender.configuration
+            ],
         )
-        for one in account.contenders
+        for contender in account.contenders
     ]
     return TrialTable(rows=trial_rows(account.trials, lambda _: account.scenario), details=details)

@@ -49,7 +49,8 @@ def heat_map(account: Account) -> Section:
         if not there:
             return None, ""
         best = merit.best([value for value, _ in there])
-        return finite(best, merit.scale), safe(label(next(one for value, one in there if value == best)))
+        configuration = next(configuration for value, configuration in there if value == best)
+        return finite(best, merit.scale), safe(label(configuration))
 
     grid = [[cell(x, y) for x in values[across]] for y in values[down]]
     heat: Trace = {
@@ -151,9 +152,9 @@ def _slice(account: Account, beside: Measured, knob: str, chosen: Configuration,
 
 def _measured(account: Account) -> Measured:
     return [
-        (one.configuration, merit)
-        for one, merit in keeping(account)
-        if one.configuration.batching is not None
+        (contender.configuration, merit)
+        for contender, merit in keeping(account)
+        if contender.configuration.batching is not None
     ]
 
 

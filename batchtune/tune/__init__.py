@@ -1,5 +1,5 @@
-"""What else should be tried? Asks, trials, evidence, and when it is enough.
+"""What should be tried, what did it hold, and which is best?
 
-Out goes `trials.trial.Trial`, one by one, as each ends. `policy` holds every hand-set number.
-Start with `sweep.sweep.sweep`, `bench.Bench.run`, `sweep.dispatch.strategy_of`.
+Out goes `trials.trial.Trial`, one by one, as each ends; then `answer.recommendation.Recommendation`.
+Start with `sweep.sweep.sweep`, `search.capacity`, `evidence.bracket`, `answer.recommend.recommend`.
 """

@@ -11,6 +11,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
@@ -25,7 +26,7 @@ from batchtune.tune.search.contenders import (
     same_instances,
 )
 from batchtune.tune.search.curve import Curve
-from batchtune.tune.search.optuna_proposals import proposed_points
+from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
 from batchtune.tune.search.rule_formula import RuleAnswer, throughput_interval_rule
 from batchtune.tune.trials.out_of_memory import memory_ceiling_rows
 from batchtune.tune.trials.pace import Pace
@@ -187,7 +188,7 @@ class Search(ABC):
     # The contenders that are named once something is known.
 
     def name_points(self) -> None:
-        """The rule's and the guide's points, and the grid's, as soon as a lone request was answered."""
+        """The guide's point and the grid's, or whom Optuna begins with, as soon as a lone request was answered."""
         if self._named:
             return
         strategy = self.scenario.search.strategy
@@ -197,8 +198,8 @@ class Search(ABC):
             self.contenders.whole(GRID_MOST)
         elif strategy == "guided":
             self.contenders.grid()
-        elif strategy == "optuna" and self.contenders.is_empty:
-            next(self.optuna_contenders([]), None)
+        elif strategy == "optuna":
+            list(islice(self.optuna_contenders([]), STARTUP_TRIALS))
         self._named = True
 
     def name_rule(self, unbatched_rps: float) -> None:
@@ -215,11 +216,19 @@ class Search(ABC):
             self.contenders.overlaid(self.rule.point, "rule")
 
     def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
-        """Whom Optuna's sampler names by what the others gave, one after another; nobody where others name all."""
+        """Whom Optuna's sampler names by what the others gave, one after another; nobody where others name all.
+
+        It is not told of the leaders' neighbours: they all lie around a leader, and there it would stay.
+        """
         if self.scenario.search.strategy in ("rule", "grid"):
             return
-        known = [(contender.point, value) for contender, value in worth if contender.point is not None]
-        for point in proposed_points(self.contenders.values, known, seed=self.scenario.search.seed):
+        known = [
+            (contender.point, value)
+            for contender, value in worth
+            if contender.point is not None and "neighbour" not in contender.sources
+        ]
+        seed = self.scenario.search.seed + len(self.trials)
+        for point in proposed_points(self.contenders.values, known, seed=seed):
             contender = self.contenders.at(point, "sampler")
             if contender is not None:
                 yield contender

@@ -4,12 +4,12 @@
 
 Every surface is a capacity in requests/s as batching servers have it, drawn anew for each seed; a run adds a log-normal
 error of 5 %. All proposers begin with what a sweep has tried by then: the smallest and the largest size, with one thread
-and with most, and the best size and threads, everything else as the server has it. Printed: the true share of the best of whoever measured best after
-so many proposals, the median over the seeds and, in brackets, the tenth percentile.
+and with most, and the best size and threads, everything else as the server has it. Printed: the true share of the best of
+whoever measured best after so many proposals, the median over the seeds; the mean; the tenth percentile.
 
-`tpe` is Optuna's TPESampler with a distribution of all parameters together (multivariate, the default of Optuna 5),
-`single` with one for each parameter, `+` neighbours while there are untried ones and the
-sampler beyond them, `/` neighbours and the sampler by turns. GPSampler needs torch, and is left out without it.
+`tpe` is Optuna's TPESampler with one distribution of all parameters (multivariate), `single` with one for each parameter.
+`neighbours + NAME`: neighbours while there are untried ones, then the sampler, which is not told of the neighbours' runs;
+`(told all)`: it is. GPSampler needs torch, and is left out without it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import optuna
 
-from batchtune.tune.search.optuna_proposals import proposed_points
+from batchtune.tune.search.optuna_proposals import proposed_points, usual_sampler
 
 Values: TypeAlias = Mapping[str, Sequence[Any]]
 Point: TypeAlias = dict[str, Any]
-Seen: TypeAlias = list[tuple[Point, float]]
-Proposer: TypeAlias = Callable[[Values, Seen, int], Point | None]
+Seen: TypeAlias = list[tuple[Point, float, str]]
+"""A point, what was measured, who named it."""
+Proposer: TypeAlias = Callable[[Values, Seen, int], tuple[Point, str] | None]
+Sampler: TypeAlias = Callable[[int], optuna.samplers.BaseSampler]
 
 NOISE = 0.05
 AFTER = (5, 10, 20, 40)
@@ -50,7 +52,9 @@ class Surface:
     rate_rps: Callable[[Point], float]
 
     def points(self) -> list[Point]:
-        return [dict(zip(self.values, point, strict=True)) for point in itertools.product(*self.values.values())]
+        return [
+            dict(zip(self.values, point, strict=True)) for point in itertools.product(*self.values.values())
+        ]
 
     def begun(self) -> list[Point]:
         """What was tried before anybody proposes."""
@@ -105,7 +109,9 @@ def words(chance: np.random.Generator) -> Surface:
         return float(rate(point) * factors[point["mode"]] * np.exp(slopes[point["mode"]] * doublings))
 
     hill = three(chance)
-    return Surface(values={**hill.values, "mode": modes}, base={**hill.base, "mode": "none"}, rate_rps=rate_rps)
+    return Surface(
+        values={**hill.values, "mode": modes}, base={**hill.base, "mode": "none"}, rate_rps=rate_rps
+    )
 
 
 def five(chance: np.random.Generator) -> Surface:
@@ -147,29 +153,34 @@ def _five(chance: np.random.Generator, *, trap: bool = False) -> Surface:
     )
 
 
-def neighbours(values: Values, seen: Seen, seed: int) -> Point | None:
+def neighbours(values: Values, seen: Seen, seed: int) -> tuple[Point, str] | None:
     """A step of one parameter from whoever measured best, words to any other word; None: all were tried."""
-    tried = [point for point, _ in seen]
-    top = max(seen, key=lambda pair: pair[1])[0]
+    tried = [point for point, _, _ in seen]
+    top = max(seen, key=lambda run: run[1])[0]
     steps = []
     for name, choices in values.items():
         at = choices.index(top[name])
         beside = choices if isinstance(top[name], str) else choices[max(at - 1, 0) : at + 2]
         steps += [{**top, name: value} for value in beside if value != top[name]]
     untried = [point for point in steps if point not in tried]
-    return untried[int(np.random.default_rng(seed).integers(len(untried)))] if untried else None
+    if not untried:
+        return None
+    return untried[int(np.random.default_rng(seed).integers(len(untried)))], "neighbour"
 
 
-def sampled(make: Callable[[int], optuna.samplers.BaseSampler]) -> Proposer:
+def sampled(make: Sampler, *, told_all: bool = False) -> Proposer:
     """What a sampler names that was not tried; at random where it repeats itself."""
 
-    def propose(values: Values, seen: Seen, seed: int) -> Point | None:
-        tried = [point for point, _ in seen]
-        for named in proposed_points(values, seen, seed=seed, sampler=make(seed)):
+    def propose(values: Values, seen: Seen, seed: int) -> tuple[Point, str]:
+        tried = [point for point, _, _ in seen]
+        known = [(point, value) for point, value, by in seen if told_all or by != "neighbour"]
+        for named in proposed_points(values, known, seed=seed, sampler=make(seed)):
             if named not in tried:
-                return named
+                return named, "sampler"
         chance = np.random.default_rng(seed)
-        return {name: choices[int(chance.integers(len(choices)))] for name, choices in values.items()}
+        return {
+            name: choices[int(chance.integers(len(choices)))] for name, choices in values.items()
+        }, "sampler"
 
     return propose
 
@@ -178,25 +189,17 @@ def then(first: Proposer, beyond: Proposer) -> Proposer:
     return lambda values, seen, seed: first(values, seen, seed) or beyond(values, seen, seed)
 
 
-def by_turns(first: Proposer, beyond: Proposer) -> Proposer:
-    def propose(values: Values, seen: Seen, seed: int) -> Point | None:
-        one, other = (first, beyond) if len(seen) % 2 else (beyond, first)
-        return one(values, seen, seed) or other(values, seen, seed)
-
-    return propose
-
-
-def _samplers() -> dict[str, Proposer]:
-    made: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
+def _samplers() -> dict[str, Sampler]:
+    made: dict[str, Sampler] = {
         "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
-        # A sequence is drawn from its beginning: every seed of a run is of the same one.
+        # A sequence is drawn from its beginning: every proposal of a run is of the same one.
         "qmc": lambda seed: optuna.samplers.QMCSampler(seed=seed // 1000, scramble=True),
-        "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=True),
+        "tpe": usual_sampler,
         "single": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=False),
     }
     if importlib.util.find_spec("torch") is not None:
         made["gp"] = lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=4)
-    return {name: sampled(make) for name, make in made.items()}
+    return made
 
 
 def shares(surface: Surface, proposer: Proposer, *, seed: int) -> list[float]:
@@ -204,38 +207,46 @@ def shares(surface: Surface, proposer: Proposer, *, seed: int) -> list[float]:
     chance = np.random.default_rng(seed)
     best = max(surface.rate_rps(point) for point in surface.points())
 
-    def run(point: Point) -> tuple[Point, float]:
-        return point, surface.rate_rps(point) * float(np.exp(chance.normal(0.0, NOISE)))
+    def run(point: Point, by: str) -> tuple[Point, float, str]:
+        return point, surface.rate_rps(point) * float(np.exp(chance.normal(0.0, NOISE))), by
 
-    seen = [run(point) for point in surface.begun()]
+    seen = [run(point, "scout") for point in surface.begun()]
     found = []
     for turn in range(1, AFTER[-1] + 1):
-        point = proposer(surface.values, seen, 1000 * seed + turn)
-        if point is not None:
-            seen.append(run(point))
+        named = proposer(surface.values, seen, 1000 * seed + turn)
+        if named is not None:
+            seen.append(run(*named))
         if turn in AFTER:
-            found.append(surface.rate_rps(max(seen, key=lambda pair: pair[1])[0]) / best)
+            found.append(surface.rate_rps(max(seen, key=lambda run: run[1])[0]) / best)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=30)
     seeds = parser.parse_args().seeds
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers = _samplers()
-    proposers: dict[str, Proposer] = {"neighbours": neighbours, **samplers}
-    proposers |= {f"neighbours + {name}": then(neighbours, one) for name, one in samplers.items()}
-    proposers |= {f"neighbours / {name}": by_turns(neighbours, one) for name, one in samplers.items()}
+    proposers: dict[str, Proposer] = {"neighbours": neighbours}
+    proposers |= {name: sampled(make) for name, make in samplers.items()}
+    for name, make in samplers.items():
+        proposers[f"neighbours + {name}"] = then(neighbours, sampled(make))
+        proposers[f"neighbours + {name} (told all)"] = then(neighbours, sampled(make, told_all=True))
     for draw in (three, words, five, trap):
         space = draw(np.random.default_rng(0)).points()
         print(f"\n{draw.__name__}: {len(space)} points; after {', '.join(map(str, AFTER))} proposals")
         for name, proposer in proposers.items():
-            found = np.array([shares(draw(np.random.default_rng(seed)), proposer, seed=seed) for seed in range(seeds)])
-            middle, low = np.median(found, axis=0), np.quantile(found, 0.1, axis=0)
-            figures = "  ".join(f"{share:4.0%} [{least:4.0%}]" for share, least in zip(middle, low, strict=True))
-            print(f"{name:22} {figures}", flush=True)
+            found = np.array(
+                [shares(draw(np.random.default_rng(seed)), proposer, seed=seed) for seed in range(seeds)]
+            )
+            columns = zip(
+                np.median(found, axis=0), found.mean(axis=0), np.quantile(found, 0.1, axis=0), strict=True
+            )
+            figures = "   ".join(f"{middle:4.0%} {mean:4.0%} {low:4.0%}" for middle, mean, low in columns)
+            print(f"{name:30} {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -421,7 +421,6 @@ def test_a_whole_sweep_rolls_out_every_configuration(tmp_path: Path, monkeypatch
         f"target.rest_url=http://127.0.0.1:{ports[1]}",
         f"target.grpc_url=127.0.0.1:{ports[0]}",
         "search.strategy=grid",
-        "search.repeats=1",
         "search.budget.trials=4",
         "load.duration=300ms",
         "load.warm_up=100ms",

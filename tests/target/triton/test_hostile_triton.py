@@ -29,7 +29,6 @@ load: {{arrivals: closed, concurrency: 2, warm_up: 20ms, duration: 80ms, seed: 1
 objective: throughput
 search:
   strategy: grid
-  repeats: 1
   budget: {{time: 20s}}
   space: {{max_batch_size: {sizes}, max_queue_delay_microseconds: [0]}}
 """

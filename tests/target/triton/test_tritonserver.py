@@ -56,7 +56,6 @@ load: {{arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 400ms, seed
 objective: throughput
 search:
   strategy: {strategy}
-  repeats: 1
   budget: {{trials: 8}}
   space: {{{space}}}
 """

@@ -121,7 +121,8 @@ def _rates(contender: Recommendation | Compared, chosen: Recommendation) -> list
         return ["–", "–"]
     held = number(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
     held += " by loops" if contender.capacity.by_loops else ""
-    return [held, number(contender.capacity.missed_rps)]
+    bound = "≤ " if contender.capacity.is_bound and contender.capacity.missed_rps is not None else ""
+    return [held, f"{bound}{number(contender.capacity.missed_rps)}"]
 
 
 def _without_empty(table: Table) -> Table:

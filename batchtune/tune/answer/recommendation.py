@@ -35,7 +35,8 @@ class Capacity:
 
     `held`, `missed`: fresh runs at that rate or above it, and at that rate or below it. `confirmed`: three fresh runs
     held it, and three times as many as missed it; else the search alone did, and less is stated than it held.
-    `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered.
+    `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered. `is_bound`: no run missed at
+    just `missed_rps`; by what a full load answered, and by how far runs differ, it holds no more.
     """
 
     held_rps: float
@@ -44,6 +45,7 @@ class Capacity:
     missed: int
     confirmed: bool
     by_loops: bool = False
+    is_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,10 @@ def stated_capacity(bracket: Bracket) -> Capacity | None:
         missed=bracket.missed(held_rps, fresh=True) if held_rps else len(bracket.open_runs),
         confirmed=0.0 < bracket.confirmed_rps == bracket.stated_rps,
         by_loops=by_loops,
+        is_bound=not any(
+            not run.held and math.isclose(run.rate_rps or 0.0, missed_rps, rel_tol=1e-3)
+            for run in bracket.open_runs
+        ),
     )
 
 

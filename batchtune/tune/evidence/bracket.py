@@ -118,8 +118,9 @@ class Bracket:
     @cached_property
     def saturated_rps(self) -> float:
         """What it cannot answer, by loads that fill every batch: closed loops, rates missed by far; inf: none did."""
-        full = [run.answered_rps for run in self.runs if (run.full or run.far) and run.answered_rps > 0.0]
-        return SATURATED * max(full) if full else math.inf
+        if not any((run.full or run.far) and run.answered_rps > 0.0 for run in self.runs):
+            return math.inf
+        return SATURATED * max(run.answered_rps for run in self.runs)
 
     @cached_property
     def loop_rps(self) -> float:

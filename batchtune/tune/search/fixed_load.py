@@ -218,20 +218,36 @@ class FixedLoadSearch(Search):
     def _first(self) -> list[Contender]:
         """The references and named points, the best hope first; not whom the curve gives less than half the most."""
         named = [self.contenders.of(source) for source in _NAMED]
-        first = [c for c in named if c is not None and not c.is_broken and not self.contenders.is_barred(c)]
+        first = [
+            c
+            for c in named
+            if c is not None
+            and not c.is_broken
+            and not self.contenders.is_barred(c)
+            and not self._is_saturated(c)
+        ]
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
-        if len(self.curve.rows_read) < 2 or not (self.curve.knows_threads or one_thread):
+        is_known = self.curve.knows_threads or one_thread or self._clients is None
+        if len(self.curve.rows_read) < 2 or not is_known:
             return [*first, *self._sizes()]
         self._ask_curve()
         most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)
         likely = [c for c in first if not (self.trusts_curve and c.hope < most + math.log(HOPELESS))]
         return sorted(likely, key=lambda c: -c.hope)
 
+    def _is_saturated(self, contender: Contender) -> bool:
+        """Whether its closed loops answered less than the rate that it is to serve."""
+        rate_rps = None if self._clients is not None else self.scenario.load.rate_rps
+        return rate_rps is not None and contender.bracket.saturated_rps < rate_rps
+
     def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+        leader = self.leader()
+        standing = self.standing(leader)
+        if standing is None or not standing.keeps:  # nothing to confirm: all the time is for finding it
+            return self._compared(left_s, taken)
         ask = None
         if self.spent_s(left_s) < COMPARE_SHARE * self.budget_s:
-            reserve_s = FRESH_RUNS * self._cost_s(self.leader(), fresh=True)
-            ask = self._compared(left_s - reserve_s, taken)
+            ask = self._compared(left_s - FRESH_RUNS * self._cost_s(leader, fresh=True), taken)
         return ask or self._fresh(left_s, taken)
 
     def _compared(self, left_s: float, taken: set[Contender]) -> Ask | None:
@@ -245,7 +261,8 @@ class FixedLoadSearch(Search):
                 None,
             )
         first = self._first()
-        hoped = self._hoped(taken) if len(self.curve.rows_read) > 1 and self.curve.knows_threads else None
+        is_known = self.curve.knows_threads or self._clients is None
+        hoped = self._hoped(taken) if len(self.curve.rows_read) > 1 and is_known else None
         if hoped is not None and self._cost_s(hoped[0]) <= left_s:
             return self._own_run(*hoped)
         for contender in first:

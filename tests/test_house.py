@@ -17,12 +17,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FILES_MAX = 15
-LINES_MAX = 330
-FILES_MIN = 4
-FOLLOWED_MAX = 20
-TOO_SMALL = set()
-"""Folders of fewer than four files: a room of its own."""
+BUDGETS = {"lines": 53_600, "files": 540, "classes": 596, "constants": 1_520}
+"""Of the package: code lines without comments and docstrings, files, classes, module constants. They only fall; where
+they are to end is 42,000, 300, 400 and 600."""
 
 WORDS_FOR_NOTHING = {"one", "found", "seen", "told", "each"}
 NAMED_AFTER_NOTHING = {"scenario": 1}  # target.found, a key that runs have kept
@@ -61,29 +58,6 @@ def test_types_hold_under_mypy_strict() -> None:
 
 def folders(root: Path) -> list[Path]:
     return sorted({path.parent for path in root.rglob("*.py")})
-
-
-def test_no_folder_is_a_corridor() -> None:
-    counts = {
-        str(folder.relative_to(ROOT)): sum(path.name != "__init__.py" for path in folder.glob("*.py"))
-        for folder in [*folders(PACKAGE), *folders(ROOT / "tests")]
-    }
-    assert not {folder: count for folder, count in counts.items() if count > FILES_MAX}
-
-
-def test_a_folder_of_fewer_than_four_files_is_a_file() -> None:
-    counts = {
-        str(folder.relative_to(PACKAGE)): sum(path.name != "__init__.py" for path in folder.rglob("*.py"))
-        for folder in folders(PACKAGE)
-    }
-    assert {folder for folder, count in counts.items() if count < FILES_MIN} == TOO_SMALL
-
-
-def test_no_file_is_longer_than_can_be_held_in_mind() -> None:
-    lines = {
-        str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES
-    }
-    assert not {name: count for name, count in lines.items() if count > LINES_MAX}
 
 
 @cache
@@ -144,18 +118,62 @@ def bound_name(node: ast.AST) -> str:
     return node.arg if isinstance(node, ast.arg) else ""
 
 
+def test_the_house_keeps_within_its_budgets() -> None:
+    counts = {
+        "lines": sum(code_lines(path.read_text(encoding="utf-8")) for path in MODULES),
+        "files": len(MODULES),
+        "classes": sum(
+            isinstance(node, ast.ClassDef) for tree in trees().values() for node in ast.walk(tree)
+        ),
+        "constants": sum(map(constants, trees().values())),
+    }
+    assert not {name: count for name, count in counts.items() if count > BUDGETS[name]}, counts
+
+
+def code_lines(text: str) -> int:
+    """Lines that are neither blank, nor comment, nor of a string that stands alone."""
+    alone = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(bool(line) and not line.startswith("#") and number not in alone for number, line in lines)
+
+
+def test_code_lines_leave_out_comments_and_docstrings() -> None:
+    text = '"""A module."""\n\n# why\nX = 1\n"""Its reason."""\n\ndef f() -> str:\n    return "x"\n'
+    assert code_lines(text) == 3
+    assert constants(ast.parse(text)) == 1
+
+
+def constants(tree: ast.Module) -> int:
+    """Names in capitals that a module binds."""
+    targets: list[ast.expr] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets.append(node.target)
+    names = [name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+    return sum(name.id.strip("_").isupper() for name in names)
+
+
 @pytest.mark.parametrize(
     ("walk", "any_of"), [("One gRPC Predict", {"backends/"}), ("One trial of `batchtune sweep`", set())]
 )
-def test_a_walk_goes_through_twenty_files_and_no_more(walk: str, any_of: set[str]) -> None:
+def test_a_walk_names_files_that_are_there(walk: str, any_of: set[str]) -> None:
     """Of batchtune/README.md, which names each file by the end of its path, and a folder for one of its files."""
     _, _, rest = (PACKAGE / "README.md").read_text(encoding="utf-8").partition(f"## {walk}\n")
     names = set(re.findall(r"`([a-z_/0-9]+)`", rest.partition("\n## ")[0]))
     places = {
         name: [path for path in MODULES if f"/{path.with_suffix('')}".endswith(f"/{name}")] for name in names
     }
+    assert names
     assert {name for name, paths in places.items() if len(paths) != 1} == any_of
-    assert len(names) == FOLLOWED_MAX
 
 
 def test_top_level_holds_what_the_plan_names() -> None:

@@ -11,9 +11,9 @@ charged for what they would take, and for the CPU time that the search thinks. S
 the machine's speed. The answer is judged (`judge.py`) by the exact capacity of each configuration without noise
 (`truth.py`), which the first run of all finds in half a minute and keeps in the folder for temporary files.
 
-`--seeds 20`: 1 to 20; `7-10`: those. `--out` keeps each sweep as JSON, also where the bench is interrupted; `--read`
-prints the tables of such files and runs nothing; `--beside` adds the sweeps of others to the tables, and compares them
-sweep by sweep.
+`--seeds 20`: 1 to 20; `7-10`: those. `--out` keeps the sweeps as JSON, where the bench is interrupted those that have
+ended; `--read` prints the tables of such files and runs nothing; `--beside` adds the sweeps of others to the tables, and
+compares them sweep by sweep.
 
 Printed: for each host and budget the share of the best that the chosen configuration truly holds, how often it lies
 below 95 % of the server's defaults or of no batching ("a reference") and of what the sweep's own runs held, what is
@@ -50,6 +50,8 @@ from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
 
 PROTOTYPE = Path(__file__).parents[4] / "shared" / "reference" / "bracket_search" / "search_v3.py"
 """Where it lies beside a checkout; without it there is none to run."""
+
+KEPT_EVERY = 20
 
 
 def swept(sweep: Sweep, prototype: Path) -> Judged:
@@ -127,12 +129,6 @@ def read(paths: Iterable[Path]) -> list[Judged]:
     ]
 
 
-def keep(path: Path, results: Sequence[Judged]) -> None:
-    """As JSON: {"sweeps": [...]}."""
-    document = {"sweeps": [one.to_dict() for one in results]}
-    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--search", choices=("product", "prototype"), default="product")
@@ -158,21 +154,29 @@ def main() -> None:
 
 
 def _run(sweeps: Sequence[Sweep], asked: argparse.Namespace) -> list[Judged]:
+    """Make them; those that have ended are kept every so often, and at the end in the order asked for."""
+    order = {sweep: at for at, sweep in enumerate(sweeps)}
     results: list[Judged] = []
     began_s = time.monotonic()
     try:
         for one in run_all(sweeps, processes=asked.processes, prototype=asked.prototype):
             results.append(one)
-            if len(results) % 20 == 0:
+            if len(results) % KEPT_EVERY == 0:
+                _keep(asked.out, results)
                 took_s = time.monotonic() - began_s
                 print(f"{len(results)} of {len(sweeps)} in {took_s:.0f} s", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-    finally:
-        results.sort(key=lambda one: (one.sweep.budget_s, one.sweep.seed))
-        if asked.out is not None:
-            keep(asked.out, results)
+    results.sort(key=lambda one: order[one.sweep])
+    _keep(asked.out, results)
     return results
+
+
+def _keep(path: Path | None, results: Sequence[Judged]) -> None:
+    """As JSON: {"sweeps": [...]}."""
+    if path is not None:
+        document = {"sweeps": [one.to_dict() for one in results]}
+        path.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def _print(results: Sequence[Judged], beside: Sequence[Judged]) -> None:

@@ -17,8 +17,9 @@ compares them sweep by sweep.
 
 Printed: for each host and budget the share of the best that the chosen configuration truly holds, how often it lies
 below 95 % of the server's defaults or of no batching ("a reference") and of what the sweep's own runs held, what is
-stated over the truth, how often the bracket holds it, how often the answer is called established, and wrongly so; then
-each sweep by device; then the bars, PASS or FAIL. A sweep without an answer has a share of 0, and its error is listed.
+stated over the truth, how often the bracket holds it (one without an upper end does above its lower one), how often the
+answer is called established, and wrongly so; then each sweep by device; then the bars, PASS or FAIL. A sweep without an
+answer has a share of 0, and its error is listed.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ COLUMNS: tuple[tuple[str, Callable[[Sequence[Judged]], str]], ...] = (
     ("> 1.05", lambda cell: f"{_ratio(cell, _is_overstated):.0%}"),
     ("bracket holds", lambda cell: f"{_ratio(cell, lambda one: one.bracket_holds):.0%}"),
     ("too high / low", lambda cell: f"{_ratio(cell, lambda one: one.too_high):.0%} / {_ratio(cell, lambda one: one.too_low):.0%}"),
+    ("no upper end", lambda cell: f"{_ratio(cell, lambda one: one.error is None and one.high is None):.0%}"),
     ("established", lambda cell: f"{_ratio(cell, lambda one: one.established):.0%}"),
     ("wrongly", lambda cell: str(_count(cell, lambda one: one.wrongly_established))),
     ("runs", lambda cell: f"{statistics.mean(one.runs for one in cell):.0f}"),

@@ -33,6 +33,8 @@ from batchtune.tune.sweep.progress import PHASES, phase_of
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial
 
 _PX_A_BAR = 24
+_BARS_MOST = 40
+"""The best of them; the table has all."""
 
 
 def contenders(account: Account) -> Section:
@@ -50,10 +52,11 @@ def brackets(account: Account) -> Section:
     if account.chosen is None:
         return replace(section, missing=account.refusal)
     merit = MERITS[account.scenario.objective]
-    common = common_parameters([contender.configuration for contender in account.contenders])
+    shown = account.contenders[:_BARS_MOST]
+    common = common_parameters([contender.configuration for contender in shown])
     data: list[Trace] = []
     names = []
-    for at, contender in enumerate(account.contenders):
+    for at, contender in enumerate(shown):
         role = account.names.get(contender.configuration)
         text = brief_label(contender.configuration, common)
         names.append(f"{role}: {text}" if role and role not in text else text)
@@ -83,7 +86,8 @@ def brackets(account: Account) -> Section:
     capacity = account.chosen.capacity is not None
     return replace(
         section,
-        lead=f"Further {'right' if merit.more_is_better else 'left'} is better.",
+        lead=f"{'All' if len(shown) == len(account.contenders) else f'The best {len(shown)}'} of "
+        f"{len(account.contenders)}; further {'right' if merit.more_is_better else 'left'} is better.",
         figure=Figure(
             data=data,
             layout={

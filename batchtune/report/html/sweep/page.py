@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
 from batchtune.measure.validity.caveats import Caveat
@@ -94,15 +95,14 @@ def _caveats_by_role(account: Account) -> dict[str, tuple[Caveat, ...]]:
 
 def _trials(account: Account) -> TrialTable:
     """A detail for each configuration, in the order of the table of contenders."""
+    places = defaultdict(list)
+    for at, trial in enumerate(account.trials):
+        places[trial.configuration].append(at)
     details = [
         Detail(
             heading=label(contender.configuration),
             parameters=parameters_of(contender.configuration),
-            rows=[
-                at
-                for at, trial in enumerate(account.trials)
-                if trial.configuration == contender.configuration
-            ],
+            rows=places[contender.configuration],
         )
         for contender in account.contenders
     ]

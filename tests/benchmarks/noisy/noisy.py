@@ -12,8 +12,8 @@ the machine's speed. The answer is judged (`judge.py`) by the exact capacity of 
 (`truth.py`), which the first run of all finds in half a minute and keeps in the folder for temporary files.
 
 `--seeds 20`: 1 to 20; `7-10`: those. `--out` keeps the sweeps as JSON, where the bench is interrupted those that have
-ended; `--read` prints the tables of such files and runs nothing; `--beside` adds the sweeps of others to the tables, and
-compares them sweep by sweep.
+ended; `--read` prints the tables of such files and runs nothing; `--beside` adds the sweeps of others to the tables, under
+the names of their files, and compares them sweep by sweep.
 
 Printed: for each host and budget the share of the best that the chosen configuration truly holds, how often it lies
 below 95 % of the server's defaults or of no batching ("a reference") and of what the sweep's own runs held, what is
@@ -35,6 +35,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -151,7 +152,11 @@ def main() -> None:
     results = read(asked.read)
     if not asked.read:
         results = _run(sweeps_of(asked), asked)
-    _print(results, read(asked.beside))
+    _print(results, [_named(one, path.stem) for path in asked.beside for one in read([path])])
+
+
+def _named(one: Judged, search: str) -> Judged:
+    return replace(one, sweep=replace(one.sweep, search=search))
 
 
 def _run(sweeps: Sequence[Sweep], asked: argparse.Namespace) -> list[Judged]:
@@ -189,8 +194,9 @@ def _print(results: Sequence[Judged], beside: Sequence[Judged]) -> None:
     for search in dict.fromkeys(one.sweep.search for one in both):
         met = table.bars([one for one in both if one.sweep.search == search])
         parts.append("\n".join([f"bars of the {search}", *(bar.text() for bar in met)]))
-    if beside:
-        parts.append(table.compared(results, beside))
+    for search in dict.fromkeys(one.sweep.search for one in beside):
+        theirs = [one for one in beside if one.sweep.search == search]
+        parts.append(f"less the {search}'s\n{table.compared(results, theirs)}")
     print("\n\n".join(part for part in parts if part))
 
 

@@ -133,7 +133,7 @@ def compared(results: Sequence[Judged], beside: Sequence[Judged]) -> str:
         other = theirs.get(replace(one.sweep, search=""))
         if other is not None:
             pairs[one.sweep.host, one.sweep.budget_s].append(one.share - other.share)
-    rows = [["host", "budget s", "pairs", "share, ours less theirs"]]
+    rows = [["host", "budget s", "pairs", "share of the best"]]
     for (host, budget_s), gains in pairs.items():
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
         rows.append([host, f"{budget_s:g}", str(len(gains)), f"{statistics.mean(gains):+.1%} ± {error:.1%}"])

@@ -130,7 +130,7 @@ def test_a_mistake_in_the_scenario_names_file_line_and_key(
 def test_a_storage_that_is_none_is_refused_before_anything_is_measured(scenario: Path) -> None:
     done = answered("sweep", scenario, "--optuna-storage", "study.txt", cwd=scenario.parent)
     assert done.returncode == 2
-    assert "error: --optuna-storage: no storage: 'study.txt'" in done.stderr
+    assert "error: --optuna-storage: no SQLite file: 'study.txt'" in done.stderr
     assert not (scenario.parent / "results").exists()
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
-from batchtune.recommend.reason import padding_note
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.evidence.pooled import pool
+from batchtune.tune.answer.reason import padding_note
 from batchtune.tune.trials.trial import Trial
-from tests.recommend.test_recommendation import BATCH_8, BATCH_14, SCENARIO
 from tests.tune.tune_fakes import planted
+
+BATCH_8 = {"max_batch_size": 8, "batch_timeout_micros": 1000, "num_batch_threads": 1}
+BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
 
 
 def padded(padding: int, *, bucket: str = "") -> ServerActivity:
@@ -28,8 +29,8 @@ def run(
 
 
 def note_of(*trials: Trial) -> tuple[str, ...]:
-    pooled = pool(trials, scenario=SCENARIO)
-    return padding_note(next(one for one in pooled if one.configuration == trials[0].configuration), trials)
+    chosen = trials[0].configuration
+    return padding_note([trial for trial in trials if trial.configuration == chosen], chosen, trials)
 
 
 def test_it_is_compared_with_one_queue_of_the_same_parameters():

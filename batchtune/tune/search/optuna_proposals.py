@@ -62,11 +62,11 @@ def usual_sampler(seed: int) -> BaseSampler:
     """TPE of all parameters together: it did best beside neighbours in tests/benchmarks/noisy/proposers.py.
 
     Median share of the best after 40 proposals with 5 % noise, 30 seeds, in a space of three parameters · with six
-    words · of five parameters · of five with a trap, out of which no single step leads: neighbours alone 96 · 96 · 84 ·
-    70 %; beyond them at random 97 · 96 · 87 · 76 %, a Sobol sequence 97 · 96 · 89 · 88 %, TPE of each parameter by
+    words · of five parameters · of five with a trap, out of which no single step leads: neighbours alone 96 · 96 · 84
+    · 70 %; beyond them at random 97 · 96 · 87 · 76 %, a Sobol sequence 97 · 96 · 89 · 88 %, TPE of each parameter by
     itself 99 · 97 · 92 · 93 %, this 98 · 96 · 93 · 93 % (mean in the trap 86 and 89 %). Told of the neighbours' runs
-    too it stays where they are caught: 71 % in the trap. After 20 proposals: 97 · 96 · 87 · 75 %, neighbours 96 · 96 · 84 ·
-    70 %.
+    too it stays where they are caught: 71 % in the trap. After 20 proposals: 97 · 96 · 87 · 75 %, neighbours 96 · 96
+    · 84 · 70 %.
     """
     import optuna
 

@@ -393,7 +393,11 @@ class CapacitySearch(Search):
             steps = self.corners()
         near = [c for c in (*steps, *standing) if c is not top and self._is_untried(c, lo, taken)]
         self._ask_curve()
-        near = [c for c in near if not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)]
+        near = [
+            c
+            for c in near
+            if c in standing or not self._is_unlikely(c, top, least=HOPELESS if c in steps else UNLIKELY)
+        ]  # how the rule's and the guide's points fare is told, whatever is hoped of them
         if near:
             return max(near, key=lambda c: _level(self._belief(c), c))
         return self._named_by_optuna(top, taken) if widely or self._is_optunas else None

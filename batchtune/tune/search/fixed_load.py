@@ -93,6 +93,9 @@ class FixedLoadSearch(Search):
         super().__init__(scenario, budget_s=budget_s)
         self._is_latency = scenario.objective == "latency"
         self._clients = None if scenario.load.open_loop else scenario.load.concurrency
+        self._looked_at = 0
+        self._foreign_numbers: set[int] = set()
+        self._spread: tuple[int, float] = (-1, 0.0)
 
     # What runs say.
 
@@ -109,15 +112,15 @@ class FixedLoadSearch(Search):
 
     @property
     def _foreign(self) -> set[int]:
-        return {
-            trial.number
-            for trial in self.trials
-            if trial.source in ("probe", "node")
-            or (
-                trial.source == "calibration"
-                and (self._clients is None or trial.asked_concurrency not in (None, self._clients))
+        """Numbers of the trials under other loads: probes and scouts."""
+        for trial in self.trials[self._looked_at :]:
+            is_scout = trial.source == "calibration" and (
+                self._clients is None or trial.asked_concurrency not in (None, self._clients)
             )
-        }
+            if is_scout or trial.source in ("probe", "node"):
+                self._foreign_numbers.add(trial.number)
+        self._looked_at = len(self.trials)
+        return self._foreign_numbers
 
     def standing(self, contender: Contender) -> Standing | None:
         """None without a run that can be compared. Fresh runs count alone, once there are FRESH of them."""
@@ -138,6 +141,8 @@ class FixedLoadSearch(Search):
     def spread(self) -> float:
         """Standard deviation between runs of one configuration, in logs, by the median of what they differ by: a run
         that was disturbed is one of many. Assumed while few were repeated."""
+        if self._spread[0] == len(self.trials):
+            return self._spread[1]
         differ: list[float] = []
         degrees = 0
         for contender in self.contenders.all():
@@ -149,7 +154,8 @@ class FixedLoadSearch(Search):
         assumed = SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
         weight = min(degrees / TRUSTED_SPREAD, 1.0)
         measured = NORMAL_MAD * statistics.median(differ) if differ else assumed
-        return max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
+        self._spread = len(self.trials), max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
+        return self._spread[1]
 
     def leader(self) -> Contender:
         """The best mean of those that keep the SLO; else what comes nearest to it, else the best hope.

@@ -184,9 +184,7 @@ def run_sweep(kept: Path) -> None:
         took_s=took_s,
         ended=summaries[0].stop_reason,
     )
-    print(
-        f"sweep of {took_s:.0f} s and {len(trials)} trials: {label}; {summaries[0].stop_reason}; {summaries[0].trust_reason}"
-    )
+    print(f"sweep of {took_s:.0f} s and {len(trials)} trials: {label}; {summaries[0].stop_reason}")
 
 
 def report(kept: Path) -> None:

@@ -24,10 +24,10 @@ from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.validity.host import HostGuard
-from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
-from batchtune.tune.strategies.references import reference_configurations
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.sweep.progress import Watcher
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.search_summary import SearchSummary
@@ -173,16 +173,14 @@ def report(number: int, case: Case, budget_s: float, *, show: bool) -> dict[str,
         "seconds": seconds,
         "outside_trials_s": outside_s,
         "trials": len(trials),
-        "near_best_probability": summary.near_best.get(chosen.configuration.label()),
-        "trust": summary.trust,
+        "established": chosen.established,
         "stop_reason": summary.stop_reason,
         "seconds_by_phase": dict(summary.seconds_by_phase),
-        "repeated_trials": summary.repeated_trials,
     }
     print(
         f"{number:2d} {case}: regret {found['regret']:6.1%}, stated/true {found['stated_over_true']:.3f}, "
         f"{seconds:.0f} s ({outside_s:.0f} outside trials), {len(trials)} trials, {chosen.configuration.label()} "
-        f"of {truth[best]:.0f}/s; twin {summary.trust}",
+        f"of {truth[best]:.0f}/s{'' if chosen.established else '; not established'}",
         flush=True,
     )
     return found

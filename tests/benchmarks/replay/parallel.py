@@ -3,8 +3,8 @@
     python tests/benchmarks/replay/parallel.py --seeds 20
     python tests/benchmarks/replay/parallel.py --tables imdb_transformer --seeds 50 --nodes 4 --speeds 1,1,0.8,1.1
 
-Whole guided sweeps, comparison of the nodes, race and confirmation included, under a budget of time that binds (a sweep
-that is sure ends before): on one server with `--budget`, on N nodes with `--wall` of that. A node answers from the table
+Whole guided sweeps, confirmation included, under a budget of time that binds (a sweep to which nothing is open ends
+before): on one server with `--budget`, on N nodes with `--wall` of that. A node answers from the table
 as one server does (`replay_guided`), `--speeds` times as fast, and is busy for as long as was asked for; each has a
 clock of its own, and a sweep's time is that of the node that ends last. What the tuner itself thinks does not count,
 and is printed beside it.
@@ -35,8 +35,8 @@ import optuna
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.statistics.quantiles import Estimate
-from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import run_sweep, sweep_nodes
 from batchtune.tune.trials.space import Space
@@ -52,7 +52,7 @@ class RecordedNodes:
     def __init__(self, table: Table, *, seed: int, speeds: Sequence[float]) -> None:
         self.names = [f"node {number}" for number in range(1, len(speeds) + 1)]
         self._benches = {
-            name: RecordedBench(table, seed=1000 * seed + at, error=1.0, exact=True)
+            name: RecordedBench(table, seed=1000 * seed + at, exact=True)
             for at, name in enumerate(self.names)
         }
         self._speeds = dict(zip(self.names, speeds, strict=True))
@@ -60,9 +60,6 @@ class RecordedNodes:
 
     def now_s(self) -> float:
         return self._now_s
-
-    def leave_out(self, name: str) -> None:
-        self.names.remove(name)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
         for end_s, _, _, done in side_by_side(plans, self.names, self._run):
@@ -123,7 +120,7 @@ def searched(name: str, speeds: Sequence[float], budget_s: float, seed: int) -> 
         trials = [done.trial for done in sweep_nodes(scenario, lambda _report: nodes, now_s=nodes.now_s)]
         wall_s = nodes.now_s()
     else:
-        bench = RecordedBench(table, seed=1000 * seed, error=1.0, exact=True)
+        bench = RecordedBench(table, seed=1000 * seed, exact=True)
         trials = [done.trial for done in run_sweep(scenario, bench, now_s=bench.now_s)]
         wall_s = bench.now_s()
     return _judged(table, scenario, trials, wall_s=wall_s, tuner_s=time.process_time() - began_s)
@@ -148,7 +145,7 @@ def _judged(
         regret = math.inf
     else:
         space = Space(table.scenario)
-        nearest = RecordedBench(table, seed=0, error=1.0).nearest(chosen.configuration)
+        nearest = RecordedBench(table, seed=0).nearest(chosen.configuration)
         point = space.locate(nearest)
         regret = math.inf if point is None else table.regret(space.indices(point))
     return Ended(

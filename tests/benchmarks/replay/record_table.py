@@ -4,7 +4,7 @@
     python tests/benchmarks/replay/record_table.py imdb_transformer
 
 Round by round, each in an order of its own, so that a machine that drifts favours no cell. Beside the grid: the
-reference points and the loads that calibrate the twin. Goes on where an earlier call stopped.
+reference points and the lone client. Goes on where an earlier call stopped.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from batchtune.batching.parameters import Configuration
@@ -28,11 +27,9 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.guided.calibration import calibration_probes
-from batchtune.tune.strategies.protocol import Strategy
-from batchtune.tune.strategies.references import reference_configurations, rule_probes
+from batchtune.tune.search.contenders import one_by_one, reference_configurations
 from batchtune.tune.trials.space import Space
-from batchtune.tune.trials.trial import Ask, Trial
+from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.zoo.zoo_table import TARGETS
 
 TABLES = Path(__file__).parents[3] / "results" / "reference" / "tables"
@@ -110,12 +107,12 @@ def scenario_of(table: str, folder: Path) -> Scenario:
 
 
 def cells(scenario: Scenario) -> list[Cell]:
-    """The grid and the reference points under the scenario's load, and the probes under loads of their own."""
+    """The grid and the reference points under the scenario's load, and a lone client."""
     space = Space(scenario)
     grid = [space.configuration(point) for point in space.points()]
     references = reference_configurations(scenario).values()
-    asked = [*_asked(rule_probes(scenario)), *_asked(calibration_probes(_NoLimit(scenario)))]
-    return [*((one, None) for one in (*grid, *references) if one is not None), *asked]
+    loaded: list[Cell] = [(one, None) for one in (*grid, *references) if one is not None]
+    return [*loaded, (one_by_one(scenario), 1)]
 
 
 def turns(scenario: Scenario) -> Iterator[Cell]:
@@ -160,40 +157,6 @@ def record(scenario: Scenario, left: list[Cell], table: Path, *, first: int, unt
                 trial = bench.run(plan).trial
                 lines.write(json.dumps(trial.to_dict()) + "\n")
                 lines.flush()
-
-
-class _NoLimit:
-    """The outlook of a sweep with all the time in the world."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.space = Space(scenario)
-        self.trials: tuple[Trial, ...] = ()
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return ()
-
-    def ahead(self, asks: Sequence[Ask]) -> None:
-        pass
-
-    def may_propose(self, seconds: float | None = None, *, beside: int = 0) -> bool:
-        return seconds is None or math.isfinite(seconds)
-
-    def remaining_s(self) -> float:
-        return math.inf
-
-
-def _asked(strategy: Strategy) -> list[Cell]:
-    """What a strategy asks for that does not look at the answers."""
-    found: list[Cell] = []
-    try:
-        ask = next(strategy)
-        while True:
-            found.append((ask.configuration, ask.concurrency))
-            ask = strategy.send(None)  # type: ignore[arg-type]
-    except StopIteration:
-        return found
 
 
 def _clients(trial: Trial) -> int | None:

@@ -1,4 +1,4 @@
-"""How does the whole sweep, guided by its twin, do on a recorded table? For `replay.py`.
+"""How does the whole sweep do on a recorded table? For `replay.py`.
 
 The sweep is the real one, on a bench that answers from the table and a clock that runs by recorded seconds. A load that
 was not recorded is answered by the nearest one that was (the rule's batch size lies between two of the grid), and costs
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
-from batchtune.recommend.recommendation import recommend
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import run_sweep
 from batchtune.tune.trials.space import Space, in_force
@@ -42,19 +41,14 @@ class Choice:
     trials: int = 0
 
 
-def guided_choices(
-    table: Table, budget_s: float, error: float, shares: Sequence[float], seed: int
-) -> list[Choice]:
-    """What one sweep with this budget would recommend after each share of a pass, and at its end.
-
-    `error` multiplies the execution times that it is told.
-    """
+def guided_choices(table: Table, budget_s: float, shares: Sequence[float], seed: int) -> list[Choice]:
+    """What one sweep with this budget would recommend after each share of a pass, and at its end."""
     budget = table.scenario.search.budget.model_copy(update={"time_s": budget_s})
     search = table.scenario.search.model_copy(
         update={"strategy": "guided", "budget": budget, "seed": seed + 1}
     )
     scenario = table.scenario.model_copy(update={"search": search})
-    bench = RecordedBench(table, seed=seed, error=error)
+    bench = RecordedBench(table, seed=seed)
     trials: list[Trial] = []
     ends_s: list[float] = []
     for done in run_sweep(scenario, bench, now_s=bench.now_s):
@@ -79,10 +73,9 @@ def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequ
 class RecordedBench:
     """Runs trials by looking them up; time passes only here. `exact`: one that is asked to be short also costs less."""
 
-    def __init__(self, table: Table, *, seed: int, error: float, exact: bool = False) -> None:
+    def __init__(self, table: Table, *, seed: int, exact: bool = False) -> None:
         self._exact = exact
         self._chance = random.Random(seed)
-        self._error = error
         self._elapsed_s = 0.0
         self._recorded_s = table.scenario.load.duration_s
         self._recorded: dict[tuple[Configuration, int | None], list[Trial]] = {}
@@ -95,13 +88,10 @@ class RecordedBench:
 
     def run(self, plan: Plan) -> FinishedTrial:
         trial = self._chance.choice(self._recorded[self._key(plan.configuration, plan.concurrency)])
-        measured = trial.measurement
         recorded_s = self._recorded_s if trial.asked_duration_s is None else trial.asked_duration_s
         asked_s = 0.0 if plan.duration_s is None else plan.duration_s - recorded_s
         seconds = max(trial.seconds + (asked_s if self._exact else max(asked_s, 0.0)), SHORTEST_S)
         self._elapsed_s += seconds
-        if measured is not None and measured.server is not None and self._error != 1.0:
-            measured = replace(measured, server=_mistaken(measured.server, self._error))
         return FinishedTrial(
             trial=replace(
                 trial,
@@ -113,7 +103,6 @@ class RecordedBench:
                 point=plan.point,
                 block=plan.block,
                 seconds=seconds,
-                measurement=measured,
                 asked_concurrency=plan.concurrency,
                 asked_duration_s=plan.duration_s,
                 asked_rate_rps=plan.rate_rps,
@@ -152,9 +141,3 @@ def _place(configuration: Configuration, clients: int | None) -> Iterable[float]
         return
     values: list[Any] = [in_force(configuration, name) for name in KNOBS]
     yield from (math.log(values[0]), math.log1p(values[1] / 500), math.log(values[2]))
-
-
-def _mistaken(server: ServerActivity, error: float) -> ServerActivity:
-    """The same batches with other execution times."""
-    times = {rows: mean * error for rows, mean in server.execution_s_by_rows.items()}
-    return replace(server, execution_s_by_rows=times)

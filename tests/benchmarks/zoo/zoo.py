@@ -6,10 +6,10 @@
 
 Each target (zoo_table.py) is swept by the default strategy in a child process. Then: is the exit code true; how far
 lies the recommended configuration from the best of an exhaustive grid (zoo_truth.py); does the recommended file hold
-its promise, and lie within its stated intervals, in fresh load tests at the recommended load; is a claimed probability
-of being near the best true? `--as-asked` sweeps again with the budget that the tool asked for where it asked for one.
+its promise, and lie within its stated intervals, in fresh load tests at the recommended load?
+`--as-asked` sweeps again with the budget that the tool asked for where it asked for one.
 
-An answer is unsure by its own words when it ends with 5 or gives less than one chance in two of being near the best.
+An answer is unsure by its own words when it ends with 5.
 Exit 0 is true where the median fresh p95 and errors keep the SLO, 3 where nothing in the truth does, 5 always.
 """
 
@@ -33,10 +33,6 @@ from tests.benchmarks.zoo.zoo_target import ZooTarget
 from tests.benchmarks.zoo.zoo_truth import Truth, record_grid, truth_of
 
 NEAR, FAR = 0.05, 0.10
-SURE = 0.8
-"""Claimed probabilities from here on are counted against the truth."""
-
-UNSURE = 0.5
 EXIT_WORDS = {0: "established", 3: "nothing meets it", 5: "not established", 6: "invalid", 7: "target failed"}
 
 
@@ -57,15 +53,13 @@ class Judged:
     best: str
     regret: float
     truth_noise: float
-    near_best_probability: float | None
     promise_holds: bool | None
     fresh_inside: int
     fresh: tuple[Fresh, ...]
 
     @property
     def unsure(self) -> bool:
-        claimed = self.near_best_probability
-        return self.exit_code != 0 or (claimed is not None and claimed < UNSURE)
+        return self.exit_code != 0
 
 
 def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: Path) -> Judged:
@@ -92,7 +86,6 @@ def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: 
         best="" if truth is None or not truth.anything_meets() else truth.best().label(),
         regret=math.nan if chosen is None or truth is None else truth.regret(chosen),
         truth_noise=0.0 if truth is None else truth.noise(),
-        near_best_probability=swept.near_best_probability,
         promise_holds=holds,
         fresh_inside=sum(load.inside(swept.document) for load in _told(loads)),
         fresh=loads,
@@ -157,14 +150,13 @@ def _error(swept: Swept) -> str:
 def line(judged: Judged) -> str:
     regret = "  –  " if math.isnan(judged.regret) else f"{judged.regret:5.1%}"
     noise = f" ±{judged.truth_noise:.1%}" if judged.truth_noise else ""
-    claimed = judged.near_best_probability
     told = len(_told(judged.fresh))
     spoilt = f" ({len(judged.fresh) - told} spoilt)" if told < len(judged.fresh) else ""
     fresh = f"{judged.fresh_inside}/{told}{spoilt}" if judged.fresh else "–"
     holds = {None: "–", True: "holds", False: "MISSED"}[judged.promise_holds]
     return (
         f"{judged.target:27s} exit {judged.exit_code} {'true ' if judged.exit_true else 'FALSE'} "
-        f"{judged.seconds:4.0f} s  regret {regret}{noise}  P(near) {'–' if claimed is None else f'{claimed:.0%}':>4s}  "
+        f"{judged.seconds:4.0f} s  regret {regret}{noise}  "
         f"SLO {holds:6s} inside {fresh:4s} {judged.recommended}"
         f"{'' if judged.inside_space else ' OUTSIDE THE SPACE'}{f'  [{judged.why}]' if judged.why else ''}"
     )
@@ -176,8 +168,6 @@ def summary(results: Sequence[Judged]) -> list[str]:
     near = sum(judged.regret <= NEAR for judged in known)
     silent = [judged.target for judged in known if judged.regret > FAR and not judged.unsure]
     stated = [judged for judged in results if judged.exit_code == 0 and judged.promise_holds is not None]
-    sure = [judged for judged in known if (judged.near_best_probability or 0.0) >= SURE]
-    true = sum(judged.regret <= NEAR for judged in sure)
     inside = sum(judged.fresh_inside for judged in results)
     loads = sum(len(_told(judged.fresh)) for judged in results)
     codes = Counter(judged.exit_code for judged in results)
@@ -187,7 +177,6 @@ def summary(results: Sequence[Judged]) -> list[str]:
         f"within 5 % of the best: {near} of {len(known)} (bar: 90 %)",
         f"beyond 10 % without saying so: {', '.join(silent) or 'none'} (bar: none)",
         f"established and held: {sum(bool(judged.promise_holds) for judged in stated)} of {len(stated)} (bar: 95 %)",
-        f"claimed near the best with 80-100 %: {true} of {len(sure)} true (bar: 8 of 10)",
         f"fresh load tests within both stated intervals: {inside} of {loads} (bar: 9 of 10)",
         f"outside the space: {', '.join(judged.target for judged in results if not judged.inside_space) or 'none'}",
     ]

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[3]
 START_UP_S = 60.0
 """For the server's start, the first compilation of the simulator and the end of a sweep, beyond its budget."""
 
-ASKED_FOR = re.compile(r"\bgive (?:it )?(\d+(?:\.\d+)?)\s?(s|m|min|h)\b")
-SECONDS_OF = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+ASKED_FOR = re.compile(r"--budget (\d+(?:\.\d+)?)(s|m|h)\b")
+SECONDS_OF = {"s": 1.0, "m": 60.0, "h": 3600.0}
 FRESH_REQUESTS = 600
 """Of a fresh load test: p95 has 30 requests above it."""
 
@@ -45,11 +45,6 @@ class Swept:
     def configuration(self) -> Configuration | None:
         plain = self.document.get("configuration")
         return None if plain is None else Configuration.from_dict(plain)
-
-    @property
-    def near_best_probability(self) -> float | None:
-        stated = self.document.get("near_best")
-        return None if stated is None else float(stated["probability"])
 
     def asked_for_s(self) -> float | None:
         """The budget that the tool itself asks for; None: it asks for none."""

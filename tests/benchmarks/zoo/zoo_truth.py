@@ -27,7 +27,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.placement import placed
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.strategies.references import reference_configurations
+from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.replica import Device, batcher_of

@@ -191,6 +191,8 @@ class _FixedLoads:
 
     def chosen(self) -> Contender | None:
         search = self.search
+        if search.contenders.is_empty:
+            return None
         top = search.leader()
         standing = search.standing(top)
         if standing is None or not standing.keeps:

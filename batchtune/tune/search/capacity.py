@@ -188,7 +188,7 @@ class CapacitySearch(Search):
     def _defaults(self) -> Ask | None:
         """The defaults, by as many clients as can be answered in time."""
         defaults = self.contenders.of("defaults")
-        if defaults is None or not defaults.eligible:
+        if defaults is None:
             return None
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
         finite = self._limit_s if math.isfinite(self._limit_s) else 1.0
@@ -265,6 +265,8 @@ class CapacitySearch(Search):
     # 3. and 4. Brackets, fresh runs, what is left to be settled.
 
     def _question(self, *, left_s: float, taken: set[Contender]) -> Ask | None:
+        if self.lone_s > self._limit_s:
+            return None  # no configuration answers sooner than a lone request is
         self._ask_curve()
         top = self.leader()
         begun = any(c.bracket.open_runs and any(run.fresh for run in c.runs) for c in self.contenders)

@@ -14,10 +14,10 @@ from batchtune.archive.run import JOINT_RECOMMENDATION, Run
 from batchtune.archive.whole_files import write_whole
 from batchtune.batching.dialects import parameters_file
 from batchtune.batching.parameters import Configuration
-from batchtune.tune.joint.answer import JointRecommendation
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.launch.model_config import OWN_PARAMETERS, model_config_text, own_text
 from batchtune.target.model_files import lies_bare
+from batchtune.tune.joint.answer import JointRecommendation
 
 MODELS_CONFIG: Final = "models.config"
 UNKNOWN: Final = "PATH"

@@ -254,14 +254,14 @@ class Bench:
 
     def _capacity(self, plan: Plan) -> _Outcome:
         def load(ask: Ask, number: int) -> Figures:
-            one = replace(
+            load_plan = replace(
                 plan,
                 rate_rps=ask.rate_rps,
                 concurrency=ask.concurrency,
                 duration_s=ask.duration_s,
                 seed=plan.seed + number,
             )
-            return self._one_load(one).figures
+            return self._one_load(load_plan).figures
 
         capacity = find_capacity(
             load, self._scenario, plan.configuration, pace=plan.pace or Pace(), now_s=self._now_s

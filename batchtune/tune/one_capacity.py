@@ -149,4 +149,4 @@ def _telling(tried: Sequence[tuple[Run, Figures]], bracket: Bracket) -> Figures:
         apart = abs(math.log(rate_rps / bracket.held_rps)) if run.held else rate_rps
         return not run.held, apart, -run.requests
 
-    return min(((run, figures) for run, figures in tried if run.rate_rps), key=lambda one: rank(one[0]))[1]
+    return min(((run, figures) for run, figures in tried if run.rate_rps), key=lambda pair: rank(pair[0]))[1]

@@ -96,7 +96,8 @@ BatchingFileOption = Annotated[
 RootOption = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results live.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 WhyOption = Annotated[
-    bool, typer.Option("--why", help="The whole argument: all that was tried, the search, caveats, alternatives.")
+    bool,
+    typer.Option("--why", help="The whole argument: all that was tried, the search, caveats, alternatives."),
 ]
 ParallelOption = Annotated[
     int | None,

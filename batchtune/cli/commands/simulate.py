@@ -101,11 +101,11 @@ def _points(
         limits, errors = limits_of(scenario.slo), scenario.slo.error_ratio
         twin, twin_rps = held_to(twin, batcher, steady[0], limits, errors, measured)
     for traffic in traffics:
-        told = twin if traffic in steady else calibrated.twin
+        asked_twin = twin if traffic in steady else calibrated.twin
         yield Simulated(
             configuration=configuration,
             traffic=traffic,
-            prediction=long_run(told.predict(batcher, traffic), told, batcher, traffic),
+            prediction=long_run(asked_twin.predict(batcher, traffic), asked_twin, batcher, traffic),
             measured=measured if traffic in steady else None,
             twin_rps=twin_rps if traffic in steady else None,
         )

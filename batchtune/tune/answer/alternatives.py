@@ -4,57 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from batchtune.batching.parameters import Configuration
-from batchtune.plain_values import fields_to_plain, from_plain
-from batchtune.scenario.units import percentage
-
-if TYPE_CHECKING:
-    from batchtune.tune.answer.recommendation import Compared
+from batchtune.tune.answer.recommendation import Alternative, Compared
 
 TRADE = 0.05
 """An alternative has this much more throughput, or this much less p95."""
-
-SAME_RATIO = 0.005
-"""Ratios closer to 1 than this round to the same per cent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """Another configuration that keeps the SLO, on the Pareto front of throughput and p95, relative to the recommended
-    one.
-
-    `trade` says it in words: `12 % less throughput buys 30 % lower p95`.
-    """
-
-    configuration: Configuration
-    throughput_rps: float
-    p95_s: float
-    throughput_ratio: float
-    p95_ratio: float
-    confirmations: int
-
-    @property
-    def trade(self) -> str:
-        throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
-        more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
-        slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
-        if abs(throughput) < SAME_RATIO:
-            return f"{slower} at the same throughput"
-        if abs(p95) < SAME_RATIO:
-            return f"{more} at the same p95"
-        if throughput > 0 and p95 < 0:
-            return f"{more} and {slower}"
-        return f"{more} buys {slower}" if throughput < 0 else f"{slower} buys {more}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_plain(self), "trade": self.trade}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
-        return from_plain(cls, values)
 
 
 def trades(

@@ -16,8 +16,7 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.statistics.quantiles import Estimate
 from batchtune.measure.validity.caveats import Caveat
 from batchtune.plain_values import fields_to_plain, from_plain, to_plain
-from batchtune.scenario.units import counted, rounded, rounded_duration
-from batchtune.tune.answer.alternatives import Alternative
+from batchtune.scenario.units import counted, percentage, rounded, rounded_duration
 from batchtune.tune.evidence.bracket import FRESH
 from batchtune.tune.trials.search_summary import SearchSummary
 
@@ -29,14 +28,54 @@ Helps = Literal["yes", "no", "not distinguishable"]
 Question = Literal["no_run", "unconfirmed", "wide", "rivals"]
 
 
+SAME_RATIO = 0.005
+"""Ratios closer to 1 than this round to the same per cent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another configuration that keeps the SLO, on the Pareto front of throughput and p95, relative to the recommended
+    one.
+
+    `trade` says it in words: `12 % less throughput buys 30 % lower p95`.
+    """
+
+    configuration: Configuration
+    throughput_rps: float
+    p95_s: float
+    throughput_ratio: float
+    p95_ratio: float
+    confirmations: int
+
+    @property
+    def trade(self) -> str:
+        throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
+        more = f"{percentage(abs(throughput))} {'more' if throughput > 0 else 'less'} throughput"
+        slower = f"{percentage(abs(p95))} {'higher' if p95 > 0 else 'lower'} p95"
+        if abs(throughput) < SAME_RATIO:
+            return f"{slower} at the same throughput"
+        if abs(p95) < SAME_RATIO:
+            return f"{more} at the same p95"
+        if throughput > 0 and p95 < 0:
+            return f"{more} and {slower}"
+        return f"{more} buys {slower}" if throughput < 0 else f"{slower} buys {more}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_to_plain(self), "trade": self.trade}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Alternative:
+        return from_plain(cls, values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """The highest rate that held the SLO, in requests/s, and the lowest that missed it (None: none did).
 
     `held`, `missed`: fresh runs at that rate or above it, and at that rate or below it. `confirmed`: three fresh runs
     held it, and three times as many as missed it; else the search alone did, and less is stated than it held.
-    `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered. `is_bound`: no run missed at
-    just `missed_rps`; by what a full load answered, and by how far runs differ, it holds no more.
+    `by_loops`: no run at a rate held, closed loops alone did: a share of what they answered. `is_bound`: no run missed
+    at just `missed_rps`; by what a full load answered, and by how far runs differ, it holds no more.
     """
 
     held_rps: float

@@ -35,7 +35,7 @@ def proposed_points(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {name: _distribution(choices) for name, choices in named.items()}
-    seen: list[dict[str, Any]] = []
+    named_before: list[dict[str, Any]] = []
     study = optuna.create_study(direction="maximize", sampler=sampler or usual_sampler(seed))
     for point, value in known:
         if all(point.get(name) in choices for name, choices in named.items()):
@@ -46,8 +46,8 @@ def proposed_points(
     for _ in range(ATTEMPTS):
         params = study.ask(distributions).params
         point = {name: choices[params.get(name, 0)] for name, choices in values.items()}
-        if point not in seen:
-            seen.append(point)
+        if point not in named_before:
+            named_before.append(point)
             yield point
 
 
